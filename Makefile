@@ -1,0 +1,30 @@
+# Everything a fresh machine needs is installed here, into .venv, with the versions of constraints.txt.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+
+.PHONY: test check demo bench clean
+
+test: $(VENV)/.installed  ## all tests and doctests
+	$(BIN)/pytest -n 2
+
+check: $(VENV)/.installed  ## style, types, tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+demo: $(VENV)/.installed  ## sharpness-aware training on noisy digits, in about two minutes
+	$(BIN)/python examples/noisy_digits.py
+
+bench: $(VENV)/.installed  ## what a step costs beside one written by hand
+	$(BIN)/python benchmarks/bench_optimizer_overhead.py
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[test,check,demo]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

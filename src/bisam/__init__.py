@@ -1,0 +1,29 @@
+"""Sharpness-aware training for PyTorch, built around BiSAM: each player has its own objective."""
+
+from bisam import compat, objectives
+from bisam.criterion import Criterion, Telemetry
+from bisam.objectives import CrossEntropy, LowerBound, bound, lower_bound, zero_one_error
+from bisam.optimizer import SharpnessAware
+from bisam.perturbation import Ball, Perturbation
+from bisam.variants import ASAM, SAM, ABiSAM, BiSAM
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ASAM",
+    "SAM",
+    "ABiSAM",
+    "Ball",
+    "BiSAM",
+    "Criterion",
+    "CrossEntropy",
+    "LowerBound",
+    "Perturbation",
+    "SharpnessAware",
+    "Telemetry",
+    "bound",
+    "compat",
+    "lower_bound",
+    "objectives",
+    "zero_one_error",
+]

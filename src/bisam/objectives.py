@@ -1,0 +1,346 @@
+"""What each player optimises: cross entropy on the way down, a lower bound of the 0-1 error on the way up.
+
+A sample with logits z and label y is misclassified when some margin z_j − z_y is positive. With φ below the
+step function, φ(x) ≤ 1[x > 0], and the smooth maximum (1/μ) log Σ exp(μ ·), the paper's Lemma 3.1 is
+
+    0-1 error  ≥  Q − log(K)/μ,      Q = mean_i (1/μ) log Σ_j exp(μ φ(z_ij − z_iy))
+
+`lower_bound` is Q, what the ascent maximises; `bound` is Q − log(K)/μ, the guarantee itself. Both take the
+arguments of `torch.nn.functional.cross_entropy`. This module is plain torch and the oracle for faster versions.
+
+The paper's public code leaves out the factor 1/μ (ε is the same without it) and computes the margins in a loop
+over samples; here it is the formula above and one gather.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = [
+    "GAMMA",
+    "CrossEntropy",
+    "LowerBound",
+    "Objective",
+    "Phi",
+    "bound",
+    "correct",
+    "log_phi",
+    "lower_bound",
+    "margins",
+    "tanh_phi",
+    "zero_one_error",
+]
+
+Phi = Callable[[Tensor], Tensor]
+"""A function below the step: φ(x) ≤ 0 for x ≤ 0 and φ(x) ≤ 1 for x > 0, elementwise and differentiable."""
+
+Objective = Callable[[Tensor, Tensor], Tensor]
+"""(output, target) → scalar loss, as `torch.nn.CrossEntropyLoss()` is."""
+
+GAMMA = math.log(math.e - 1)
+PAPER_MU = {"log": 1.0, "tanh": 10.0}
+
+
+def log_phi(x: Tensor) -> Tensor:
+    """φ(x) = 1 − log(1 + e^(γ−x)) with γ = log(e − 1): zero at zero, one at infinity, linear on the left.
+
+    >>> log_phi(torch.tensor([-2.0, 0.0, 2.0]))
+    tensor([-1.6165,  0.0000,  0.7909])
+    """
+    # log-sigmoid, not softplus: torch's softplus turns linear at 20, which float64 notices
+    return 1 + F.logsigmoid(x - GAMMA)
+
+
+def tanh_phi(x: Tensor, alpha: float = 0.1) -> Tensor:
+    """φ(x) = tanh(αx).
+
+    >>> tanh_phi(torch.tensor([-2.0, 0.0, 2.0]))
+    tensor([-0.1974,  0.0000,  0.1974])
+    """
+    return torch.tanh(alpha * x)
+
+
+def margins(logits: Tensor, labels: Tensor) -> Tensor:
+    """F_j = z_j − z_y for logits (N, K, …) and class indices (N, …).
+
+    >>> margins(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([2])).tolist()
+    [[-1.0, 1.0, 0.0]]
+    """
+    return logits - _of_label(logits, labels)
+
+
+def lower_bound(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    phi: str | Phi = "log",
+    mu: float | None = None,
+    alpha: float = 0.1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """Q, the objective of the ascent, with the calling conventions of `F.cross_entropy`.
+
+    `logits` are (K), (N, K) or (N, K, d1, …). `target` holds class indices, or probabilities of the same shape as
+    `logits`; then the result is the expectation Σ_c p_c Q(z, c), which costs K times as much in time and memory.
+    Half-precision logits are taken to float32 first, and the result is float32.
+
+    Args:
+        phi: "log" for 1 − log(1 + e^(γ−x)), "tanh" for tanh(αx), or any callable below the step function.
+        mu: sharpness of the smooth maximum; None is the paper's 1 for "log" and 10 for "tanh".
+        alpha: slope of tanh.
+        weight: a weight for each class, as in `F.cross_entropy`.
+        ignore_index: class index that does not count.
+        reduction: "mean", "sum" or "none".
+
+    >>> round(lower_bound(torch.zeros(4, 10), torch.zeros(4, dtype=torch.long)).item(), 4)  # log(10)
+    2.3026
+    """
+    objective = LowerBound(phi, mu, alpha, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    return objective(logits, target)
+
+
+def bound(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    phi: str | Phi = "log",
+    mu: float | None = None,
+    alpha: float = 0.1,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """Q − log(K)/μ, which never exceeds the 0-1 error. Arguments as for `lower_bound`.
+
+    >>> logits, target = torch.tensor([[5.0, 0.0, 0.0], [0.0, 9.0, 0.0]]), torch.tensor([0, 0])
+    >>> bound(logits, target, phi="tanh").item() <= zero_one_error(logits, target).item()
+    True
+    """
+    objective = LowerBound(phi, mu, alpha, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    return objective.bound(logits, target)
+
+
+class LowerBound(nn.Module):
+    """Q as a module, as `torch.nn.CrossEntropyLoss` is for cross entropy. Arguments as for `lower_bound`.
+
+    >>> LowerBound("tanh", mu=20)
+    LowerBound(phi=tanh, mu=20, alpha=0.1)
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        phi: str | Phi = "log",
+        mu: float | None = None,
+        alpha: float = 0.1,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__()
+        self.phi = phi
+        self.mu = _checked_mu(phi, mu)
+        self.alpha = _positive("alpha", alpha)
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
+        self.register_buffer("weight", weight)
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self._phi = _resolve(phi, alpha)
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return self._evaluate(logits, target, offset=0.0)
+
+    def bound(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Q − log(K)/μ: the lower bound of the 0-1 error that Q stands for."""
+        return self._evaluate(logits, target, offset=self.slack(logits))
+
+    def slack(self, logits: Tensor) -> float:
+        """log(K)/μ: how far Q may lie above the 0-1 error."""
+        return math.log(max(logits.shape[_class_dim(logits)], 1)) / self.mu
+
+    def extra_repr(self) -> str:
+        phi = self.phi if isinstance(self.phi, str) else getattr(self.phi, "__name__", repr(self.phi))
+        return f"phi={phi}, mu={self.mu:g}" + (f", alpha={self.alpha:g}" if phi == "tanh" else "")
+
+    def _evaluate(self, logits: Tensor, target: Tensor, offset: float) -> Tensor:
+        check_classification(logits, target)
+        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        if logits.dim() == 1:
+            per_sample, share = self._per_sample(logits.unsqueeze(0), target.unsqueeze(0))
+            per_sample, share = per_sample.squeeze(0), share.squeeze(0)
+        else:
+            per_sample, share = self._per_sample(logits, target)
+        if self.reduction == "none":
+            return per_sample - offset * share
+        total = share.sum()
+        if self.reduction == "sum":
+            return per_sample.sum() - offset * total
+        if target.is_floating_point():  # as in F.cross_entropy: the mean over samples, whatever the class weights
+            return (per_sample.sum() - offset * total) / share.numel()
+        return per_sample.sum() / total - offset
+
+    def _per_sample(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Each sample's weighted Q, and that weight: 0 where ignored, 1 without class weights."""
+        if target.is_floating_point():
+            return self._expectation(logits, target.to(logits.dtype))
+        counted = target != self.ignore_index
+        labels = target.masked_fill(~counted, 0)
+        q = self._smooth_maximum(margins(logits, labels))
+        share = counted.to(q.dtype)
+        if self.weight is not None:
+            share = share * self.weight.to(q.dtype)[labels]
+        return torch.where(counted, q, 0.0) * share, share
+
+    def _expectation(self, logits: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        if self.ignore_index >= 0:
+            raise ValueError(
+                f"ignore_index is for class indices; the targets are probabilities, and it is {self.ignore_index}"
+            )
+        if self.weight is not None:
+            shape = (1, -1) + (1,) * (logits.dim() - 2)
+            probabilities = probabilities * self.weight.to(logits.dtype).view(shape)
+        q = self._smooth_maximum(logits.unsqueeze(2) - logits.unsqueeze(1))  # over dimension 1, for each label
+        return (probabilities * q).sum(1), probabilities.sum(1)
+
+    def _smooth_maximum(self, margins: Tensor) -> Tensor:
+        return torch.logsumexp(self.mu * self._phi(margins), dim=1) / self.mu
+
+
+class CrossEntropy(nn.CrossEntropyLoss):
+    """`torch.nn.CrossEntropyLoss`, value for value, that explains itself when logits and labels do not fit.
+
+    >>> CrossEntropy()(torch.zeros(1, 3), torch.tensor([3]))
+    Traceback (most recent call last):
+    IndexError: labels must lie in 0 … 2, for logits of 3 classes; got labels from 3 to 3
+    """
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        check_classification(logits, target)
+        try:
+            return super().forward(logits, target if target.is_floating_point() else target.long())
+        except IndexError:
+            raise _outside(target, logits.shape[_class_dim(logits)]) from None
+
+
+def correct(logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Tensor:
+    """Which samples are classified correctly: no margin is positive, so a tie counts as correct, as in the lemma.
+
+    With probabilities as target, the label is the most probable class. What is ignored counts as class 0.
+
+    >>> correct(torch.tensor([[1.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0])).tolist()
+    [True, False]
+    """
+    dim = _class_dim(logits)
+    labels = target.argmax(dim) if target.is_floating_point() else target.masked_fill(target == ignore_index, 0)
+    return _of_label(logits, labels, dim).squeeze(dim) >= logits.amax(dim)
+
+
+def zero_one_error(logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Tensor:
+    """The fraction of samples that are misclassified: what `bound` bounds.
+
+    >>> zero_one_error(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.tensor([0, 0])).item()
+    0.5
+    """
+    check_classification(logits, target)
+    wrong = (~correct(logits, target, ignore_index=ignore_index)).float()
+    if target.is_floating_point():
+        return wrong.mean()
+    counted = (target != ignore_index).float()
+    return (wrong * counted).sum() / counted.sum()
+
+
+def divisor(objective: Objective, target: Tensor) -> Any:
+    """What a mean over these targets was divided by: their number, less what is ignored, by class weights if any."""
+    ignore_index = getattr(objective, "ignore_index", None)
+    if ignore_index is None or target.is_floating_point():
+        return len(target)
+    counted = target != ignore_index
+    weight = getattr(objective, "weight", None)
+    return counted.sum() if weight is None else (weight[target.masked_fill(~counted, 0)] * counted).sum()
+
+
+def check_classification(logits: Tensor, target: Tensor) -> None:
+    """Refuse what cannot be logits and labels. Looks at shapes and types only, so it never waits for a device."""
+    if logits.dim() == 0 or not logits.is_floating_point():
+        raise TypeError(f"logits must be a floating-point tensor (K), (N, K) or (N, K, d1, …), got {_describe(logits)}")
+    dim = _class_dim(logits)
+    if logits.shape[dim] < 2:
+        raise ValueError(f"a classification needs at least two classes, got logits of shape {tuple(logits.shape)}")
+    if logits.numel() == 0:
+        raise ValueError(f"the batch is empty: logits have shape {tuple(logits.shape)}")
+    indices = logits.shape[:dim] + logits.shape[dim + 1 :]
+    if target.is_floating_point():
+        if target.shape != logits.shape:
+            raise TypeError(
+                f"floating-point targets are probabilities of the logits' shape {tuple(logits.shape)}, got "
+                f"{_describe(target)}. If they are class indices, pass target.long()"
+            )
+    elif target.dtype == torch.bool or target.is_complex():
+        raise TypeError(f"class indices must be integers, got {_describe(target)}")
+    elif target.shape != indices:
+        raise ValueError(
+            f"logits of shape {tuple(logits.shape)} go with class indices of shape {tuple(indices)}, got "
+            f"{_describe(target)}"
+        )
+
+
+def _of_label(logits: Tensor, labels: Tensor, dim: int = 1) -> Tensor:
+    try:
+        return logits.gather(dim, labels.long().unsqueeze(dim))
+    except RuntimeError as error:  # on a CPU; CUDA's own assertion stops the kernel
+        if "out of bounds" not in str(error):
+            raise
+        raise _outside(labels, logits.shape[dim]) from None
+
+
+def _outside(labels: Tensor, classes: int) -> IndexError:
+    return IndexError(
+        f"labels must lie in 0 … {classes - 1}, for logits of {classes} classes; got labels from "
+        f"{int(labels.min())} to {int(labels.max())}"
+    )
+
+
+def _class_dim(logits: Tensor) -> int:
+    return 0 if logits.dim() == 1 else 1
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+
+
+def _resolve(phi: str | Phi, alpha: float) -> Phi:
+    if phi == "log":
+        return log_phi
+    if phi == "tanh":
+        return partial(tanh_phi, alpha=alpha)
+    if callable(phi):
+        return phi
+    raise ValueError(f'phi must be "log", "tanh" or a callable, got {phi!r}')
+
+
+def _checked_mu(phi: str | Phi, mu: float | None) -> float:
+    if mu is not None:
+        return _positive("mu", mu)
+    if not isinstance(phi, str):
+        raise ValueError("mu must be given for a phi of your own: the paper's values are for its own two")
+    if phi not in PAPER_MU:
+        raise ValueError(f'phi must be "log", "tanh" or a callable, got {phi!r}')
+    return PAPER_MU[phi]
+
+
+def _positive(name: str, value: float) -> float:
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+    return float(value)

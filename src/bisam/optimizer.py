@@ -1,0 +1,430 @@
+"""The engine: one sharpness-aware step around any torch optimizer. Variants are compositions of its parts.
+
+A step is two passes. The first gives the ascent gradient at w; `ascend` turns it into ε and moves to w + ε. The
+second gives the descent gradient there; `descend` brings w back, bit for bit, and lets the base optimizer update it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from bisam import batches, sharding
+from bisam.criterion import Criterion, Phase, Telemetry
+from bisam.objectives import Objective
+from bisam.perturbation import Ball, Bucket, Perturbation
+from bisam.snapshot import BufferSnapshot, RandomState, Snapshot
+
+Closure: TypeAlias = Callable[[], Any]
+
+
+class Options(TypedDict, total=False):
+    """What every variant takes beside its own arguments."""
+
+    ascent: Objective | None
+    descent: Objective | None
+    clip_norm: float | None
+    sharpness: str | None
+    scaler: torch.amp.GradScaler | None
+    autocast: torch.dtype | None
+    same_dropout: bool
+
+
+class SharpnessAware(torch.optim.Optimizer):
+    """A base optimizer that descends from the worst point nearby.
+
+    Args:
+        base: any torch optimizer but LBFGS; its parameter groups, state and schedulers are this optimizer's too.
+        model: the model that owns the parameters. Needed by `minimize`, to bring back buffers (batch-norm statistics)
+            that the second pass changes, and to keep DistributedDataParallel from averaging what need not be.
+        perturbation: from the ascent gradient to ε.
+        ascent: the objective to climb; None is the descent's.
+        descent: the objective to minimise at w + ε; None is cross entropy.
+        clip_norm: clip the gradient that reaches the base optimizer to this norm.
+        sharpness: with several ranks, perturb each by its own gradient ("local") or all alike ("global").
+            None is local for DistributedDataParallel, global for sharded parameters.
+        scaler: a GradScaler. Backward passes run on `scaler.scale(loss)`; unscaling, skipping and `scaler.update()`
+            are done here.
+        autocast: the type for `torch.autocast` around the forward passes of `minimize`.
+        same_dropout: draw the same random numbers (dropout masks) in both passes.
+    """
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        *,
+        perturbation: Perturbation | None = None,
+        ascent: Objective | None = None,
+        descent: Objective | None = None,
+        clip_norm: float | None = None,
+        sharpness: str | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        autocast: torch.dtype | None = None,
+        same_dropout: bool = False,
+    ) -> None:
+        _check_base(base)
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+        self.base = base
+        self.model = model
+        self.perturbation: Perturbation = Ball() if perturbation is None else perturbation
+        self.criterion = Criterion(ascent, descent)
+        self.clip_norm = clip_norm
+        self.scaler = scaler
+        self.autocast = autocast
+        self.same_dropout = same_dropout
+        self._sync = sharding.GradientSync(model, sharpness)
+        self._weights = Snapshot()
+        self._buffers = BufferSnapshot(model)
+        self._perturbed = False
+        self._inside_pass = False
+        for group in base.param_groups:
+            self.perturbation.check({**self.perturbation.defaults, **group})
+        groups, state = base.param_groups, base.state
+        super().__init__(groups, base.defaults)
+        base.param_groups, base.state = groups, state
+        base.register_step_pre_hook(self._refuse_step_while_perturbed)
+
+    # What is the base optimizer's is this optimizer's: one list of groups, one state, whoever replaces them.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.base.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        return self.base.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.base.state = state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.perturbation.check({**self.perturbation.defaults, **param_group})
+        self.base.add_param_group(param_group)
+        self._complete_groups()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base optimizer's state, and ρ and the like in its groups; nothing of a step under way."""
+        self._refuse_while_perturbed("state_dict()")
+        self._complete_groups()
+        return self.base.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave, or a state dict of the base optimizer alone."""
+        self._refuse_while_perturbed("load_state_dict()")
+        self.base.load_state_dict(state_dict)
+        self._complete_groups()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients. Does nothing inside a closure of `step`: each pass begins with cleared gradients."""
+        if not self._inside_pass:
+            self.base.zero_grad(set_to_none)
+
+    # The step, in its three forms.
+
+    def step(self, closure: Closure | Sequence[Closure] | None = None) -> Any:
+        """One step. The closure computes `criterion(model(x), y)`, calls `backward` on it and returns it, twice.
+
+        A list of closures, each of an equally large micro-batch, is one step on all of them together.
+
+        Returns the descent's loss at w where the closure used `criterion`, else what the closure returned first.
+        """
+        closures = _as_closures(closure)
+        self._refuse_while_perturbed("step()")
+        values = self._run(closures, average=True)
+        loss = self.telemetry.loss
+        return _mean_of(values) if loss is None else loss
+
+    def minimize(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Tensor:
+        """The whole step on one batch: forward and backward passes, accumulation, autocast, clipping, update.
+
+        `x` is what the model takes: a tensor, a tuple (`model(*x)`) or a dict (`model(**x)`). `accumulate` cuts the
+        batch into so many parts that run one after the other, for a gradient equal to the whole batch's.
+
+        Returns the descent's loss at w.
+        """
+        model = self.model
+        if model is None:
+            raise RuntimeError(f"minimize() runs the model: give it, as in {type(self).__name__}(base, model)")
+        if accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+        if len(y) == 0:
+            raise ValueError(f"the batch is empty: y has shape {tuple(y.shape)}")
+        self._refuse_while_perturbed("minimize()")
+        parts = batches.split(x, y, accumulate)
+
+        def backward(inputs: Any, target: Tensor) -> None:
+            with torch.autocast(target.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+                loss = self.criterion(batches.forward(model, inputs), target)
+            if len(parts) > 1:
+                loss = loss * batches.share(self.criterion.objective, target, whole=y)
+            self._scaled(loss).backward()  # type: ignore[no-untyped-call]
+
+        self._run([partial(backward, *part) for part in parts], average=False)
+        loss = self.telemetry.loss
+        assert loss is not None
+        return loss
+
+    @torch.no_grad()
+    def ascend(self) -> None:
+        """After the first backward pass: move the weights to w + ε and clear the gradients."""
+        if self._perturbed:
+            raise RuntimeError(
+                "ascend() called twice: the weights are perturbed already. Call descend() after the second backward "
+                "pass, or restore() to give this step up."
+            )
+        self._require_gradients("ascend()", "the first backward pass")
+        buckets = self._buckets()
+        self._weights.save([param for bucket in buckets for param in bucket.params])
+        self._buffers.save()
+        self._perturbed = True
+        try:
+            self._perturb(buckets)
+        except BaseException:
+            self.restore()
+            raise
+        self.base.zero_grad(set_to_none=True)
+        torch.clear_autocast_cache()  # it holds low-precision copies of the weights as they were
+        self.criterion.start("descent")
+
+    @torch.no_grad()
+    def descend(self, *, zero_grad: bool = True) -> None:
+        """After the second backward pass: bring w back, bit for bit, let the base optimizer step, clear gradients."""
+        if not self._perturbed:
+            raise RuntimeError(
+                "descend() called before ascend(): there is no perturbation to take back. Call ascend() after the "
+                "first backward pass, or use step(closure), which runs both passes."
+            )
+        self.restore()
+        self._require_gradients("descend()", "the second backward pass")
+        self._update()
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Bring weights and buffers back to before `ascend` and give the step up. Does nothing between steps."""
+        if self._perturbed:
+            self._weights.restore()
+            self._buffers.restore()
+            self._perturbed = False
+            torch.clear_autocast_cache()
+        self.criterion.finish()
+
+    @property
+    def perturbed(self) -> bool:
+        """Whether the weights are at w + ε now."""
+        return self._perturbed
+
+    @property
+    def phase(self) -> Phase:
+        """Whose gradient the next backward pass is for."""
+        return self.criterion.phase
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """What the last step, or the one under way, knows."""
+        return self.criterion.telemetry
+
+    # The parts of a step.
+
+    def _run(self, closures: Sequence[Closure], *, average: bool) -> list[Any]:
+        random = RandomState(self._devices()) if self.same_dropout else None
+        try:
+            if not self._perturbs():
+                values = self._pass("plain", closures, average)
+                self.criterion.finish()
+                self._update()
+                return values
+            values = self._pass("ascent", closures, average)
+            self.ascend()
+            if random is not None:
+                random.restore()
+            self._pass("descent", closures, average)
+            self.descend(zero_grad=False)
+        finally:  # also when a pass raised
+            self.restore()
+        return values
+
+    def _pass(self, phase: Phase, closures: Sequence[Closure], average: bool) -> list[Any]:
+        """Run all closures of one phase; their gradients add up in `.grad`."""
+        self.base.zero_grad(set_to_none=True)
+        if phase != "descent":
+            self.criterion.start(phase)
+        self._inside_pass = True
+        try:
+            values = []
+            for number, closure in enumerate(closures, start=1):
+                with (
+                    torch.enable_grad(),
+                    self._sync.during(ascent=phase == "ascent", last=number == len(closures)),
+                ):
+                    values.append(closure())
+        finally:
+            self._inside_pass = False
+        self._require_gradients("step()", "the closure")
+        if average and len(closures) > 1:
+            with torch.no_grad():
+                gradients = [sharding.local(p.grad) for p in self._parameters() if p.grad is not None]
+                torch._foreach_div_(gradients, float(len(closures)))
+        return values
+
+    def _perturb(self, buckets: list[Bucket]) -> None:
+        start = 0
+        for bucket in buckets:
+            bucket.weights = self._weights.copies[start : start + len(bucket.params)]
+            start += len(bucket.params)
+        if self.scaler is not None:
+            self._unscale(buckets)
+        if buckets:
+            self.telemetry.ascent_norm = self.perturbation(buckets)
+        for bucket in buckets:
+            torch._foreach_add_(bucket.params, bucket.local_gradients)
+
+    def _update(self) -> None:
+        """Hand the gradients to the base optimizer."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.base)
+        if self.clip_norm is not None:
+            self.telemetry.descent_norm = sharding.full(nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm))
+        if self.scaler is None:
+            self.base.step()
+        else:
+            self.scaler.step(self.base)
+            self.scaler.update()
+        self._opt_called = True  # what torch's schedulers ask; descend() is a step too
+
+    def _buckets(self) -> list[Bucket]:
+        """The ascent gradients of the groups that are perturbed, cut so that each bucket is one foreach call."""
+        self._complete_groups()
+        buckets: dict[tuple[Any, ...], Bucket] = {}
+        for index, group in enumerate(self.param_groups):
+            self.perturbation.check(group)
+            if _is_zero(group["rho"]):
+                continue
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                if param.grad.layout is not torch.strided:
+                    raise RuntimeError(
+                        f"a parameter of shape {tuple(param.shape)} in group {index} has a sparse gradient, which "
+                        "cannot be perturbed. Build its layer with sparse=False, or put it into a group with rho=0."
+                    )
+                bucket = buckets.setdefault((index, *sharding.kind(param)), Bucket([], [], group))
+                bucket.params.append(sharding.local(param))
+                bucket.gradients.append(param.grad)
+        return list(buckets.values())
+
+    def _perturbs(self) -> bool:
+        self._complete_groups()
+        return not all(_is_zero(group["rho"]) for group in self.param_groups)
+
+    def _complete_groups(self) -> None:
+        """Give each group the options that it does not set: it may come from the base optimizer or its checkpoint."""
+        for group in self.param_groups:
+            for name, value in self.perturbation.defaults.items():
+                group.setdefault(name, value)
+
+    def _parameters(self) -> list[Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
+
+    def _devices(self) -> set[torch.device]:
+        return {param.device for param in self._parameters()}
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def _unscale(self, buckets: list[Bucket]) -> None:
+        """Undo the scaler's factor without `scaler.unscale_`, which is for the one gradient that decides the update.
+
+        A gradient that is not finite stays so, makes ε and with it the second gradient not finite, and is found there.
+        """
+        for bucket in buckets:
+            gradients = bucket.local_gradients
+            torch._foreach_div_(gradients, self._scaled(torch.ones((), device=gradients[0].device)))
+
+    # Misuse is loud.
+
+    def _require_gradients(self, method: str, source: str) -> None:
+        if all(param.grad is None for param in self._parameters()):
+            raise RuntimeError(
+                f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on "
+                "the loss, on a model whose parameters this optimizer holds."
+            )
+
+    def _refuse_while_perturbed(self, method: str) -> None:
+        if self._perturbed:
+            raise RuntimeError(
+                f"{method} called between ascend() and descend(): the weights are perturbed now. Call descend() first, "
+                "or restore() to give the step up."
+            )
+
+    def _refuse_step_while_perturbed(self, *_: Any) -> None:
+        self._refuse_while_perturbed("the base optimizer's step()")
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self.perturbation.defaults.items())
+        return (
+            f"{type(self).__name__}({options}, ascent={self.criterion.ascent}, descent={self.criterion.descent},\n"
+            f"base={self.base})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._refuse_while_perturbed("copying or pickling")
+        return {**self.__dict__, "_weights": Snapshot(), "_buffers": BufferSnapshot(self.model)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._patch_step_function()
+        self.base.register_step_pre_hook(self._refuse_step_while_perturbed)
+
+
+def _check_base(base: Any) -> None:
+    if isinstance(base, SharpnessAware) or hasattr(base, "first_step"):
+        raise TypeError(
+            f"the base optimizer {type(base).__name__} is sharpness-aware already. Give a plain one, such as "
+            "torch.optim.SGD(model.parameters(), lr=0.1)"
+        )
+    if not isinstance(base, torch.optim.Optimizer):
+        raise TypeError(
+            f"base must be a torch optimizer, got {type(base).__name__}. Build it first, such as "
+            "torch.optim.SGD(model.parameters(), lr=0.1); bisam.compat.SAM takes parameters and a class"
+        )
+    if isinstance(base, torch.optim.LBFGS):
+        raise TypeError("LBFGS evaluates its closure many times in a step and cannot be a base optimizer")
+    if not any(group["params"] for group in base.param_groups):
+        raise ValueError("the base optimizer has an empty parameter list: there is nothing to train")
+
+
+def _as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure]:
+    closures = [closure] if callable(closure) else closure
+    if closures is None:
+        raise TypeError(
+            "step() needs a closure that computes the loss, calls backward() and returns it, because a step runs it "
+            "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes."
+        )
+    if not (isinstance(closures, Sequence) and closures and all(callable(c) for c in closures)):
+        raise TypeError(f"step() takes a closure or a non-empty list of closures, got {closure!r}")
+    return closures
+
+
+def _mean_of(values: list[Any]) -> Any:
+    values = [value.detach() if isinstance(value, Tensor) else value for value in values]
+    return values[0] if len(values) == 1 or values[0] is None else sum(values) / len(values)
+
+
+def _is_zero(rho: float | Tensor) -> bool:
+    """Whether a group is left out. A tensor is not asked: that would wait for the device."""
+    return not isinstance(rho, Tensor) and rho == 0

@@ -1,0 +1,82 @@
+"""Tensors that may be spread over processes: FSDP2's DTensors, and DDP's decision when to average gradients.
+
+Elementwise work (perturb, save, restore) runs on each rank's own shard; only a norm needs to hear of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a DTensor. Asked by its method, because importing torch.distributed.tensor is slow."""
+    return hasattr(tensor, "full_tensor")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lives in this process, sharing its storage."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a tensor, the same on every rank."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def kind(tensor: Tensor) -> tuple[Any, ...]:
+    """What the tensors of one foreach operation must have in common."""
+    return (tensor.device, tensor.dtype, getattr(tensor, "device_mesh", None))
+
+
+def norm(buckets: Iterable[list[Tensor]]) -> Tensor:
+    """‖·‖₂ of all tensors of all buckets and, for sharded ones, of all shards; in float32 at least."""
+    parts = [_bucket_norm(bucket) for bucket in buckets if bucket]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.linalg.vector_norm(torch.stack([part.to(parts[0].device) for part in parts]))
+
+
+def _bucket_norm(bucket: list[Tensor]) -> Tensor:
+    half = bucket[0].dtype in (torch.float16, torch.bfloat16)
+    if is_sharded(bucket[0]):
+        wide = [tensor.float() for tensor in bucket] if half else bucket
+        return full(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(wide, 2))))
+    norms = torch._foreach_norm(bucket, 2, dtype=torch.float32) if half else torch._foreach_norm(bucket, 2)
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+class GradientSync:
+    """Which backward passes of a model average their gradients over the ranks.
+
+    `sharpness="local"` perturbs each rank by its own gradient (the SAM paper's m-sharpness), so the ascent needs no
+    averaging at all; `"global"` perturbs all ranks alike. None is local for DistributedDataParallel, and global where
+    the parameters are sharded, because no rank holds a gradient of its own there.
+    """
+
+    def __init__(self, model: nn.Module | None, sharpness: str | None) -> None:
+        if sharpness not in (None, "local", "global"):
+            raise ValueError(f'sharpness must be "local", "global" or None, got {sharpness!r}')
+        modules = list(model.modules()) if model is not None else []
+        sharded = any(is_sharded(parameter) for module in modules for parameter in module.parameters(recurse=False))
+        if sharpness == "local" and model is None:
+            raise ValueError('sharpness="local" needs the model: give it as the second argument')
+        if sharpness == "local" and sharded:
+            raise ValueError(
+                'sharpness="local" has no meaning for sharded parameters: no rank holds a whole gradient of its own. '
+                'Use sharpness="global", or micro-batches'
+            )
+        self._replicas = [m for m in modules if isinstance(m, nn.parallel.DistributedDataParallel)]
+        self.local = sharpness != "global" and not sharded
+
+    def during(self, *, ascent: bool, last: bool) -> AbstractContextManager[Any]:
+        """The context of one forward-backward; `last` of those whose gradients add up to one pass."""
+        stack = ExitStack()
+        if not last or (ascent and self.local):
+            for replica in self._replicas:
+                stack.enter_context(replica.no_sync())
+        return stack

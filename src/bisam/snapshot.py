@@ -1,0 +1,83 @@
+"""What a step takes away and brings back: weights, buffers, random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Snapshot:
+    """Copies of tensors, brought back by copying: subtracting ε would leave the weights off by an ulp.
+
+    The copies stay allocated between steps, so that a step asks the allocator for nothing.
+    """
+
+    def __init__(self) -> None:
+        self.copies: list[Tensor] = []
+        self._originals: list[Tensor] = []
+
+    def save(self, tensors: Sequence[Tensor]) -> None:
+        if not _alike(self.copies, tensors):
+            self.copies = [torch.empty_like(tensor) for tensor in tensors]
+        self._originals = list(tensors)
+        _copy(self.copies, self._originals)
+
+    def restore(self) -> None:
+        _copy(self._originals, self.copies)
+        self._originals = []
+
+
+class BufferSnapshot:
+    """The buffers of a model, values and objects: the second pass must not leave its batch statistics behind.
+
+    Every buffer of every module is kept, whatever the module's class. One that the pass replaced by another tensor
+    (`self.mean = …` rather than an update in place) is put back as the object it was.
+    """
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self._model = model
+        self._places: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
+        self._values = Snapshot()
+
+    def save(self) -> None:
+        modules = self._model.modules() if self._model is not None else ()
+        self._places = [
+            (module._buffers, name, buffer)
+            for module in modules
+            if module._buffers
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._values.save([buffer for _, _, buffer in self._places])
+
+    def restore(self) -> None:
+        for buffers, name, buffer in self._places:
+            buffers[name] = buffer
+        self._places = []
+        self._values.restore()
+
+
+class RandomState:
+    """The state of torch's random generators on the CPU and on the devices that hold the parameters."""
+
+    def __init__(self, devices: set[torch.device]) -> None:
+        self._cpu = torch.get_rng_state()
+        self._devices = {d: torch.cuda.get_rng_state(d) for d in devices if d.type == "cuda"}
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._cpu)
+        for device, state in self._devices.items():
+            torch.cuda.set_rng_state(state, device)
+
+
+def _alike(copies: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:
+    return len(copies) == len(tensors) and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(copies, tensors, strict=True)
+    )
+
+
+def _copy(to: list[Tensor], source: list[Tensor]) -> None:
+    if to:
+        torch._foreach_copy_(to, source)
