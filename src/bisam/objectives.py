@@ -52,7 +52,7 @@ def log_phi(x: Tensor) -> Tensor:
     """φ(x) = 1 − log(1 + e^(γ−x)) with γ = log(e − 1): zero at zero, one at infinity, linear on the left.
 
     >>> log_phi(torch.tensor([-2.0, 0.0, 2.0]))
-    tensor([-1.6165,  0.0000,  0.7909])
+    tensor([-1.6171,  0.0000,  0.7909])
     """
     # log-sigmoid, not softplus: torch's softplus turns linear at 20, which float64 notices
     return 1 + F.logsigmoid(x - GAMMA)

@@ -1,0 +1,507 @@
+"""What every variant promises, on every base optimizer. `variant`, `base` and `device` run over all there are."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from family import (
+    BASES,
+    VARIANTS,
+    ConvNet,
+    assert_close,
+    assert_identical,
+    batch,
+    build,
+    closure_of,
+    mlp,
+    plain_step,
+    tensors,
+)
+
+
+class BrokenError(Exception):
+    pass
+
+
+class Contract:
+    # ρ = 0
+
+    def test_rho_zero_is_exactly_the_base_optimizer(self, variant, base, device):
+        model, optimizer = build(variant, base, rho=0.0, net=lambda: ConvNet(dropout=0.5), device=device)
+        torch.manual_seed(0)
+        alone = ConvNet(dropout=0.5).to(device)
+        plain = BASES[base](alone.parameters())
+        for seed in range(4):
+            x, y = batch(seed, device=device)
+            torch.manual_seed(seed)  # the same dropout masks: so ρ = 0 must not run a second pass
+            loss = optimizer.step(closure_of(model, optimizer, x, y))
+            torch.manual_seed(seed)
+            with torch.no_grad():
+                expected = nn.functional.cross_entropy(copy.deepcopy(alone)(x), y)
+            torch.manual_seed(seed)
+            plain_step(alone, plain, x, y)
+            assert torch.equal(loss, expected)
+        assert_identical(tensors(model, optimizer), tensors(alone, plain))
+
+    def test_rho_zero_by_hand_is_exactly_the_base_optimizer(self, variant, base, device):
+        model, optimizer = build(variant, base, rho=0.0, device=device)
+        alone, plain = build(variant, base, device=device)
+        for seed in range(3):
+            x, y = batch(seed, device=device)
+            optimizer.criterion(model(x), y).backward()
+            optimizer.ascend()
+            optimizer.criterion(model(x), y).backward()
+            optimizer.descend()
+            plain_step(alone, plain.base, x, y)
+        assert_identical(tensors(model, optimizer), tensors(alone, plain))
+
+    # The weights come back
+
+    def test_the_update_starts_from_the_weights_bitwise_and_in_place(self, variant, base, device):
+        model, optimizer = build(variant, base, device=device)
+        with torch.no_grad():
+            model.head.weight.mul_(
+                torch.logspace(-30, 4, model.head.weight.numel(), device=device).view_as(model.head.weight)
+            )
+        storages = [p.data_ptr() for p in model.parameters()]
+        seen = {}
+        optimizer.base.register_step_pre_hook(
+            lambda *_: seen.update(update=[p.detach().clone() for p in model.parameters()])
+        )
+        for seed in range(3):
+            before = [p.detach().clone() for p in model.parameters()]
+            x, y = batch(seed, device=device)
+            closure = closure_of(model, optimizer, x, y)
+
+            def watching(closure=closure):
+                seen[optimizer.phase] = [p.detach().clone() for p in model.parameters()]
+                return closure()
+
+            optimizer.step(watching)
+            assert_identical(seen["update"], before)
+            assert_identical(seen["ascent"], before)
+            assert any(not torch.equal(a, b) for a, b in zip(seen["descent"], before, strict=True))
+        assert [p.data_ptr() for p in model.parameters()] == storages
+
+    @pytest.mark.parametrize("failing", ["ascent", "descent"])
+    @pytest.mark.parametrize("when", ["forward", "backward"])
+    def test_weights_and_state_come_back_bitwise_when_a_pass_raises(self, variant, base, failing, when):
+        model, optimizer = build(variant, base)
+        x, y = batch()
+        optimizer.minimize(x, y)
+        before = tensors(model, optimizer)
+        closure = closure_of(model, optimizer, x, y)
+
+        def breaking():
+            if optimizer.phase == failing:
+                if when == "forward":
+                    raise BrokenError
+                model.conv.weight.register_hook(self._raise_once())
+            return closure()
+
+        model.norm.eval()  # its statistics are the model's: a pass at w may keep them
+        with pytest.raises(BrokenError):
+            optimizer.step(breaking)
+        assert_identical(tensors(model, optimizer), before)
+        assert not optimizer.perturbed
+        assert optimizer.phase == "ascent"
+        twin, twin_optimizer = build(variant, base)
+        twin_optimizer.minimize(x, y)
+        twin.norm.eval()
+        optimizer.step(closure)
+        twin_optimizer.minimize(x, y)
+        assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+    @staticmethod
+    def _raise_once():
+        armed = [True]
+
+        def hook(gradient):
+            if armed.pop() if armed else False:
+                raise BrokenError
+            return gradient
+
+        return hook
+
+    @pytest.mark.parametrize("missing", ["ascent", "descent"])
+    def test_a_parameter_with_a_gradient_in_only_one_pass_is_restored_or_left(self, variant, base, missing):
+        model, optimizer = build(variant, base, net=lambda: nn.ModuleList([mlp(), mlp()]))
+        x, y = batch()
+        before = [p.detach().clone() for p in model[1].parameters()]
+        at_update = []
+        optimizer.base.register_step_pre_hook(
+            lambda *_: at_update.extend(p.detach().clone() for p in model[1].parameters())
+        )
+
+        def closure():
+            logits = model[0](x) if optimizer.phase == missing else model[0](x) + model[1](x)
+            optimizer.criterion(logits, y).backward()
+
+        optimizer.step(closure)
+        assert_identical(at_update, before)
+        updated = any(not torch.equal(a, b) for a, b in zip(before, model[1].parameters(), strict=True))
+        assert updated == (missing == "ascent")
+
+    @pytest.mark.parametrize("failing", ["ascent", "descent"])
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_weights_come_back_bitwise_when_a_gradient_is_not_finite(self, variant, failing, value):
+        model, optimizer = build(variant)
+        x, y = batch()
+        before = [p.detach().clone() for p in model.parameters()]
+        at_update = []
+        optimizer.base.register_step_pre_hook(
+            lambda *_: at_update.extend(p.detach().clone() for p in model.parameters())
+        )
+        closure = closure_of(model, optimizer, x, y)
+
+        def poisoned():
+            loss = closure()
+            if optimizer.phase == failing:
+                model.conv.weight.grad[0] = value
+            return loss
+
+        optimizer.step(poisoned)
+        assert_identical(at_update, before)
+
+    def test_a_zero_gradient_leaves_the_weights_where_they_are(self, variant):
+        model, optimizer = build(variant)
+        (sum(p.sum() for p in model.parameters()) * 0).backward()
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.ascend()
+        assert_identical([p.detach() for p in model.parameters()], before)
+        optimizer.restore()
+
+    # Buffers
+
+    def test_buffers_hold_the_first_pass_and_nothing_of_the_second(self, variant, device):
+        model, optimizer = build(variant, device=device)
+        x, y = batch(device=device)
+        once = copy.deepcopy(model)
+        once(x)
+        optimizer.minimize(x, y)
+        assert_identical(list(model.buffers()), list(once.buffers()))
+        assert model.norm.num_batches_tracked == 1
+
+    # The three forms
+
+    def test_step_minimize_and_the_two_passes_by_hand_are_one_step(self, variant, base, device):
+        results = []
+        for form in ("step", "minimize", "by hand"):
+            model, optimizer = build(variant, base, device=device)
+            for seed in range(3):
+                x, y = batch(seed, device=device)
+                if form == "step":
+                    optimizer.step(closure_of(model, optimizer, x, y))
+                elif form == "minimize":
+                    optimizer.minimize(x, y)
+                else:
+                    optimizer.criterion(model(x), y).backward()
+                    optimizer.ascend()
+                    optimizer.criterion(model(x), y).backward()
+                    optimizer.descend()
+            results.append(tensors(model, optimizer))
+        assert_identical(results[0], results[1])
+        assert_identical(results[0], results[2])
+
+    def test_step_returns_cross_entropy_at_the_weights(self, variant):
+        model, optimizer = build(variant, net=mlp)
+        x, y = batch()
+        expected = nn.functional.cross_entropy(model(x), y)
+        loss = optimizer.step(closure_of(model, optimizer, x, y))
+        assert torch.equal(loss, expected.detach())
+        assert not loss.requires_grad
+
+    # Cost
+
+    def test_a_step_waits_for_the_device_no_more_than_its_base_optimizer(self, variant, base):
+        _, optimizer = build(variant, base, clip_norm=1.0)
+        alone, plain = build(variant, base)
+        x, y = batch()
+        with HostReads() as ours:
+            optimizer.minimize(x, y)
+        with HostReads() as theirs:
+            plain_step(alone, plain.base, x, y)
+        assert ours.count == theirs.count
+
+    def test_a_step_adds_one_copy_of_the_weights_and_allocates_it_once(self, variant):
+        model, optimizer = build(variant, net=lambda: nn.Sequential(nn.Linear(6, 2000), nn.Tanh(), nn.Linear(2000, 4)))
+        x, y = batch()
+        optimizer.minimize(x, y)
+        weights = sum(p.nbytes for p in model.parameters())
+        kept = sum(copy.nbytes for copy in optimizer._weights.copies)
+        assert kept == weights
+        optimizer.criterion(model(x), y).backward()
+        with Allocations() as allocations:
+            optimizer.ascend()
+        assert allocations.bytes < weights / 100  # norms and the like
+        with Allocations() as allocations:
+            optimizer.restore()
+        assert allocations.bytes == 0
+
+    # Checkpoints
+
+    def test_the_state_dict_is_the_base_optimizers_and_rho(self, variant, base):
+        _, optimizer = build(variant, base)
+        optimizer.minimize(*batch())
+        state = optimizer.state_dict()
+        assert state.keys() == {"state", "param_groups"}
+        assert state["state"].keys() == optimizer.base.state_dict()["state"].keys()
+        own = set(state["param_groups"][0]) - set(BASES[base](mlp().parameters()).state_dict()["param_groups"][0])
+        assert own == {"rho", "adaptive", "eta"}
+
+    @pytest.mark.parametrize("taken_after", [0, 1, 3])
+    def test_a_checkpoint_taken_between_any_two_steps_resumes_bitwise(self, variant, base, taken_after):
+        model, optimizer = build(variant, base)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
+        file = io.BytesIO()
+        for seed in range(5):
+            if seed == taken_after:
+                torch.save([model.state_dict(), optimizer.state_dict(), scheduler.state_dict()], file)
+            optimizer.minimize(*batch(seed))
+            scheduler.step()
+        file.seek(0)
+        resumed, resumed_optimizer = build(variant, base)
+        resumed_optimizer.minimize(*batch(99))  # elsewhere before it loads
+        resumed_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(resumed_optimizer, 5)
+        weights, state, schedule = torch.load(file, weights_only=True)
+        resumed.load_state_dict(weights)
+        resumed_optimizer.load_state_dict(state)
+        resumed_scheduler.load_state_dict(schedule)
+        for seed in range(taken_after, 5):
+            resumed_optimizer.minimize(*batch(seed))
+            resumed_scheduler.step()
+        assert_identical(tensors(resumed, resumed_optimizer), tensors(model, optimizer))
+
+    def test_training_goes_over_from_a_checkpoint_of_the_base_optimizer(self, variant, base):
+        model, optimizer = build(variant, base)
+        plain_step(model, optimizer.base, *batch())
+        plain = BASES[base](model.parameters())
+        plain.load_state_dict(
+            {
+                **optimizer.base.state_dict(),
+                "param_groups": BASES[base](model.parameters()).state_dict()["param_groups"],
+            }
+        )
+        optimizer.load_state_dict(plain.state_dict())
+        assert optimizer.param_groups[0]["rho"] == optimizer.perturbation.defaults["rho"]
+        optimizer.minimize(*batch())
+
+    def test_a_deep_copy_trains_on_independently(self, variant):
+        model, optimizer = build(variant)
+        optimizer.minimize(*batch(0))
+        twin, twin_optimizer = copy.deepcopy((model, optimizer))
+        before = tensors(model, optimizer)
+        twin_optimizer.minimize(*batch(1))
+        assert_identical(tensors(model, optimizer), before)
+        optimizer.minimize(*batch(1))
+        assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+    # Parameter groups and schedulers
+
+    def test_a_group_with_rho_zero_is_left_out_also_of_the_norm(self, variant):
+        def two_groups(rho_of_second):
+            torch.manual_seed(0)
+            model = mlp().double()
+            base = torch.optim.SGD(
+                [{"params": model[0].parameters()}, {"params": model[2].parameters(), "rho": rho_of_second}], lr=0.1
+            )
+            optimizer = VARIANTS[variant](base, model)
+            x, y = batch(dtype=torch.float64)
+            before = [p.detach().clone() for p in model.parameters()]
+            optimizer.criterion(model(x), y).backward()
+            optimizer.ascend()
+            return [p.detach() - b for p, b in zip(model.parameters(), before, strict=True)], optimizer
+
+        epsilon, optimizer = two_groups(0.0)
+        assert all((e == 0).all() for e in epsilon[2:])
+        full, _ = two_groups(optimizer.perturbation.defaults["rho"])
+        # the same direction in the first group, longer by what the second took of the norm
+        ratio = epsilon[0].norm() / full[0].norm()
+        assert ratio > 1
+        assert_close(epsilon[:2], [e * ratio for e in full[:2]], 1e-12)
+
+    def test_an_added_group_is_perturbed_and_trained(self, variant, base):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = VARIANTS[variant](BASES[base](model[0].parameters()), model)
+        optimizer.add_param_group({"params": list(model[2].parameters())})
+        whole, whole_optimizer = build(variant, base, net=mlp)
+        for seed in range(3):
+            optimizer.minimize(*batch(seed))
+            whole_optimizer.minimize(*batch(seed))
+        assert_close(list(model.parameters()), list(whole.parameters()), 1e-6)
+
+    @pytest.mark.parametrize("built_on", ["the optimizer", "its base"])
+    def test_a_scheduler_on_the_optimizer_or_on_its_base_drives_both(self, variant, built_on):
+        _, optimizer = build(variant)
+        target = optimizer if built_on == "the optimizer" else optimizer.base
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(target, max_lr=0.2, total_steps=10)
+        rates = []
+        for seed in range(5):
+            optimizer.minimize(*batch(seed))
+            scheduler.step()  # would warn, and so fail, if the optimizer had not been seen to step
+            rates.append((optimizer.param_groups[0]["lr"], optimizer.base.param_groups[0]["lr"]))
+        assert all(a == b for a, b in rates)
+        assert len(set(rates)) == 5
+
+    def test_a_scheduler_sees_the_steps_taken_by_hand(self, variant):
+        model, optimizer = build(variant)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        x, y = batch()
+        optimizer.criterion(model(x), y).backward()
+        optimizer.ascend()
+        optimizer.criterion(model(x), y).backward()
+        optimizer.descend()
+        scheduler.step()
+        assert optimizer.base.param_groups[0]["lr"] == pytest.approx(0.01)
+
+    # Accumulation and clipping
+
+    @pytest.mark.parametrize("form", ["minimize", "closures"])
+    def test_micro_batches_add_up_to_the_large_batch(self, variant, base, form):
+        model, optimizer = build(variant, base, net=mlp, dtype=torch.float64)
+        whole, whole_optimizer = build(variant, base, net=mlp, dtype=torch.float64)
+        for seed in range(3):
+            x, y = batch(seed, dtype=torch.float64)
+            if form == "minimize":
+                loss = optimizer.minimize(x, y, accumulate=4)
+            else:
+                parts = zip(x.chunk(4), y.chunk(4), strict=True)
+                loss = optimizer.step([closure_of(model, optimizer, *part) for part in parts])
+            expected = whole_optimizer.minimize(x, y)
+            assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+            for ours, theirs in zip(
+                *(o.telemetry.as_dict().items() for o in (optimizer, whole_optimizer)), strict=True
+            ):
+                assert ours[0] == theirs[0]
+                torch.testing.assert_close(ours[1], theirs[1])
+        # 1e-9: RMSprop divides by the root of squares, which makes more of a difference in the last digit
+        assert_close(tensors(model, optimizer), tensors(whole, whole_optimizer), 1e-9)
+
+    def test_clipping_applies_to_the_gradient_that_reaches_the_base_optimizer(self, variant):
+        model, optimizer = build(variant, net=mlp, clip_norm=1e-3)
+        free, free_optimizer = build(variant, net=mlp)
+        seen = []
+        optimizer.base.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in model.parameters()))
+        free_optimizer.base.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in free.parameters()))
+        optimizer.minimize(*batch())
+        free_optimizer.minimize(*batch())
+        clipped, unclipped = seen[:4], seen[4:]
+        norm = torch.stack([g.norm() for g in unclipped]).norm()
+        assert norm > 1e-3
+        torch.testing.assert_close(optimizer.telemetry.descent_norm, norm)
+        assert_close(clipped, [g * 1e-3 / (norm + 1e-6) for g in unclipped], 1e-7)
+
+    # Random numbers
+
+    @pytest.mark.parametrize("same", [False, True])
+    def test_dropout_masks_are_fresh_in_each_pass_unless_asked_to_be_the_same(self, variant, device, same):
+        net = lambda: nn.Sequential(nn.Dropout(0.5), mlp())  # noqa: E731
+        model, optimizer = build(variant, net=net, device=device, same_dropout=same)
+        masks = []
+        model[0].register_forward_hook(lambda _, inputs, output: masks.append(output == 0))
+        for _ in range(2):
+            optimizer.minimize(*batch(device=device))
+        up, down, next_up, next_down = masks
+        assert torch.equal(up, down) == torch.equal(next_up, next_down) == same
+        assert not torch.equal(up, next_up)  # the next step draws others in any case
+
+    # torch.compile and CUDA
+
+    def test_a_compiled_model_takes_the_same_steps(self, variant):
+        model, optimizer = build(variant)
+        torch.manual_seed(0)
+        compiled = torch.compile(ConvNet(), backend="aot_eager")  # inductor needs a compiler on the machine
+        compiled_optimizer = VARIANTS[variant](BASES["SGD(foreach)"](compiled.parameters()), compiled)
+        for seed in range(3):
+            optimizer.minimize(*batch(seed))
+            compiled_optimizer.minimize(*batch(seed))
+        assert_close(tensors(compiled, compiled_optimizer), tensors(model, optimizer), 1e-5)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    def test_a_step_on_cuda_never_synchronises(self, variant):
+        model, optimizer = build(variant, device="cuda", clip_norm=1.0)
+        x, y = batch(device="cuda")
+        optimizer.minimize(x, y)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            optimizer.minimize(x, y)
+            optimizer.step(closure_of(model, optimizer, x, y))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    def test_a_step_captured_in_a_cuda_graph_replays_as_the_eager_step(self, variant):
+        eager, eager_optimizer = build(variant, device="cuda")
+        model, optimizer = build(variant, device="cuda")
+        x, y = batch(device="cuda")
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                optimizer.minimize(x, y)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizer.minimize(x, y)
+        for seed in range(1, 4):
+            fresh = batch(seed, device="cuda")
+            x.copy_(fresh[0])
+            y.copy_(fresh[1])
+            graph.replay()
+        for seed in [0, 0, 0, 1, 2, 3]:
+            eager_optimizer.minimize(*batch(seed, device="cuda"))
+        assert_close(list(model.parameters()), list(eager.parameters()), 1e-5)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    def test_peak_memory_on_cuda_is_the_base_optimizers_and_one_copy_of_the_weights(self, variant):
+        def peak(step):
+            torch.cuda.reset_peak_memory_stats()
+            start = torch.cuda.memory_allocated()
+            step()
+            return torch.cuda.max_memory_allocated() - start
+
+        def net():
+            return nn.Sequential(nn.Linear(6, 4096), nn.Tanh(), nn.Linear(4096, 4096), nn.Tanh(), nn.Linear(4096, 4))
+
+        x, y = batch(device="cuda")
+        model, optimizer = build(variant, net=net, device="cuda")
+        weights = sum(p.nbytes for p in model.parameters())
+        plain_step(model, optimizer.base, x, y)  # the base optimizer's state and the library's workspaces exist now
+        optimizer.zero_grad()
+        base_peak = peak(lambda: plain_step(model, optimizer.base, x, y))
+        optimizer.zero_grad()
+        assert peak(lambda: optimizer.minimize(x, y)) <= base_peak + weights * 1.02
+
+
+class HostReads(TorchDispatchMode):
+    """Counts how often a tensor's value is read by Python, which on a device means waiting for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+class Allocations(TorchDispatchMode):
+    """Adds up the memory of what operations return, other than what they were given."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        given = {t.data_ptr() for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, torch.Tensor)}
+        for t in torch.utils._pytree.tree_leaves(result):
+            if isinstance(t, torch.Tensor) and t.data_ptr() not in given:
+                self.bytes += t.nbytes
+        return result

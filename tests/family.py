@@ -1,0 +1,103 @@
+"""Who is tested: every variant, on every base optimizer, and the nets and batches they are tested with."""
+
+import torch
+from torch import Tensor, nn
+
+import bisam
+
+
+def own_phi(x: Tensor) -> Tensor:
+    return -nn.functional.softplus(-x) / 3
+
+
+VARIANTS = {
+    "SAM": bisam.SAM,
+    "ASAM": bisam.ASAM,
+    "ASAM(eta)": lambda *args, **options: bisam.ASAM(*args, **{"eta": 0.01, **options}),
+    "BiSAM(log)": bisam.BiSAM,
+    "BiSAM(tanh)": lambda *args, **options: bisam.BiSAM(*args, phi="tanh", **options),
+    "BiSAM(own)": lambda *args, **options: bisam.BiSAM(*args, phi=own_phi, mu=2.0, **options),
+    "ABiSAM(log)": bisam.ABiSAM,
+    "ABiSAM(tanh)": lambda *args, **options: bisam.ABiSAM(*args, phi="tanh", **options),
+}
+
+BASES = {
+    "SGD(foreach)": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=5e-4, foreach=True),
+    "SGD(loop)": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=5e-4, foreach=False),
+    "Adam": lambda params: torch.optim.Adam(params, lr=1e-2),
+    "AdamW(fused)": lambda params: torch.optim.AdamW(params, lr=1e-2, fused=True),
+    "RMSprop": lambda params: torch.optim.RMSprop(params, lr=1e-3, momentum=0.9),
+}
+
+FEATURES, CLASSES = 6, 4
+
+
+class ConvNet(nn.Module):
+    """Small, and with what makes a second pass dangerous: batch statistics and dropout."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        # no bias: before a normalisation its gradient is rounding noise, which Adam would blow up to full steps
+        self.conv = nn.Conv1d(1, 5, 3, bias=False)
+        self.norm = nn.BatchNorm1d(5)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(5 * (FEATURES - 2), CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x.unsqueeze(1))).relu()
+        return self.head(self.dropout(x.flatten(1)))
+
+
+def mlp() -> nn.Module:
+    """No batch statistics, so that parts of a batch add up to the whole."""
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def batch(seed: int = 0, size: int = 16, device="cpu", dtype=torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, FEATURES, generator=generator, dtype=torch.float64)
+    return x.to(device, dtype), torch.randint(CLASSES, (size,), generator=generator).to(device)
+
+
+def build(variant="BiSAM(log)", base="SGD(foreach)", *, net=ConvNet, device="cpu", dtype=torch.float32, **options):
+    """A model and its sharpness-aware optimizer, always with the same initial weights."""
+    torch.manual_seed(0)
+    model = net().to(device, dtype)
+    return model, VARIANTS[variant](BASES[base](model.parameters()), model, **options)
+
+
+def closure_of(model, optimizer, x, y):
+    def closure():
+        optimizer.zero_grad()
+        loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def plain_step(model, base, x, y):
+    """The base optimizer on its own."""
+    base.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    base.step()
+
+
+def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Everything that training changes: weights, buffers, the base optimizer's state."""
+    state = [value for p in model.parameters() for value in optimizer.state[p].values() if isinstance(value, Tensor)]
+    return [t.detach().clone() for t in [*model.parameters(), *model.buffers(), *state]]
+
+
+def assert_identical(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    """Bit for bit."""
+    assert len(ours) == len(theirs) > 0
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) if a.dim() else a == b
+
+
+def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float) -> None:
+    assert len(ours) == len(theirs) > 0
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,234 @@
+"""Data-parallel and sharded training, in two real processes, against one process that does the same by itself."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from bisam import sharding
+
+import ranks
+from family import BASES, VARIANTS, assert_close, assert_identical, batch, build, closure_of, mlp
+
+STEPS = 3
+
+
+def data(seed):
+    return batch(seed, dtype=torch.float64)
+
+
+def build_replicas(variant, base="SGD(foreach)", wrap=None, **options):
+    torch.manual_seed(0)
+    module = mlp().double()
+    model = DistributedDataParallel(module, **(wrap or {}))
+    return model, VARIANTS[variant](BASES[base](model.parameters()), model, **options)
+
+
+def weights_of(model):
+    return [sharding.full(p.detach()).clone() for p in model.parameters()]
+
+
+# DistributedDataParallel
+
+
+def train_replicas(sharpness, form, wrap):
+    results = {}
+    for variant in VARIANTS:
+        model, optimizer = build_replicas(variant, wrap=wrap, sharpness=sharpness)
+        for seed in range(STEPS):
+            x, y = (ranks.mine(t) for t in data(seed))
+            if form == "step":
+                optimizer.step(closure_of(model, optimizer, x, y))
+            else:
+                optimizer.minimize(x, y, accumulate=2 if form == "accumulate" else 1)
+        results[variant] = weights_of(model)
+    return results
+
+
+@pytest.mark.parametrize(
+    ("form", "wrap"),
+    [("step", {}), ("minimize", {"gradient_as_bucket_view": True}), ("accumulate", {"find_unused_parameters": True})],
+)
+def test_two_ranks_with_global_perturbation_equal_one_process_with_the_whole_batch(form, wrap):
+    first, second = ranks.run(train_replicas, "global", form, wrap)
+    for variant in VARIANTS:
+        model, optimizer = build(variant, net=mlp, dtype=torch.float64)
+        for seed in range(STEPS):
+            optimizer.minimize(*data(seed))
+        assert_close(first[variant], weights_of(model), 1e-12)
+        assert_identical(first[variant], second[variant])
+
+
+@pytest.mark.parametrize(("form", "wrap"), [("step", {"gradient_as_bucket_view": True}), ("accumulate", {})])
+def test_two_ranks_with_local_perturbation_average_the_gradients_at_two_perturbed_points(form, wrap):
+    first, second = ranks.run(train_replicas, "local", form, wrap)
+    for variant in VARIANTS:
+        assert_close(first[variant], perturb_each_half(variant), 1e-12)
+        assert_identical(first[variant], second[variant])
+
+
+def perturb_each_half(variant):
+    """One process: a perturbation for each half of the batch, and the mean of the gradients there."""
+    model, optimizer = build(variant, net=mlp, dtype=torch.float64)
+    for seed in range(STEPS):
+        x, y = data(seed)
+        gradients = []
+        for half in zip(x.chunk(2), y.chunk(2), strict=True):
+            optimizer.criterion(model(half[0]), half[1]).backward()
+            optimizer.ascend()
+            optimizer.criterion(model(half[0]), half[1]).backward()
+            gradients.append([p.grad for p in model.parameters()])
+            optimizer.restore()
+            optimizer.zero_grad()
+        for p, a, b in zip(model.parameters(), *gradients, strict=True):
+            p.grad = (a + b) / 2
+        optimizer.base.step()
+        optimizer.zero_grad()
+    return weights_of(model)
+
+
+def count_all_reduces(sharpness, accumulate):
+    model, optimizer = build_replicas("BiSAM(log)", sharpness=sharpness)
+    count = 0
+
+    def counting(_, bucket):
+        nonlocal count
+        count += 1
+        return (
+            dist.all_reduce(bucket.buffer().div_(ranks.RANKS), async_op=True).get_future().then(lambda f: f.value()[0])
+        )
+
+    model.register_comm_hook(None, counting)
+    for seed in range(STEPS):
+        optimizer.minimize(*(ranks.mine(t) for t in data(seed)), accumulate=accumulate)
+    return count
+
+
+def test_gradients_are_averaged_only_where_they_must_be():
+    assert ranks.run(count_all_reduces, None, 1) == [STEPS, STEPS]  # local is what DDP does unless told otherwise
+    assert ranks.run(count_all_reduces, "local", 2) == [STEPS, STEPS]
+    assert ranks.run(count_all_reduces, "global", 2) == [2 * STEPS, 2 * STEPS]
+
+
+def overflow_on_one_rank():
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    model, optimizer = build_replicas("BiSAM(log)", scaler=scaler)
+    before = weights_of(model)
+    x, y = (ranks.mine(t) for t in data(0))
+
+    def overflowing():
+        scaler.scale(optimizer.criterion(model(x), y)).backward()
+        if optimizer.phase == "ascent" and dist.get_rank() == 1:
+            next(model.parameters()).grad.fill_(float("inf"))
+
+    optimizer.step(overflowing)
+    return scaler.get_scale(), weights_of(model), before
+
+
+def test_an_overflow_on_one_rank_skips_the_update_on_both():
+    for scale, after, before in ranks.run(overflow_on_one_rank):
+        assert scale == 4.0
+        assert_identical(after, before)
+
+
+# FSDP2
+
+
+def train_shards(base):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (ranks.RANKS,))
+    results = {}
+    for variant in VARIANTS:
+        torch.manual_seed(0)
+        model = mlp().double()
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = VARIANTS[variant](BASES[base](model.parameters()), model, clip_norm=0.1)
+        with pytest.raises(ValueError, match="no meaning for sharded parameters"):
+            VARIANTS[variant](BASES[base](model.parameters()), model, sharpness="local")
+        for seed in range(STEPS):
+            x, y = (ranks.mine(t) for t in data(seed))
+            before = [sharding.local(p).clone() for p in model.parameters()]
+            optimizer.criterion(model(x), y).backward()
+            optimizer.ascend()
+            optimizer.restore()
+            assert_identical([sharding.local(p) for p in model.parameters()], before)
+            optimizer.zero_grad()
+            optimizer.minimize(x, y)
+        results[variant] = (weights_of(model), optimizer.telemetry.descent_norm, optimizer.telemetry.ascent_norm)
+    return results
+
+
+@pytest.mark.parametrize("base_name", ["SGD(foreach)", "Adam"])
+def test_sharded_parameters_equal_one_process_with_the_whole_batch(base_name):
+    for result in ranks.run(train_shards, base_name):
+        for variant in VARIANTS:
+            model, optimizer = build(variant, base_name, net=mlp, dtype=torch.float64, clip_norm=0.1)
+            for seed in range(STEPS):
+                optimizer.minimize(*data(seed))
+            weights, descent_norm, ascent_norm = result[variant]
+            assert_close(weights, weights_of(model), 1e-10)
+            torch.testing.assert_close(descent_norm, optimizer.telemetry.descent_norm)
+            torch.testing.assert_close(ascent_norm, optimizer.telemetry.ascent_norm)
+
+
+def checkpoint_shards(folder):
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (ranks.RANKS,))
+
+    def fresh():
+        torch.manual_seed(0)
+        model = fully_shard(mlp().double(), mesh=mesh)
+        return model, VARIANTS["BiSAM(log)"](BASES["Adam"](model.parameters()), model)
+
+    model, optimizer = fresh()
+    for seed in range(4):
+        if seed == 2:
+            weights, state = get_state_dict(model, optimizer.base)
+            checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+        optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
+    resumed, resumed_optimizer = fresh()
+    weights, state = get_state_dict(resumed, resumed_optimizer.base)
+    checkpoint.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    set_state_dict(resumed, resumed_optimizer.base, model_state_dict=weights, optim_state_dict=state)
+    for seed in range(2, 4):
+        resumed_optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
+    return weights_of(model), weights_of(resumed)
+
+
+def test_a_distributed_checkpoint_of_model_and_base_resumes_bitwise(tmp_path):
+    for weights, resumed in ranks.run(checkpoint_shards, str(tmp_path)):
+        assert_identical(resumed, weights)
+
+
+# Choices
+
+
+def test_sharpness_must_be_known_and_local_needs_the_model():
+    with pytest.raises(ValueError, match='sharpness must be "local", "global" or None, got \'per-rank\''):
+        build(sharpness="per-rank")
+    base = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="needs the model"):
+        VARIANTS["SAM"](base, sharpness="local")
+
+
+def test_a_norm_of_mixed_types_is_the_norm_of_all():
+    tensors = [[torch.randn(5)], [torch.randn(3, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)]]
+    expected = torch.cat([t.double().flatten() for bucket in tensors for t in bucket]).norm()
+    torch.testing.assert_close(sharding.norm(tensors).double(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_norm_of_half_precision_gradients_is_computed_in_float32(dtype):
+    tensors = [torch.randn(1000).to(dtype) * 100 for _ in range(50)]  # its square overflows float16
+    expected = torch.cat([t.double() for t in tensors]).norm()
+    norm = sharding.norm([tensors])
+    assert norm.dtype == torch.float32
+    torch.testing.assert_close(norm.double(), expected, rtol=1e-6, atol=0)
