@@ -1,0 +1,140 @@
+"""`bisam.compat.SAM` against the two-step class as it is usually written, written here once more."""
+
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bisam.compat import SAM
+
+from family import ConvNet, assert_close, assert_identical, batch, mlp, tensors
+
+
+class UsualSAM:
+    """The textbook two steps, for the comparison."""
+
+    def __init__(self, params, base_class, rho, adaptive, **kwargs):
+        self.base, self.rho, self.adaptive = base_class(params, **kwargs), rho, adaptive
+        self.params = self.base.param_groups[0]["params"]
+
+    @torch.no_grad()
+    def first_step(self):
+        scaled = [p.abs() * p.grad if self.adaptive else p.grad for p in self.params]
+        norm = torch.stack([s.norm() for s in scaled]).norm()
+        self.old = [p.clone() for p in self.params]
+        for p in self.params:
+            p.add_((p**2 if self.adaptive else 1.0) * p.grad * self.rho / norm)
+            p.grad = None
+
+    @torch.no_grad()
+    def second_step(self):
+        for p, old in zip(self.params, self.old, strict=True):
+            p.copy_(old)
+        self.base.step()
+        self.base.zero_grad()
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("form", ["two steps", "closure"])
+def test_it_trains_as_the_usual_class_does(adaptive, form):
+    options = {"rho": 0.5, "adaptive": adaptive, "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
+    torch.manual_seed(0)
+    model = mlp().double()
+    optimizer = SAM(model.parameters(), torch.optim.SGD, **options)
+    torch.manual_seed(0)
+    usual_model = mlp().double()
+    usual = UsualSAM(usual_model.parameters(), torch.optim.SGD, **options)
+    for seed in range(10):
+        x, y = batch(seed, dtype=torch.float64)
+
+        def loss(net, x=x, y=y):
+            return F.cross_entropy(net(x), y)
+
+        loss(model).backward()
+        if form == "two steps":
+            optimizer.first_step(zero_grad=True)
+            loss(model).backward()
+            optimizer.second_step(zero_grad=True)
+        else:
+
+            def closure(loss=loss):
+                value = loss(model)
+                value.backward()
+                return value
+
+            assert isinstance(optimizer.step(closure), torch.Tensor)
+            optimizer.zero_grad()
+        loss(usual_model).backward()
+        usual.first_step()
+        loss(usual_model).backward()
+        usual.second_step()
+    assert_close(list(model.parameters()), list(usual_model.parameters()), 1e-12)
+
+
+def test_gradients_of_the_first_pass_never_leak_into_the_second():
+    results = []
+    for zero_grad in (True, False):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+        x, y = batch()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.first_step(zero_grad=zero_grad)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.second_step(zero_grad=True)
+        results.append(list(model.parameters()))
+    assert_identical(*results)
+
+
+def test_a_checkpoint_resumes_bitwise_and_a_scheduler_reaches_the_base():
+    def train(model, optimizer, scheduler, seeds):
+        for seed in seeds:
+            x, y = batch(seed)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.first_step(zero_grad=True)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.second_step(zero_grad=True)
+            scheduler.step()
+
+    def fresh():
+        torch.manual_seed(0)
+        model = ConvNet()
+        optimizer = SAM(model.parameters(), torch.optim.Adam, lr=1e-2)
+        return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+
+    whole = fresh()
+    train(*whole, range(2))
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in whole], file)
+    train(*whole, range(2, 5))
+    resumed = fresh()
+    file.seek(0)
+    for part, state in zip(resumed, torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    train(*resumed, range(2, 5))
+    assert_identical(tensors(*resumed[:2]), tensors(*whole[:2]))
+    assert resumed[1].base_optimizer.param_groups[0]["lr"] < 1e-2
+
+
+def test_misuse_is_loud():
+    model = mlp()
+    with pytest.raises(TypeError, match=r"must be a class such as torch.optim.SGD, got an instance of SGD"):
+        SAM(model.parameters(), torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+    with pytest.raises(TypeError, match="needs a closure"):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match=r"descend\(\) called before ascend\(\)"):
+        optimizer.second_step()
+    with pytest.raises(ValueError, match="rho must be non-negative and finite, got -1"):
+        SAM(model.parameters(), torch.optim.SGD, rho=-1, lr=0.1)
+
+
+def test_weights_come_back_when_the_closure_raises():
+    model = mlp()
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    assert_identical([p.detach() for p in model.parameters()], before)

@@ -1,0 +1,141 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bisam
+
+from family import ConvNet, batch, build, closure_of, mlp
+
+
+def test_the_criterion_is_the_ascent_on_the_way_up_and_the_descent_on_the_way_down():
+    model, optimizer = build("BiSAM(tanh)", net=mlp)
+    x, y = batch()
+    seen = {}
+
+    def closure():
+        loss = optimizer.criterion(model(x), y)
+        seen[optimizer.phase] = (
+            loss.detach(),
+            bisam.lower_bound(model(x), y, phi="tanh"),
+            F.cross_entropy(model(x), y),
+        )
+        loss.backward()
+
+    optimizer.step(closure)
+    assert torch.equal(seen["ascent"][0], seen["ascent"][1])
+    assert torch.equal(seen["descent"][0], seen["descent"][2])
+
+
+def test_without_gradients_the_criterion_is_the_descents_loss_and_leaves_no_trace():
+    model, optimizer = build(net=mlp)
+    x, y = batch()
+    optimizer.minimize(x, y)
+    known = optimizer.telemetry.as_dict()
+    with torch.no_grad():
+        assert torch.equal(optimizer.criterion(model(x), y), F.cross_entropy(model(x), y))
+    assert optimizer.telemetry.as_dict() == known
+
+
+@pytest.mark.parametrize("form", ["step", "by hand"])
+def test_telemetry_agrees_with_a_count_by_hand(variant, form):
+    model, optimizer = build(variant, net=mlp, rho=1.0)
+    x, y = batch(size=64)
+    logits = {}
+    model.register_forward_hook(lambda _, __, output: logits.update({optimizer.phase: output.detach()}))
+    if form == "step":
+        optimizer.step(closure_of(model, optimizer, x, y))
+    else:
+        optimizer.criterion(model(x), y).backward()
+        optimizer.ascend()
+        optimizer.criterion(model(x), y).backward()
+        optimizer.descend()
+    up, down = logits["ascent"], logits["descent"]
+    right, right_after = up.argmax(1) == y, down.argmax(1) == y
+    ours = optimizer.telemetry
+    torch.testing.assert_close(ours.loss, F.cross_entropy(up, y))
+    torch.testing.assert_close(ours.perturbed_loss, F.cross_entropy(down, y))
+    torch.testing.assert_close(ours.surrogate_gap, F.cross_entropy(down, y) - F.cross_entropy(up, y))
+    torch.testing.assert_close(ours.error, (~right).float().mean())
+    torch.testing.assert_close(ours.perturbed_error, (~right_after).float().mean())
+    assert ours.flips.item() == sum(a and not b for a, b in zip(right.tolist(), right_after.tolist(), strict=True)) > 0
+    ascent = optimizer.criterion.ascent
+    torch.testing.assert_close(ours.ascent, ascent(up, y))
+    if isinstance(ascent, bisam.LowerBound):
+        torch.testing.assert_close(ours.bound, ascent.bound(up, y))
+        assert ours.bound <= ours.error
+    else:
+        assert ours.bound is None
+
+
+def test_telemetry_counts_what_is_not_ignored():
+    _, optimizer = build(net=mlp, rho=1.0)
+    x, y = batch(size=64)
+    optimizer.minimize(x[:32], y[:32])
+    expected = {name: value.clone() for name, value in optimizer.telemetry.as_dict().items()}
+    _, optimizer = build(net=mlp, rho=1.0)
+    padded = y.clone()
+    padded[32:] = -100
+    optimizer.minimize(x, padded)
+    torch.testing.assert_close(optimizer.telemetry.as_dict(), expected)
+
+
+def test_telemetry_of_a_step_stays_with_whoever_holds_it():
+    _, optimizer = build(net=mlp)
+    assert optimizer.telemetry.as_dict() == {}
+    optimizer.minimize(*batch(0))
+    first = optimizer.telemetry
+    loss = first.loss.clone()
+    optimizer.minimize(*batch(1))
+    assert torch.equal(first.loss, loss)
+    assert not torch.equal(optimizer.telemetry.loss, loss)
+
+
+def test_telemetry_starts_anew_after_a_step_that_was_given_up():
+    model, optimizer = build(net=mlp)
+    x, y = batch()
+    for give_up in (True, False):
+        optimizer.criterion(model(x), y).backward()
+        optimizer.ascend()
+        optimizer.criterion(model(x), y).backward()
+        optimizer.restore() if give_up else optimizer.descend()
+        optimizer.zero_grad()
+    assert len(optimizer.telemetry._at_weights) == len(optimizer.telemetry._at_perturbed) == 1
+
+
+def test_micro_batches_by_hand_count_together():
+    model, optimizer = build(net=mlp, rho=1.0)
+    whole, whole_optimizer = build(net=mlp, rho=1.0)
+    x, y = batch(size=64)
+    for move in (optimizer.ascend, optimizer.descend):
+        for part in zip(x.chunk(4), y.chunk(4), strict=True):
+            (optimizer.criterion(model(part[0]), part[1]) / 4).backward()
+        move()
+    whole_optimizer.minimize(x, y)
+    torch.testing.assert_close(optimizer.telemetry.as_dict(), whole_optimizer.telemetry.as_dict())
+    torch.testing.assert_close(list(model.parameters()), list(whole.parameters()))
+
+
+def test_a_step_that_does_not_perturb_knows_its_loss_and_error():
+    _, optimizer = build(net=mlp, rho=0.0)
+    optimizer.minimize(*batch())
+    assert optimizer.telemetry.as_dict().keys() == {"loss", "error"}
+
+
+def test_telemetry_holds_no_logits_and_no_graph():
+    """Small masks and scalars only: logits of a language model are larger than its weights."""
+    model, optimizer = build(net=ConvNet)
+    x, y = batch(size=64)
+    optimizer.step(closure_of(model, optimizer, x, y))
+    for observation in optimizer.telemetry._at_weights + optimizer.telemetry._at_perturbed:
+        held = [v for v in vars(observation).values() if isinstance(v, torch.Tensor) and v is not y]
+        assert all(not v.requires_grad and v.nbytes <= 64 for v in held)
+
+
+def test_label_smoothing_is_the_descents_affair():
+    smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
+    model, optimizer = build(net=mlp, descent=smooth)
+    x, y = batch()
+    expected, q = smooth(model(x), y).detach(), bisam.lower_bound(model(x), y).detach()
+    assert torch.equal(optimizer.minimize(x, y), expected)
+    assert torch.equal(optimizer.telemetry.ascent, q)

@@ -1,0 +1,440 @@
+"""The engine beyond the contract: its inputs, its refusals, and what surrounds a training loop."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import bisam
+from bisam import SAM, BiSAM, SharpnessAware
+
+from family import BASES, VARIANTS, ConvNet, assert_close, assert_identical, batch, build, closure_of, mlp, tensors
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+# What a model may take and give
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, left, right, flag=True):
+        return self.net(left + right if flag else left)
+
+
+class HuggingFaceLike(nn.Module):
+    """Takes keyword arguments, answers with an object that holds logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, *, input_values, attention_mask=None):
+        logits = self.net(input_values * attention_mask)
+        return type("Output", (), {"logits": logits})()
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("kind", ["tuple", "dict", "mixed dict", "keyword model"])
+def test_inputs_may_be_a_tensor_a_tuple_or_a_dict(kind, accumulate):
+    x, y = batch(dtype=torch.float64)
+    expected, expected_optimizer = build(net=mlp, dtype=torch.float64)
+    expected_optimizer.minimize(x, y)
+    net = HuggingFaceLike if kind == "keyword model" else TwoInputs
+    model, optimizer = build(net=net, dtype=torch.float64)
+    inputs = {
+        "tuple": (x / 2, x / 2),
+        "dict": {"left": x / 2, "right": x / 2},
+        "mixed dict": {"left": x, "right": x, "flag": False},
+        "keyword model": {"input_values": x, "attention_mask": torch.ones_like(x)},
+    }[kind]
+    optimizer.minimize(inputs, y, accumulate=accumulate)
+    assert_close(list(model.parameters()), list(expected.parameters()), 1e-12)
+
+
+def test_token_classification_trains_on_what_is_not_ignored():
+    """Logits (N, K, d) and padded labels, cut into unequal micro-batches, equal the whole batch."""
+
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Conv1d(6, 4, 1)
+
+        def forward(self, x):
+            return self.net(x)
+
+    results = []
+    for accumulate in (1, 3):
+        model, optimizer = build(net=Tagger, dtype=torch.float64)
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(8, 6, 5, dtype=torch.float64, generator=generator)
+        y = torch.randint(4, (8, 5), generator=generator)
+        y[0], y[3, 2:] = -100, -100
+        loss = optimizer.minimize(x, y, accumulate=accumulate)
+        results.append([loss, *optimizer.telemetry.as_dict().values(), *model.parameters()])
+    assert_close(*results, 1e-12)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_class_weights_and_sums_accumulate_to_the_whole_batch(accumulate, reduction):
+    weight = torch.rand(4, dtype=torch.float64)
+    objectives = {
+        "ascent": bisam.LowerBound(weight=weight, reduction=reduction),
+        "descent": nn.CrossEntropyLoss(weight=weight, reduction=reduction, label_smoothing=0.0),
+    }
+    model, optimizer = build(net=mlp, dtype=torch.float64, **objectives)
+    whole, whole_optimizer = build(net=mlp, dtype=torch.float64, **objectives)
+    x, y = batch(dtype=torch.float64)
+    optimizer.minimize(x, y, accumulate=accumulate)
+    whole_optimizer.minimize(x, y)
+    assert_close(list(model.parameters()), list(whole.parameters()), 1e-12)
+
+
+def test_mixup_targets_train(variant):
+    model, optimizer = build(variant)
+    x, y = batch()
+    soft = 0.7 * nn.functional.one_hot(y, 4) + 0.3 * nn.functional.one_hot(y.flip(0), 4)
+    before = tensors(model, optimizer)
+    loss = optimizer.minimize(x, soft, accumulate=2)
+    assert loss.isfinite()
+    assert not torch.equal(before[0], model.conv.weight)
+
+
+def test_a_closure_with_a_loss_of_its_own_needs_no_criterion():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1)
+    optimizer = SAM(sgd(model), model)
+    x, _ = batch()
+
+    def closure():
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    expected = model(x).square().mean()
+    loss = optimizer.step(closure)
+    assert torch.equal(loss, expected.detach())
+    assert optimizer.telemetry.loss is None
+    assert optimizer.telemetry.ascent_norm > 0
+
+
+def test_regression_has_losses_but_no_errors():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    optimizer = SAM(sgd(model), model, descent=nn.MSELoss())
+    optimizer.minimize(batch()[0], torch.randn(16, 3))
+    assert optimizer.telemetry.surrogate_gap > 0
+    assert optimizer.telemetry.flips is None
+    assert optimizer.telemetry.error is None
+
+
+def test_frozen_and_tied_parameters_train():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6, bias=False), nn.Linear(6, 4))
+    model[2].weight = model[0].weight
+    model[3].bias.requires_grad_(False)
+    optimizer = BiSAM(sgd(model), model)
+    frozen = model[3].bias.detach().clone()
+    optimizer.minimize(*batch())
+    assert torch.equal(model[3].bias, frozen)
+    assert model[2].weight is model[0].weight
+
+
+# Sparse gradients
+
+
+def test_sparse_gradients_are_refused_with_the_remedy_and_trained_where_rho_is_zero():
+    torch.manual_seed(0)
+    embedding, head = nn.Embedding(10, 6, sparse=True), nn.Linear(6, 4)
+    model = nn.Sequential(embedding, head)
+    words, y = torch.randint(10, (16,)), batch()[1]
+    optimizer = BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match=r"shape \(10, 6\) in group 0 has a sparse gradient.*rho=0"):
+        optimizer.minimize(words, y)
+    assert_identical([p.detach() for p in model.parameters()], before)
+    groups = [{"params": embedding.parameters(), "rho": 0.0}, {"params": head.parameters()}]
+    optimizer = BiSAM(torch.optim.SGD(groups, lr=0.1), model)
+    optimizer.minimize(words, y)
+    assert not torch.equal(embedding.weight, before[0])
+
+
+# Around the loop
+
+
+def test_hooks_and_named_parameters_of_torch_optimizers_work():
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = BiSAM(torch.optim.SGD(model.named_parameters(), lr=0.1), model)
+    calls = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    x, y = batch()
+    optimizer.step(closure_of(model, optimizer, x, y))
+    assert calls == ["before", "after"]
+    assert optimizer.state_dict()["param_groups"][0]["param_names"][0] == "0.weight"
+
+
+def test_a_base_optimizer_that_has_stepped_keeps_its_state():
+    model = mlp()
+    base = BASES["Adam"](model.parameters())
+    nn.functional.cross_entropy(model(batch()[0]), batch()[1]).backward()
+    base.step()
+    state, groups = base.state, base.param_groups
+    optimizer = SAM(base, model)
+    assert optimizer.state is base.state is state
+    assert optimizer.param_groups is base.param_groups is groups
+    assert len(state) == 4
+
+
+def test_the_optimizer_can_be_pickled_with_its_model():
+    model, optimizer = build()
+    optimizer.minimize(*batch(0))
+    twin, twin_optimizer = pickle.loads(pickle.dumps((model, optimizer)))
+    for m, o in ((model, optimizer), (twin, twin_optimizer)):
+        o.minimize(*batch(1))
+        with pytest.raises(RuntimeError, match="base optimizer's step"):
+            perturb(m, o).base.step()
+        o.restore()
+    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+
+def test_a_model_moved_to_another_precision_after_a_step_is_restored_in_that_precision():
+    model, optimizer = build("SAM", net=mlp)
+    optimizer.minimize(*batch())
+    model.double()
+    optimizer.state.clear()
+    before = [p.detach().clone() for p in model.parameters()]
+    with torch.no_grad():
+        for p, b in zip(model.parameters(), before, strict=True):
+            p.add_(1e-12)
+            b.copy_(p)
+    perturb(model, optimizer, *batch(dtype=torch.float64)).restore()
+    assert_identical([p.detach() for p in model.parameters()], before)
+
+
+def test_repr_says_what_it_is():
+    text = repr(build("BiSAM(tanh)")[1])
+    assert text.startswith("BiSAM(rho=0.05, adaptive=False, eta=0.0, ascent=LowerBound(phi=tanh, mu=10, alpha=0.1)")
+    assert "base=SGD" in text
+
+
+def test_a_closure_runs_once_in_each_pass_and_sees_its_phase():
+    model, optimizer = build()
+    phases = []
+    closure = closure_of(model, optimizer, *batch())
+    optimizer.step(lambda: (phases.append(optimizer.phase), closure())[1])
+    assert phases == ["ascent", "descent"]
+    optimizer.param_groups[0]["rho"] = 0.0
+    optimizer.step(lambda: (phases.append(optimizer.phase), closure())[1])
+    assert phases == ["ascent", "descent", "plain"]
+
+
+def test_step_leaves_the_gradient_of_the_update_readable_and_descend_clears_it():
+    model, optimizer = build(net=mlp)
+    optimizer.minimize(*batch())
+    assert all(p.grad is not None for p in model.parameters())
+    optimizer.zero_grad()
+    perturb(model, optimizer)
+    nn.functional.cross_entropy(model(batch()[0]), batch()[1]).backward()
+    optimizer.descend()
+    assert all(p.grad is None for p in model.parameters())
+
+
+# Misuse: the right exception, what was given, what to do; and nothing has changed
+
+
+def perturb(model, optimizer, *data):
+    x, y = data or batch()
+    optimizer.criterion(model(x), y).backward()
+    optimizer.ascend()
+    return optimizer
+
+
+def test_descend_before_ascend():
+    _, optimizer = build()
+    with pytest.raises(RuntimeError, match=r"descend\(\) called before ascend\(\).*use step\(closure\)"):
+        optimizer.descend()
+
+
+def test_ascend_twice_and_the_way_out():
+    model, optimizer = build()
+    before = [p.detach().clone() for p in model.parameters()]
+    perturb(model, optimizer)
+    with pytest.raises(RuntimeError, match=r"ascend\(\) called twice.*restore\(\)"):
+        optimizer.ascend()
+    optimizer.restore()
+    assert_identical([p.detach() for p in model.parameters()], before)
+    optimizer.restore()  # between steps it has nothing to do
+    assert_identical([p.detach() for p in model.parameters()], before)
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("step", lambda model, optimizer: optimizer.step(lambda: None)),
+        ("minimize", lambda model, optimizer: optimizer.minimize(*batch())),
+        ("state_dict", lambda model, optimizer: optimizer.state_dict()),
+        ("load_state_dict", lambda model, optimizer: optimizer.load_state_dict({})),
+        ("base optimizer's step", lambda model, optimizer: optimizer.base.step()),
+        ("copying", lambda model, optimizer: copy.deepcopy(optimizer)),
+    ],
+)
+def test_what_would_keep_or_lose_perturbed_weights_is_refused(name, use):
+    model, optimizer = build()
+    before = [p.detach().clone() for p in model.parameters()]
+    perturb(model, optimizer)
+    with pytest.raises(RuntimeError, match=rf"{name}.* called between ascend\(\) and descend\(\)"):
+        use(model, optimizer)
+    optimizer.restore()
+    assert_identical([p.detach() for p in model.parameters()], before)
+
+
+@pytest.mark.parametrize(
+    ("closure", "message"),
+    [(None, r"step\(\) needs a closure.*minimize\(x, y\)"), ([], "non-empty list of closures"), (3, "got 3")],
+)
+def test_step_needs_a_closure(closure, message):
+    _, optimizer = build()
+    with pytest.raises(TypeError, match=message):
+        optimizer.step(closure)
+
+
+def test_a_closure_that_leaves_no_gradients(variant):
+    model, optimizer = build(variant)
+    optimizer.minimize(*batch())  # stale gradients are there
+    before = tensors(model, optimizer)
+    with pytest.raises(RuntimeError, match=r"no gradients: the closure left none.*Call backward\(\)"):
+        optimizer.step(lambda: None)
+    assert_identical(tensors(model, optimizer), before)
+
+    def only_the_first_time():
+        if optimizer.phase == "ascent":
+            optimizer.criterion(model.eval()(batch()[0]), batch()[1]).backward()
+
+    with pytest.raises(RuntimeError, match="no gradients"):
+        optimizer.step(only_the_first_time)
+    assert_identical(tensors(model, optimizer), before)
+
+
+def test_ascend_and_descend_without_gradients():
+    model, optimizer = build()
+    with pytest.raises(RuntimeError, match=r"ascend\(\) found no gradients: the first backward pass"):
+        optimizer.ascend()
+    before = tensors(model, optimizer)
+    perturb(model.eval(), optimizer)
+    with pytest.raises(RuntimeError, match=r"descend\(\) found no gradients: the second backward pass"):
+        optimizer.descend()
+    assert_identical(tensors(model, optimizer), before)
+
+
+@pytest.mark.parametrize(
+    ("make_base", "error", "message"),
+    [
+        (lambda m: SAM(sgd(m), m), TypeError, "SAM is sharpness-aware already"),
+        (lambda m: bisam.compat.SAM(m.parameters(), torch.optim.SGD, lr=0.1), TypeError, "sharpness-aware already"),
+        (lambda m: m.parameters(), TypeError, "base must be a torch optimizer, got generator.*compat.SAM"),
+        (lambda m: torch.optim.SGD, TypeError, "base must be a torch optimizer, got type"),
+        (lambda m: torch.optim.LBFGS(m.parameters()), TypeError, "LBFGS"),
+        (lambda m: torch.optim.SGD([{"params": []}], lr=0.1), ValueError, "empty parameter list"),
+        (lambda m: torch.optim.SGD([], lr=0.1), ValueError, "empty parameter list"),
+    ],
+)
+def test_base_optimizers_that_cannot_be(make_base, error, message):
+    model = mlp()
+    with pytest.raises(error, match=message):
+        BiSAM(make_base(model), model)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"rho": -0.05}, ValueError, "rho must be non-negative and finite, got -0.05"),
+        ({"mu": 0}, ValueError, "mu must be positive and finite, got 0"),
+        ({"clip_norm": 0.0}, ValueError, "clip_norm must be positive, got 0.0"),
+        ({"phi": "hinge"}, ValueError, "phi must be"),
+        ({"rh0": 0.1}, TypeError, "rh0"),
+    ],
+)
+def test_options_that_cannot_be_leave_the_base_optimizer_alone(options, error, message):
+    model = mlp()
+    base = sgd(model)
+    before = base.state_dict()
+    with pytest.raises(error, match=message):
+        BiSAM(base, model, **options)
+    assert base.state_dict() == before
+    assert not base._optimizer_step_pre_hooks
+
+
+def test_a_model_that_is_none():
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module or None, got list"):
+        SAM(sgd(mlp()), [1])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "error", "message"),
+    [
+        (torch.randn(0, 6), torch.zeros(0, dtype=torch.long), ValueError, "the batch is empty"),
+        (torch.randn(4, 6), torch.tensor([0, 1, 2, 4]), IndexError, "labels must lie in 0 … 3.*from 0 to 4"),
+        (torch.randn(4, 6), torch.tensor([0.0, 1.0, 2.0, 3.0]), TypeError, r"float32 of shape \(4,\).*target.long\(\)"),
+    ],
+)
+def test_bad_batches_leave_weights_and_state_as_they_were(variant, x, y, error, message):
+    model, optimizer = build(variant, net=mlp)
+    optimizer.minimize(*batch())
+    before = tensors(model, optimizer)
+    with pytest.raises(error, match=message):
+        optimizer.minimize(x, y)
+    with pytest.raises(error, match=message):
+        optimizer.step(closure_of(model, optimizer, x, y))
+    assert_identical(tensors(model, optimizer), before)
+    optimizer.minimize(*batch())
+
+
+def test_minimize_needs_the_model_and_whole_parts():
+    model = mlp()
+    with pytest.raises(RuntimeError, match=r"give it, as in SAM\(base, model\)"):
+        SAM(sgd(model)).minimize(*batch())
+    with pytest.raises(ValueError, match="accumulate must be at least 1, got 0"):
+        SAM(sgd(model), model).minimize(*batch(), accumulate=0)
+
+
+def test_an_objective_that_returns_one_loss_per_sample():
+    _, optimizer = build(ascent=bisam.LowerBound(reduction="none"))
+    with pytest.raises(ValueError, match=r"must return a scalar.*got shape \(16,\)"):
+        optimizer.minimize(*batch())
+
+
+def test_a_scheduler_on_something_else_is_refused_by_torch():
+    with pytest.raises(TypeError, match="not an Optimizer"):
+        torch.optim.lr_scheduler.StepLR(mlp(), 1)
+
+
+def test_a_checkpoint_of_another_model_changes_nothing(variant):
+    model, optimizer = build(variant, net=mlp)
+    optimizer.minimize(*batch())
+    before, groups = tensors(model, optimizer), copy.deepcopy(optimizer.state_dict()["param_groups"])
+    other = VARIANTS[variant](sgd(nn.Linear(2, 2)))
+    with pytest.raises(ValueError, match="parameter group"):
+        optimizer.load_state_dict(other.state_dict())
+    assert_identical(tensors(model, optimizer), before)
+    assert optimizer.state_dict()["param_groups"] == groups
+
+
+def test_the_engine_itself_is_sam():
+    model, optimizer = build("SAM")
+    torch.manual_seed(0)
+    bare = ConvNet()
+    engine = SharpnessAware(BASES["SGD(foreach)"](bare.parameters()), bare)
+    for seed in range(3):
+        optimizer.minimize(*batch(seed))
+        engine.minimize(*batch(seed))
+    assert_identical(tensors(bare, engine), tensors(model, optimizer))

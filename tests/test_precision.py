@@ -1,0 +1,170 @@
+"""Mixed precision: the mathematics of a step does not change with it."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from family import BASES, VARIANTS, assert_close, assert_identical, batch, build, mlp, tensors
+
+
+def scaled_closure(model, optimizer, x, y, spoil=None):
+    def closure():
+        optimizer.zero_grad()
+        loss = optimizer.criterion(model(x), y)
+        optimizer.scaler.scale(loss).backward()
+        if optimizer.phase == spoil:
+            next(model.parameters()).grad.view(-1)[0] = float("inf")
+        return loss
+
+    return closure
+
+
+# GradScaler
+
+
+@pytest.mark.parametrize("form", ["step", "minimize", "by hand"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_scaled_steps_equal_unscaled_ones(variant, base, device, form, enabled):
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=2, enabled=enabled)
+    model, optimizer = build(variant, base, net=mlp, device=device, scaler=scaler, clip_norm=0.5)
+    plain, plain_optimizer = build(variant, base, net=mlp, device=device, clip_norm=0.5)
+    for seed in range(4):
+        x, y = batch(seed, device=device)
+        if form == "step":
+            loss = optimizer.step(scaled_closure(model, optimizer, x, y))
+        elif form == "minimize":
+            loss = optimizer.minimize(x, y)
+        else:
+            scaler.scale(optimizer.criterion(model(x), y)).backward()
+            optimizer.ascend()
+            scaler.scale(optimizer.criterion(model(x), y)).backward()
+            optimizer.descend()
+            loss = optimizer.telemetry.loss
+        expected = plain_optimizer.minimize(x, y)
+        assert torch.equal(loss, expected)
+        for ours, theirs in zip(*(o.telemetry.as_dict().values() for o in (optimizer, plain_optimizer)), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    # scaling by powers of two is exact
+    assert_identical(tensors(model, optimizer), tensors(plain, plain_optimizer))
+    if enabled:
+        assert scaler.get_scale() == 2.0**12  # four good steps: grown twice
+
+
+@pytest.mark.parametrize("failing", ["ascent", "descent"])
+@pytest.mark.parametrize("form", ["step", "by hand"])
+def test_a_pass_that_overflows_restores_skips_and_shrinks_once(variant, base, device, failing, form):
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0)
+    model, optimizer = build(variant, base, device=device, scaler=scaler)
+    x, y = batch(device=device)
+    optimizer.minimize(x, y)
+    before = tensors(model, optimizer)
+    model.norm.eval()
+    closure = scaled_closure(model, optimizer, x, y, spoil=failing)
+    if form == "step":
+        optimizer.step(closure)
+    else:
+        closure()
+        optimizer.ascend()
+        closure()
+        optimizer.descend()
+    assert_identical(tensors(model, optimizer), before)
+    assert scaler.get_scale() == 512.0
+    optimizer.minimize(x, y)
+    assert not torch.equal(model.conv.weight, before[0])
+    assert scaler.get_scale() == 512.0
+
+
+def test_a_pass_that_raises_leaves_the_scaler_usable():
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model, optimizer = build(net=mlp, scaler=scaler)
+    good = scaled_closure(model, optimizer, *batch())
+
+    def raising():
+        if optimizer.phase == "descent":
+            raise MemoryError
+        return good()
+
+    with pytest.raises(MemoryError):
+        optimizer.step(raising)
+    optimizer.step(good)
+    assert scaler.get_scale() == 1024.0
+
+
+# autocast
+
+
+@pytest.mark.parametrize("around", ["the forward passes", "the whole step"])
+def test_autocast_around_the_step_sees_the_perturbed_weights(variant, device, around):
+    """Autocast caches low-precision copies of weights; stale ones would make the second pass a copy of the first."""
+    outputs = []
+    model, optimizer = build(variant, net=mlp, device=device, rho=5.0)
+    model.register_forward_hook(lambda _, __, output: outputs.append(output.detach()))
+    x, y = batch(device=device)
+    low_precision = torch.autocast(device, torch.bfloat16)
+    inside, outside = (
+        (low_precision, nullcontext()) if around == "the forward passes" else (nullcontext(), low_precision)
+    )
+
+    def closure():
+        with inside:
+            loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        return loss
+
+    with outside:
+        optimizer.step(closure)
+        with inside:
+            model(x)
+    at_weights, at_perturbed, after = outputs
+    assert at_weights.dtype == torch.bfloat16
+    assert not torch.equal(at_weights, at_perturbed)
+    with low_precision:  # a fresh cache
+        assert torch.equal(after, model(x).detach())
+
+
+def test_minimize_with_autocast_is_the_step_with_autocast(variant, device):
+    model, optimizer = build(variant, net=mlp, device=device, autocast=torch.bfloat16)
+    twin, twin_optimizer = build(variant, net=mlp, device=device)
+    for seed in range(3):
+        x, y = batch(seed, device=device)
+
+        def closure(x=x, y=y):
+            with torch.autocast(device, torch.bfloat16):
+                loss = twin_optimizer.criterion(twin(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.minimize(x, y)
+        twin_optimizer.step(closure)
+    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+
+def test_autocast_in_bfloat16_stays_near_the_float32_step(variant, device):
+    model, optimizer = build(variant, net=mlp, device=device, autocast=torch.bfloat16)
+    exact, exact_optimizer = build(variant, net=mlp, device=device)
+    for seed in range(3):
+        x, y = batch(seed, device=device)
+        optimizer.minimize(x, y)
+        exact_optimizer.minimize(x, y)
+    # bfloat16 has 8 bits: products are off by 2⁻⁸, updates of 0.1 × gradients of order one by a hundredth
+    assert_close(list(model.parameters()), list(exact.parameters()), 2e-2)
+
+
+# Whole models in half precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_trains_and_comes_back_bitwise(variant, dtype):
+    torch.manual_seed(0)
+    model = mlp().to(dtype)
+    optimizer = VARIANTS[variant](BASES["SGD(foreach)"](model.parameters()), model)
+    before = [p.detach().clone() for p in model.parameters()]
+    x, y = batch(dtype=dtype)
+    optimizer.criterion(model(x), y).backward()
+    optimizer.ascend()
+    assert any(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    optimizer.restore()
+    assert_identical([p.detach() for p in model.parameters()], before)
+    losses = [optimizer.minimize(x, y) for _ in range(20)]
+    assert losses[-1] < losses[0]

@@ -1,0 +1,97 @@
+import torch
+from torch import nn
+
+from bisam.snapshot import BufferSnapshot, Snapshot
+
+from family import assert_identical, batch, build
+
+
+class HandMadeNorm(nn.Module):
+    """Batch statistics as people write them: replaced, updated through .data, counted, and one that is None."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("variance", torch.ones(6))
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("nothing", None)
+        self.register_buffer("scratch", torch.zeros(6), persistent=False)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        self.variance.data.mul_(0.9).add_(0.1 * x.var(0).detach())
+        self.calls += 1
+        self.scratch.copy_(self.head.weight.detach().sum(0))
+        return self.head((x - self.mean) / self.variance.sqrt())
+
+
+def test_buffers_come_back_however_a_module_changes_them(variant):
+    model, optimizer = build(variant, net=HandMadeNorm)
+    once, _ = build(variant, net=HandMadeNorm)
+    x, y = batch()
+    once(x)
+    optimizer.minimize(x, y)
+    assert_identical(list(model.buffers()), list(once.buffers()))
+    assert model.calls == 1
+
+
+def test_instance_and_synchronised_norms_are_restored_too():
+    def net():
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 6)),
+            nn.InstanceNorm1d(1, track_running_stats=True),
+            nn.BatchNorm1d(1, momentum=None),
+            nn.Flatten(),
+            nn.LazyBatchNorm1d(),
+            nn.Linear(6, 4),
+        )
+
+    x, y = batch()
+    torch.manual_seed(0)
+    model, once = net(), None
+    model(x)  # the lazy layer learns its size
+    import copy
+
+    from bisam import BiSAM
+
+    once = copy.deepcopy(model)
+    once(x)
+    optimizer = BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer.minimize(x, y)
+    assert_identical(list(model.buffers()), list(once.buffers()))
+
+
+def test_a_buffer_that_appears_during_training_is_restored():
+    model, optimizer = build()
+    optimizer.minimize(*batch())
+    model.register_buffer("seen", torch.zeros(()))
+
+    def count(module, *_):
+        module.seen += 1
+
+    model.register_forward_hook(count)
+    optimizer.minimize(*batch())
+    assert model.seen == 1
+
+
+def test_a_snapshot_reuses_its_memory_and_keeps_the_layout():
+    tensors = [torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last), torch.randn(7)]
+    snapshot = Snapshot()
+    snapshot.save(tensors)
+    memory = [c.data_ptr() for c in snapshot.copies]
+    saved = [t.clone() for t in tensors]
+    for t in tensors:
+        t.zero_()
+    snapshot.restore()
+    assert_identical(tensors, saved)
+    snapshot.save(tensors)
+    assert [c.data_ptr() for c in snapshot.copies] == memory
+    assert snapshot.copies[0].stride() == tensors[0].stride()
+
+
+def test_a_buffer_snapshot_of_no_model_has_nothing_to_do():
+    snapshot = BufferSnapshot(None)
+    snapshot.save()
+    snapshot.restore()
+    assert not snapshot._places
