@@ -291,7 +291,7 @@ class SharpnessAware(torch.optim.Optimizer):
         if buckets:
             self.telemetry.ascent_norm = self.perturbation(buckets)
         for bucket in buckets:
-            torch._foreach_add_(bucket.params, bucket.local_gradients)
+            torch._foreach_add_(bucket.params, bucket.gradients)
 
     def _update(self) -> None:
         """Hand the gradients to the base optimizer."""
@@ -315,16 +315,18 @@ class SharpnessAware(torch.optim.Optimizer):
             if _is_zero(group["rho"]):
                 continue
             for param in group["params"]:
-                if param.grad is None:
+                gradient = param.grad
+                if gradient is None:
                     continue
-                if param.grad.layout is not torch.strided:
+                if gradient.layout is not torch.strided:
                     raise RuntimeError(
                         f"a parameter of shape {tuple(param.shape)} in group {index} has a sparse gradient, which "
                         "cannot be perturbed. Build its layer with sparse=False, or put it into a group with rho=0."
                     )
-                bucket = buckets.setdefault((index, *sharding.kind(param)), Bucket([], [], group))
-                bucket.params.append(sharding.local(param))
-                bucket.gradients.append(param.grad)
+                key = (index, *sharding.kind(param))
+                if key not in buckets:
+                    buckets[key] = Bucket(group)
+                buckets[key].add(param, gradient)
         return list(buckets.values())
 
     def _perturbs(self) -> bool:
@@ -352,8 +354,8 @@ class SharpnessAware(torch.optim.Optimizer):
         A gradient that is not finite stays so, makes ε and with it the second gradient not finite, and is found there.
         """
         for bucket in buckets:
-            gradients = bucket.local_gradients
-            torch._foreach_div_(gradients, self._scaled(torch.ones((), device=gradients[0].device)))
+            scale = self._scaled(torch.ones((), device=bucket.gradients[0].device))
+            torch._foreach_div_(bucket.gradients, scale)
 
     # Misuse is loud.
 

@@ -22,18 +22,21 @@ from bisam import sharding
 class Bucket:
     """Parameters of one group that share device and type, with their ascent gradients; together one foreach call.
 
-    `weights` are the saved copies of the parameters. The parameters themselves are free to be written to: whatever
-    a perturbation leaves in them is where ε is added.
+    `params`, `gradients` and `weights`, the saved copies of the parameters, are this rank's shards where there are
+    shards; `whole_gradients` are what a norm has to see. The parameters are free to be written to: whatever a
+    perturbation leaves in them is where ε is added.
     """
 
-    params: list[Tensor]
-    gradients: list[Tensor]
     options: dict[str, Any]
+    params: list[Tensor] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)
+    whole_gradients: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
 
-    @property
-    def local_gradients(self) -> list[Tensor]:
-        return [sharding.local(gradient) for gradient in self.gradients]
+    def add(self, param: Tensor, gradient: Tensor) -> None:
+        self.params.append(sharding.local(param))
+        self.gradients.append(sharding.local(gradient))
+        self.whole_gradients.append(gradient)
 
 
 class Perturbation(Protocol):
@@ -73,12 +76,12 @@ class Ball:
         for bucket in buckets:
             if bucket.options["adaptive"]:
                 _scale_by_weights(bucket)
-        norm = sharding.norm(bucket.gradients for bucket in buckets)
+        norm = sharding.norm(bucket.whole_gradients for bucket in buckets)
         # ε is 0 where the gradient is, and all NaN where it is not finite: then the second pass is not finite either,
         # and whoever guards the update (a GradScaler) skips it, with no need to look at the norm on the host
         unit = torch.where(norm == 0, 0.0, torch.where(norm.isfinite(), 1 / norm, math.nan))
         for bucket in buckets:
-            gradients = bucket.local_gradients
+            gradients = bucket.gradients
             if bucket.options["adaptive"]:
                 torch._foreach_mul_(gradients, bucket.params)
                 torch._foreach_copy_(bucket.params, bucket.weights)
@@ -91,4 +94,4 @@ def _scale_by_weights(bucket: Bucket) -> None:
     torch._foreach_abs_(bucket.params)
     if isinstance(bucket.options["eta"], Tensor) or bucket.options["eta"] != 0:
         torch._foreach_add_(bucket.params, bucket.options["eta"])
-    torch._foreach_mul_(bucket.local_gradients, bucket.params)
+    torch._foreach_mul_(bucket.gradients, bucket.params)

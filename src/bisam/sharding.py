@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this is a DTensor. Asked by its method, because importing torch.distributed.tensor is slow."""
-    return hasattr(tensor, "full_tensor")
+    """Whether this is a DTensor. Its class is asked for a method: importing torch.distributed.tensor is slow."""
+    return hasattr(type(tensor), "full_tensor")
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def full(tensor: Tensor) -> Tensor:
 
 def kind(tensor: Tensor) -> tuple[Any, ...]:
     """What the tensors of one foreach operation must have in common."""
-    return (tensor.device, tensor.dtype, getattr(tensor, "device_mesh", None))
+    return (tensor.device, tensor.dtype, tensor.device_mesh if is_sharded(tensor) else None)  # type: ignore[attr-defined]
 
 
 def norm(buckets: Iterable[list[Tensor]]) -> Tensor:
