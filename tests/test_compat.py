@@ -138,3 +138,21 @@ def test_weights_come_back_when_the_closure_raises():
     with pytest.raises(ZeroDivisionError):
         optimizer.step(lambda: 1 / 0)
     assert_identical([p.detach() for p in model.parameters()], before)
+
+
+@pytest.mark.parametrize("base_class", [torch.optim.SGD, torch.optim.Adam])
+def test_a_checkpoint_of_the_usual_class_loads_without_the_weights_it_carries(base_class):
+    """Its state held the old weights of the last step, and nothing of the base optimizer."""
+    model = mlp()
+    optimizer = SAM(model.parameters(), base_class, lr=0.1)
+    usual = {
+        "state": {index: {"old_p": p.detach().clone()} for index, p in enumerate(model.parameters())},
+        "param_groups": [{**optimizer.state_dict()["param_groups"][0], "rho": 0.2}],
+    }
+    optimizer.load_state_dict(usual)
+    assert optimizer.param_groups[0]["rho"] == 0.2
+    assert optimizer.state_dict()["state"] == {}
+    F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+    optimizer.first_step(zero_grad=True)
+    F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+    optimizer.second_step(zero_grad=True)

@@ -139,3 +139,102 @@ def test_label_smoothing_is_the_descents_affair():
     expected, q = smooth(model(x), y).detach(), bisam.lower_bound(model(x), y).detach()
     assert torch.equal(optimizer.minimize(x, y), expected)
     assert torch.equal(optimizer.telemetry.ascent, q)
+
+
+def test_a_part_in_which_everything_is_ignored_counts_for_nothing():
+    x, y = batch()
+    y[:4] = -100
+    results = []
+    for accumulate in (1, 4):
+        _, optimizer = build(net=mlp)
+        loss = optimizer.minimize(x, y, accumulate=accumulate)
+        results.append({"returned": loss, **optimizer.telemetry.as_dict()})
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_parts_with_class_weights_or_sums_merge_to_the_whole(reduction):
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    descent = nn.CrossEntropyLoss(weight=weight, reduction=reduction)
+    ascent = bisam.LowerBound(reduction="mean")
+    results = []
+    for accumulate in (1, 4):
+        _, optimizer = build(net=mlp, descent=descent, ascent=ascent)
+        loss = optimizer.minimize(*batch(), accumulate=accumulate)
+        results.append({"returned": loss, **optimizer.telemetry.as_dict()})
+    torch.testing.assert_close(*results)
+    assert "bound" in results[0]
+
+
+def test_the_bound_is_not_shown_beside_an_error_of_other_weights():
+    _, optimizer = build(net=mlp, ascent=bisam.LowerBound(weight=torch.tensor([100.0, 1.0, 1.0, 1.0]), mu=20))
+    optimizer.minimize(*batch())
+    assert optimizer.telemetry.bound is None
+
+
+def test_what_a_closure_does_to_its_loss_in_place_is_not_observed():
+    model, optimizer = build("SAM", net=mlp)
+    x, y = batch()
+    expected = F.cross_entropy(model(x), y).detach()
+
+    def closure():
+        loss = optimizer.criterion(model(x), y)
+        loss /= 4
+        loss.backward()
+        return loss
+
+    assert torch.equal(optimizer.step(closure), expected / 4)  # its own value, as it returned it
+    assert torch.equal(optimizer.telemetry.loss, expected)
+
+
+def test_a_label_tensor_that_is_refilled_does_not_change_the_past():
+    _, optimizer = build(net=mlp)
+    x, y = batch()
+    y[0] = -100
+    optimizer.minimize(x, y)
+    known = {name: value.clone() for name, value in optimizer.telemetry.as_dict().items()}
+    y.fill_(-100)
+    assert optimizer.telemetry.as_dict() == known
+
+
+def test_a_step_by_hand_without_the_criterion_begins_new_telemetry():
+    model, optimizer = build(net=mlp)
+    x, y = batch()
+    optimizer.minimize(x, y)
+    held = optimizer.telemetry
+    norm = held.ascent_norm.clone()
+    (10 * F.cross_entropy(model(x), y)).backward()
+    optimizer.ascend()
+    optimizer.restore()
+    assert torch.equal(held.ascent_norm, norm)
+    assert optimizer.telemetry is not held
+    assert optimizer.telemetry.loss is None
+
+
+def test_integer_targets_of_another_task_are_not_taken_for_classes():
+    """A language model's shifted loss: logits (N, T, K), labels (N, T)."""
+
+    def shifted(logits, tokens):
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))
+    optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model, descent=shifted)
+    tokens = torch.randint(50, (4, 7))
+    optimizer.minimize(tokens, tokens)
+    assert optimizer.telemetry.surrogate_gap > 0
+    assert optimizer.telemetry.error is None
+
+
+def test_a_closure_with_several_terms_returns_its_own_value():
+    model, optimizer = build("SAM", net=mlp)
+    x, y = batch()
+
+    def closure():
+        loss = optimizer.criterion(model(x), y) + 0.1 * optimizer.criterion(model(-x), y)
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        expected = F.cross_entropy(model(x), y) + 0.1 * F.cross_entropy(model(-x), y)
+    assert torch.equal(optimizer.step(closure), expected)

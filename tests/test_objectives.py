@@ -178,6 +178,25 @@ def test_probabilities_give_the_expectation_over_the_label(weighted, reduction):
     torch.testing.assert_close(lower_bound(logits, p, weight=weight, reduction=reduction), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_labels_may_be_integers_of_any_size(dtype, weighted):
+    logits, target = torch.randn(3, 200), torch.tensor([156 if dtype == torch.uint8 else 3, 3, 100])
+    weight = torch.rand(200) if weighted else None
+    for function in (lower_bound, bound, zero_one_error):
+        expected = function(logits, target, weight=weight)
+        assert torch.equal(function(logits, target.to(dtype), weight=weight), expected)
+    assert torch.equal(objectives.correct(logits, target.to(dtype)), objectives.correct(logits, target))
+
+
+@given(seed=st.integers(0, 1000), mu=st.floats(0.1, 100))
+@settings(deadline=None)
+def test_with_class_weights_the_bound_is_below_the_error_of_the_same_weights(seed, mu):
+    logits, labels = random_problem(seed, 4)
+    weight = torch.tensor([100.0, 1.0, 0.1, 1.0])
+    assert bound(logits, labels, mu=mu, weight=weight) <= zero_one_error(logits, labels, weight=weight) + 1e-6
+
+
 def test_mixup_of_two_labels_is_the_mixture_of_their_values():
     logits, a, b = torch.randn(8, 5), torch.randint(5, (8,)), torch.randint(5, (8,))
     mixed = 0.3 * F.one_hot(a, 5).float() + 0.7 * F.one_hot(b, 5).float()

@@ -1,7 +1,9 @@
 """The engine beyond the contract: its inputs, its refusals, and what surrounds a training loop."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -238,14 +240,47 @@ def test_a_closure_runs_once_in_each_pass_and_sees_its_phase():
     assert phases == ["ascent", "descent", "plain"]
 
 
-def test_step_leaves_the_gradient_of_the_update_readable_and_descend_clears_it():
+@pytest.mark.parametrize("rho", [0.05, 0.0])
+def test_gradients_are_cleared_after_the_update_so_that_all_forms_can_follow_each_other(rho):
+    model, optimizer = build(net=mlp, rho=rho)
+    x, y = batch()
+    for take_step in (
+        lambda: optimizer.step(closure_of(model, optimizer, x, y)),
+        lambda: optimizer.minimize(x, y),
+        lambda: (perturb(model, optimizer), optimizer.criterion(model(x), y).backward(), optimizer.descend()),
+    ):
+        take_step()
+        assert all(p.grad is None for p in model.parameters())
+
+
+def test_gradients_accumulated_before_a_step_are_never_lost_in_silence():
+    """As a framework does that accumulates by calling closures and stepping with the last one."""
     model, optimizer = build(net=mlp)
-    optimizer.minimize(*batch())
+    first, last = batch(0), batch(1)
+
+    def backward(x, y):
+        loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        return loss
+
+    backward(*first)
+    weights = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match=r"found gradients from before.*list of closures.*zero_grad"):
+        optimizer.step(lambda: backward(*last))
+    assert_identical([p.detach() for p in model.parameters()], weights)
     assert all(p.grad is not None for p in model.parameters())
-    optimizer.zero_grad()
+    optimizer.step(closure_of(model, optimizer, *last))  # this closure clears them, as torch's convention has it
+    twin, twin_optimizer = build(net=mlp)
+    twin_optimizer.minimize(*last)
+    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+
+def test_a_step_given_up_leaves_no_gradients_for_the_next():
+    model, optimizer = build(net=mlp)
+    x, y = batch()
     perturb(model, optimizer)
-    nn.functional.cross_entropy(model(batch()[0]), batch()[1]).backward()
-    optimizer.descend()
+    optimizer.criterion(model(x), y).backward()
+    optimizer.restore()
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -310,7 +345,7 @@ def test_step_needs_a_closure(closure, message):
 
 def test_a_closure_that_leaves_no_gradients(variant):
     model, optimizer = build(variant)
-    optimizer.minimize(*batch())  # stale gradients are there
+    optimizer.minimize(*batch())
     before = tensors(model, optimizer)
     with pytest.raises(RuntimeError, match=r"no gradients: the closure left none.*Call backward\(\)"):
         optimizer.step(lambda: None)
@@ -438,3 +473,134 @@ def test_the_engine_itself_is_sam():
         optimizer.minimize(*batch(seed))
         engine.minimize(*batch(seed))
     assert_identical(tensors(bare, engine), tensors(model, optimizer))
+
+
+# Found by trying to break it
+
+
+def test_a_base_optimizer_with_an_option_called_rho_is_refused():
+    model = mlp()
+    with pytest.raises(ValueError, match="Adadelta has options of its own by the name of rho"):
+        SAM(torch.optim.Adadelta(model.parameters()), model)
+
+
+def test_a_base_optimizer_serves_one_wrapper_only():
+    model = mlp()
+    base = sgd(model)
+    SAM(base, model)
+    with pytest.raises(TypeError, match=r"base of a sharpness-aware optimizer already.*Build a new one"):
+        bisam.ASAM(base, model)
+
+
+def test_a_wrapper_that_is_dropped_is_freed_with_its_copy_of_the_weights():
+    model, optimizer = build()
+    base, watcher = optimizer.base, weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert watcher() is None
+    nn.functional.cross_entropy(model(batch()[0]), batch()[1]).backward()
+    base.step()
+
+
+def test_a_checkpoint_of_the_base_alone_leaves_each_groups_options_as_they_are():
+    model = mlp()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "rho": 0.0, "adaptive": False}]
+    optimizer = bisam.ASAM(torch.optim.SGD(groups, lr=0.1), model)
+    plain = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.5)
+    optimizer.load_state_dict(plain.state_dict())
+    assert [(g["lr"], g["rho"], g["adaptive"]) for g in optimizer.param_groups] == [(0.5, 2.0, True), (0.5, 0.0, False)]
+
+
+def test_a_checkpoints_own_rho_is_loaded():
+    _, optimizer = build("SAM", net=mlp, rho=0.3)
+    _, other = build("SAM", net=mlp, rho=0.1)
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["rho"] == 0.3
+
+
+def test_a_copy_made_with_a_scheduler_attached_drives_itself():
+    model, optimizer = build(net=mlp)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.register_step_post_hook(lambda *_: None)
+    optimizer.minimize(*batch())
+    scheduler.step()
+    twin, twin_optimizer = copy.deepcopy((model, optimizer))
+    before = tensors(model, optimizer)
+    twin_optimizer.minimize(*batch())
+    assert_identical(tensors(model, optimizer), before)
+    pickle.dumps((twin, twin_optimizer))
+
+
+def test_checkpoint_hooks_run_wherever_they_are_registered():
+    _, optimizer = build(net=mlp)
+    calls = []
+    optimizer.register_state_dict_pre_hook(lambda *_: calls.append("saving"))
+    optimizer.base.register_state_dict_post_hook(lambda *_: calls.append("saved"))
+    optimizer.register_load_state_dict_pre_hook(lambda *_: calls.append("loading"))
+    optimizer.register_load_state_dict_post_hook(lambda *_: calls.append("loaded"))
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert calls == ["saving", "saved", "loading", "loaded"]
+
+
+def test_step_hooks_run_around_minimize_too():
+    _, optimizer = build(net=mlp)
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    optimizer.minimize(*batch())
+    assert calls == [1]
+
+
+def test_the_ascent_is_bilevel_unless_another_is_given_and_never_both():
+    assert isinstance(build("BiSAM(log)", ascent=None)[1].criterion.ascent, bisam.LowerBound)
+    with pytest.raises(ValueError, match="or an ascent of your own, not both: got phi='tanh'"):
+        build("BiSAM(tanh)", ascent=bisam.CrossEntropy())
+
+
+@pytest.mark.parametrize("ignore_index", [255, 0])
+def test_what_the_descent_ignores_and_weights_the_ascent_does_too(ignore_index):
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    descent = nn.CrossEntropyLoss(ignore_index=ignore_index, weight=weight)
+    model, optimizer = build(net=mlp, descent=descent)
+    x, y = batch()
+    padded = y.clone()
+    padded[::3] = ignore_index
+    counted = padded != ignore_index
+    expected = bisam.lower_bound(model(x)[counted], y[counted], weight=weight)
+    optimizer.minimize(x, padded)
+    torch.testing.assert_close(optimizer.telemetry.ascent, expected.detach())
+
+
+def test_options_of_the_wrong_kind_are_named_at_once():
+    for options, message in (
+        ({"ascent": "log"}, "ascent must be an objective to call.*got 'log'"),
+        ({"autocast": True}, "autocast must be a type such as torch.bfloat16.*got True"),
+        ({"scaler": True}, "scaler must be a torch.amp.GradScaler or None, got True"),
+        ({"rho": None}, "rho must be a number, got None"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            build("SAM", **options)
+    with pytest.raises(ValueError, match=r"rho must be a number or a tensor with no dimensions, got \(1,\)"):
+        build("SAM", rho=torch.tensor([0.05]))
+
+
+def test_the_same_dropout_masks_cannot_be_had_by_hand():
+    model, optimizer = build(same_dropout=True)
+    with pytest.raises(RuntimeError, match=r"same_dropout needs to see the random numbers of both passes"):
+        perturb(model, optimizer)
+    assert not optimizer.perturbed
+
+
+def test_no_graph_outlives_its_closure():
+    model, optimizer = build(net=mlp)
+    graphs = []
+
+    def closure():
+        assert all(graph() is None for graph in graphs)
+        hidden = model(batch()[0])
+        graphs.append(weakref.ref(hidden))
+        loss = optimizer.criterion(hidden, batch()[1])
+        loss.backward()
+        return loss
+
+    optimizer.step([closure] * 3)
+    assert len(graphs) == 6

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch import nn
 
 from family import BASES, VARIANTS, assert_close, assert_identical, batch, build, mlp, tensors
 
@@ -168,3 +169,33 @@ def test_a_model_in_half_precision_trains_and_comes_back_bitwise(variant, dtype)
     assert_identical([p.detach() for p in model.parameters()], before)
     losses = [optimizer.minimize(x, y) for _ in range(20)]
     assert losses[-1] < losses[0]
+
+
+def test_minimize_leaves_the_users_autocast_on():
+    dtypes = []
+    model, optimizer = build(net=mlp)
+    model.register_forward_hook(lambda _, __, output: dtypes.append(output.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        optimizer.minimize(*batch())
+    assert dtypes == [torch.bfloat16] * 2
+
+
+def test_an_update_that_raises_leaves_the_scaler_usable():
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    _, optimizer = build(net=mlp, scaler=scaler)
+    hook = optimizer.base.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.minimize(*batch())
+    hook.remove()
+    optimizer.minimize(*batch())
+
+
+def test_adaptive_perturbations_of_small_float16_weights_do_not_vanish():
+    weights = torch.full((4, 6), 1e-2, dtype=torch.float16)
+    model, optimizer = build("ASAM", net=lambda: nn.Linear(6, 4, bias=False), dtype=torch.float16, rho=2.0)
+    with torch.no_grad():
+        model.weight.copy_(weights)
+    model.weight.grad = torch.full_like(weights, 1e-4)  # T²g is 1e-8, below what float16 can hold
+    optimizer.ascend()
+    length = ((model.weight.detach() - weights).float() / weights.float()).norm()
+    assert length.item() == pytest.approx(2.0, rel=0.1)

@@ -202,12 +202,28 @@ def test_a_distributed_checkpoint_of_model_and_base_resumes_bitwise(tmp_path):
 # Choices
 
 
-def test_sharpness_must_be_known_and_local_needs_the_model():
+def test_sharpness_must_be_known():
     with pytest.raises(ValueError, match='sharpness must be "local", "global" or None, got \'per-rank\''):
         build(sharpness="per-rank")
-    base = torch.optim.SGD(mlp().parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="needs the model"):
-        VARIANTS["SAM"](base, sharpness="local")
+
+
+def misuse_replicas():
+    torch.manual_seed(0)
+    module = mlp().double()
+    with pytest.raises(ValueError, match=r"needs to see it: give the wrapped model"):
+        VARIANTS["SAM"](BASES["SGD(foreach)"](module.parameters()), module, sharpness="local")
+    optimizer = VARIANTS["SAM"](BASES["SGD(foreach)"](module.parameters()), module)
+    x, y = (ranks.mine(t) for t in data(0))
+    with pytest.raises(RuntimeError, match=r"2 ranks would drift apart.*set optimizer.model"):
+        optimizer.minimize(x, y)
+    optimizer.model = DistributedDataParallel(module)  # as frameworks do: the optimizer first, the wrapper later
+    optimizer.minimize(x, y)
+    return weights_of(module)
+
+
+def test_a_model_wrapped_after_the_optimizer_is_asked_for_and_then_trains_alike():
+    first, second = ranks.run(misuse_replicas)
+    assert_identical(first, second)
 
 
 def test_a_norm_of_mixed_types_is_the_norm_of_all():

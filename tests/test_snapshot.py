@@ -1,6 +1,9 @@
+import copy
+
 import torch
 from torch import nn
 
+from bisam import BiSAM
 from bisam.snapshot import BufferSnapshot, Snapshot
 
 from family import assert_identical, batch, build
@@ -36,7 +39,7 @@ def test_buffers_come_back_however_a_module_changes_them(variant):
     assert model.calls == 1
 
 
-def test_instance_and_synchronised_norms_are_restored_too():
+def test_norms_of_other_classes_are_restored_too():
     def net():
         return nn.Sequential(
             nn.Unflatten(1, (1, 6)),
@@ -49,17 +52,41 @@ def test_instance_and_synchronised_norms_are_restored_too():
 
     x, y = batch()
     torch.manual_seed(0)
-    model, once = net(), None
+    model = net()
     model(x)  # the lazy layer learns its size
-    import copy
-
-    from bisam import BiSAM
-
     once = copy.deepcopy(model)
     once(x)
-    optimizer = BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    optimizer.minimize(x, y)
+    BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(x, y)
     assert_identical(list(model.buffers()), list(once.buffers()))
+
+
+class Moody(nn.Module):
+    """Buffers that cannot be written to, that are None until the second pass, that are born in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("expanded", torch.ones(1).expand(6))
+        with torch.inference_mode():
+            self.register_buffer("inferred", torch.ones(6))
+        self.register_buffer("late", None)
+        self.head = nn.Linear(6, 4)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 2:
+            self.late = x.mean(0)
+            self.register_buffer("newborn", x.mean(0))
+        return self.head(x * self.expanded)
+
+
+def test_buffers_that_cannot_be_written_are_left_and_those_of_the_second_pass_go():
+    model, optimizer = build(net=Moody)
+    optimizer.minimize(*batch())
+    assert model.calls == 2
+    assert model.late is None
+    assert not hasattr(model, "newborn")
+    optimizer.minimize(*batch())
 
 
 def test_a_buffer_that_appears_during_training_is_restored():
@@ -94,4 +121,4 @@ def test_a_buffer_snapshot_of_no_model_has_nothing_to_do():
     snapshot = BufferSnapshot(None)
     snapshot.save()
     snapshot.restore()
-    assert not snapshot._places
+    assert not snapshot._tables

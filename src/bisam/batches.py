@@ -38,8 +38,6 @@ def share(objective: Objective, part: Tensor, whole: Tensor) -> float | Tensor:
     >>> share(torch.nn.CrossEntropyLoss(), torch.tensor([0, -100]), torch.tensor([0, -100, 1, 2, 3])).item()
     0.25
     """
-    if getattr(objective, "reduction", "mean") == "sum":
-        return 1.0
     return divisor(objective, part) / divisor(objective, whole)
 
 

@@ -50,6 +50,14 @@ class SAM(SharpnessAware):
             )
         super().__init__(base_optimizer(params, **kwargs), perturbation=Ball(rho, adaptive=adaptive))
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a checkpoint of this class, or of the one it replaces, without the old weights that that one carries."""
+        state = {
+            index: {name: value for name, value in entry.items() if name != "old_p"}
+            for index, entry in state_dict["state"].items()
+        }
+        super().load_state_dict({**state_dict, "state": {index: entry for index, entry in state.items() if entry}})
+
     @property
     def base_optimizer(self) -> torch.optim.Optimizer:
         return self.base

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bisam import objectives
-from bisam.objectives import CrossEntropy, LowerBound, Objective, divisor
+from bisam.objectives import CrossEntropy, LowerBound, Objective
 
 Phase = Literal["ascent", "descent", "plain"]
 """Whose gradient the next backward pass is for; "plain" is a step that does not perturb."""
@@ -17,34 +17,22 @@ Phase = Literal["ascent", "descent", "plain"]
 
 @dataclass
 class Observation:
-    """What one call of the criterion saw. Tensors stay on their device; sums over them wait until they are read."""
+    """What one call of the criterion saw: scalars and masks on their device, whose sums wait until they are read."""
 
-    objective: Objective
-    target: Tensor
     loss: Tensor
-    correct: Tensor | None = None
+    loss_divisor: float | Tensor
     ascent: Tensor | None = None
+    ascent_divisor: float | Tensor = 1.0
     bound: Tensor | None = None
-
-    @property
-    def weight(self) -> Any:
-        """What this observation counts for in a mean over several."""
-        return divisor(self.objective, self.target)
-
-    @property
-    def counted(self) -> Tensor:
-        """Which samples count as right or wrong."""
-        assert self.correct is not None
-        if self.target.is_floating_point():
-            return torch.ones_like(self.correct)
-        return self.target != getattr(self.objective, "ignore_index", -100)
+    right: Tensor | None = None
+    wrong: Tensor | None = None
 
 
 class Telemetry:
     """What one step knows without extra passes. Values are device tensors; reading one waits for nothing.
 
     A value is None while its pass has not run, where the criterion was not used, and, for those that count errors,
-    where the task is not a classification.
+    where the task is not known to be a classification (neither objective is cross entropy or a lower bound).
     """
 
     ascent_norm: Tensor | None = None
@@ -53,19 +41,20 @@ class Telemetry:
     descent_norm: Tensor | None = None
     """‖g‖ of the gradient that reached the base optimizer, before clipping; known when `clip_norm` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, ascent: Objective, descent: Objective) -> None:
+        self._ascent, self._descent = ascent, descent
         self._at_weights: list[Observation] = []
         self._at_perturbed: list[Observation] = []
 
     @property
     def loss(self) -> Tensor | None:
         """The descent's loss (cross entropy) at w."""
-        return _mean(self._at_weights, "loss")
+        return _merged(self._descent, [(o.loss, o.loss_divisor) for o in self._at_weights])
 
     @property
     def perturbed_loss(self) -> Tensor | None:
         """The descent's loss (cross entropy) at w + ε: what the update minimises."""
-        return _mean(self._at_perturbed, "loss")
+        return _merged(self._descent, [(o.loss, o.loss_divisor) for o in self._at_perturbed])
 
     @property
     def surrogate_gap(self) -> Tensor | None:
@@ -76,12 +65,12 @@ class Telemetry:
     @property
     def ascent(self) -> Tensor | None:
         """The ascent's objective at w: Q for the bilevel variants, else the loss."""
-        return _mean(self._at_weights, "ascent")
+        return _merged(self._ascent, [(o.ascent, o.ascent_divisor) for o in self._at_weights])
 
     @property
     def bound(self) -> Tensor | None:
-        """Q − log(K)/μ at w: never above `error`."""
-        return _mean(self._at_weights, "bound")
+        """Q − log(K)/μ at w: never above `error`. None where Q has class weights, for the error here has none."""
+        return _merged(self._ascent, [(o.bound, o.ascent_divisor) for o in self._at_weights])
 
     @property
     def error(self) -> Tensor | None:
@@ -96,14 +85,14 @@ class Telemetry:
     @property
     def flips(self) -> Tensor | None:
         """How many samples the perturbation turned from right to wrong."""
-        turned: list[Tensor] = []
-        if len(self._at_weights) != len(self._at_perturbed):
+        if not self._at_weights or len(self._at_weights) != len(self._at_perturbed):
             return None
+        turned: list[Tensor] = []
         for before, after in zip(self._at_weights, self._at_perturbed, strict=True):
-            if before.correct is None or after.correct is None or before.correct.shape != after.correct.shape:
+            if before.right is None or after.wrong is None or before.right.shape != after.wrong.shape:
                 return None
-            turned.append((before.correct & ~after.correct & after.counted).sum())
-        return torch.stack(turned).sum() if turned else None
+            turned.append((before.right & after.wrong).sum())
+        return torch.stack(turned).sum()
 
     def as_dict(self) -> dict[str, Tensor]:
         """All that is known, by name: for a logger."""
@@ -120,24 +109,34 @@ class Criterion:
     """
 
     def __init__(self, ascent: Objective | None, descent: Objective | None) -> None:
+        for name, objective in {"ascent": ascent, "descent": descent}.items():
+            if objective is not None and not callable(objective):
+                raise TypeError(
+                    f"{name} must be an objective to call with (output, target), such as bisam.LowerBound() or "
+                    f"torch.nn.CrossEntropyLoss(), got {objective!r}"
+                )
         self.descent: Objective = CrossEntropy() if descent is None else descent
         self.ascent: Objective = self.descent if ascent is None else ascent
         self.phase: Phase = "ascent"
-        self.telemetry = Telemetry()
+        self.telemetry = Telemetry(self.ascent, self.descent)
         self._step_is_over = False
+        self._is_classification = isinstance(self.ascent, LowerBound) or isinstance(
+            self.descent, (nn.CrossEntropyLoss, nn.NLLLoss, LowerBound)
+        )
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         logits: Tensor = getattr(output, "logits", output)
         if not torch.is_grad_enabled():
             return self.descent(logits, target)
-        _refuse_empty(logits)
+        if isinstance(logits, Tensor) and logits.numel() == 0:
+            raise ValueError(f"the batch is empty: the model's output has shape {tuple(logits.shape)}")
         loss = self.objective(logits, target)
         if loss.dim() != 0:
             raise ValueError(
                 f"an objective must return a scalar to step on, got shape {tuple(loss.shape)} from {self.objective}. "
                 'Use reduction="mean" or "sum"'
             )
-        self._record(logits.detach(), target, loss.detach())
+        self._record(logits, target, loss)
         return loss
 
     @property
@@ -145,11 +144,16 @@ class Criterion:
         """The objective of the phase that is on."""
         return self.ascent if self.phase == "ascent" else self.descent
 
+    @property
+    def bilevel(self) -> bool:
+        """Whether the two players have different objectives."""
+        return self.ascent is not self.descent
+
     def start(self, phase: Phase) -> None:
         """Enter a phase. The first phase of a step begins new telemetry; the old stays with whoever holds it."""
         self.phase = phase
-        if phase != "descent":
-            self.telemetry = Telemetry()
+        if phase != "descent" or self._step_is_over:
+            self.telemetry = Telemetry(self.ascent, self.descent)
         self._step_is_over = False
 
     def finish(self) -> None:
@@ -161,43 +165,52 @@ class Criterion:
     def _record(self, logits: Tensor, target: Tensor, value: Tensor) -> None:
         if self._step_is_over:
             self.start("ascent")
-        if self.phase == "descent":
-            self.telemetry._at_perturbed.append(self._observe(logits, target, value))
-            return
-        same = self.objective is self.descent
-        observation = self._observe(logits, target, value if same else self.descent(logits, target))
-        observation.ascent = value if self.phase == "ascent" else None
-        if self.phase == "ascent" and isinstance(self.ascent, LowerBound) and self.ascent.reduction == "mean":
-            observation.bound = value - self.ascent.slack(logits)
-        self.telemetry._at_weights.append(observation)
+        # cloned: what the caller does to the loss in place, such as dividing it, is not what was observed
+        value = value.detach().clone()
+        climbing = self.phase == "ascent"
+        loss = self.descent(logits, target) if climbing and self.bilevel else value
+        observation = Observation(loss, objectives.divisor(self.descent, target))
+        if climbing:
+            observation.ascent = value
+            observation.ascent_divisor = objectives.divisor(self.ascent, target)
+            if isinstance(self.ascent, LowerBound) and self.ascent.reduction == "mean" and self.ascent.weight is None:
+                observation.bound = value - self.ascent.slack(logits)
+        if self._is_classification:
+            observation.right, observation.wrong = self._right_and_wrong(logits, target)
+        passes = self.telemetry._at_perturbed if self.phase == "descent" else self.telemetry._at_weights
+        passes.append(observation)
 
-    def _observe(self, logits: Tensor, target: Tensor, loss: Tensor) -> Observation:
-        observation = Observation(self.descent, target, loss)
-        labelled = not target.is_floating_point() and logits.dim() == target.dim() + 1
-        if labelled or isinstance(self.descent, (nn.CrossEntropyLoss, LowerBound)):
-            ignore_index = getattr(self.descent, "ignore_index", -100)
-            observation.correct = objectives.correct(logits, target, ignore_index=ignore_index)
-        return observation
+    def _right_and_wrong(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        source = self.descent if hasattr(self.descent, "ignore_index") else self.ascent
+        ignore_index = getattr(source, "ignore_index", -100)
+        right = objectives.correct(logits, target, ignore_index=ignore_index)
+        if target.is_floating_point():
+            return right, ~right
+        counted = objectives.as_target(target) != ignore_index
+        return right & counted, ~right & counted
 
 
-def _refuse_empty(logits: Tensor) -> None:
-    if logits.numel() == 0:
-        raise ValueError(f"the batch is empty: the model's output has shape {tuple(logits.shape)}")
-
-
-def _mean(observations: list[Observation], name: str) -> Tensor | None:
-    """The mean over the samples of all observations: each one is a mean over its own."""
-    values = [getattr(o, name) for o in observations]
-    if not values or any(value is None for value in values):
+def _merged(objective: Objective, parts: list[tuple[Tensor | None, float | Tensor]]) -> Tensor | None:
+    """One value from those of several parts: sums add up, means are weighted by what they were divided by."""
+    values = [value for value, _ in parts if value is not None]
+    if len(values) != len(parts) or not parts:
         return None
-    if len(values) == 1:
+    if len(parts) == 1:
         return values[0]
-    weights = [o.weight for o in observations]
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+    if getattr(objective, "reduction", "mean") == "sum":
+        return torch.stack(values).sum()
+    divisors = [divisor for _, divisor in parts]
+    weighted = [
+        # a part in which everything was ignored is 0/0, and counts for nothing
+        torch.where(divisor == 0, 0.0, value * divisor) if isinstance(divisor, Tensor) else value * divisor
+        for value, divisor in zip(values, divisors, strict=True)
+    ]
+    return torch.stack(weighted).sum() / sum(divisors)
 
 
 def _error(observations: list[Observation]) -> Tensor | None:
-    if not observations or any(o.correct is None for o in observations):
+    masks = [(o.right, o.wrong) for o in observations if o.right is not None and o.wrong is not None]
+    if len(masks) != len(observations) or not masks:
         return None
-    wrong = [(~o.correct & o.counted).sum() for o in observations]  # type: ignore[operator]
-    return torch.stack(wrong).sum() / torch.stack([o.counted.sum() for o in observations]).sum()
+    right, wrong = (torch.stack([mask.sum() for mask in kind]).sum() for kind in zip(*masks, strict=True))
+    return wrong / (right + wrong)

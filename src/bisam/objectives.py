@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +67,7 @@ def tanh_phi(x: Tensor, alpha: float = 0.1) -> Tensor:
 
 
 def margins(logits: Tensor, labels: Tensor) -> Tensor:
-    """F_j = z_j − z_y for logits (N, K, …) and class indices (N, …).
+    """F_j = z_j − z_y for logits (N, K, …) and class indices (N, …) in int64.
 
     >>> margins(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([2])).tolist()
     [[-1.0, 1.0, 0.0]]
@@ -119,7 +118,7 @@ def bound(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    """Q − log(K)/μ, which never exceeds the 0-1 error. Arguments as for `lower_bound`.
+    """Q − log(K)/μ, which never exceeds the 0-1 error (of the same class weights). Arguments as for `lower_bound`.
 
     >>> logits, target = torch.tensor([[5.0, 0.0, 0.0], [0.0, 9.0, 0.0]]), torch.tensor([0, 0])
     >>> bound(logits, target, phi="tanh").item() <= zero_one_error(logits, target).item()
@@ -176,6 +175,7 @@ class LowerBound(nn.Module):
 
     def _evaluate(self, logits: Tensor, target: Tensor, offset: float) -> Tensor:
         check_classification(logits, target)
+        target = as_target(target)
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         if logits.dim() == 1:
             per_sample, share = self._per_sample(logits.unsqueeze(0), target.unsqueeze(0))
@@ -229,7 +229,7 @@ class CrossEntropy(nn.CrossEntropyLoss):
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         check_classification(logits, target)
         try:
-            return super().forward(logits, target if target.is_floating_point() else target.long())
+            return super().forward(logits, as_target(target))
         except IndexError:
             raise _outside(target, logits.shape[_class_dim(logits)]) from None
 
@@ -243,12 +243,13 @@ def correct(logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Tens
     [True, False]
     """
     dim = _class_dim(logits)
+    target = as_target(target)
     labels = target.argmax(dim) if target.is_floating_point() else target.masked_fill(target == ignore_index, 0)
     return _of_label(logits, labels, dim).squeeze(dim) >= logits.amax(dim)
 
 
-def zero_one_error(logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Tensor:
-    """The fraction of samples that are misclassified: what `bound` bounds.
+def zero_one_error(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, ignore_index: int = -100) -> Tensor:
+    """The fraction of samples that are misclassified, by class weights if any: what `bound` bounds.
 
     >>> zero_one_error(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.tensor([0, 0])).item()
     0.5
@@ -257,18 +258,31 @@ def zero_one_error(logits: Tensor, target: Tensor, *, ignore_index: int = -100) 
     wrong = (~correct(logits, target, ignore_index=ignore_index)).float()
     if target.is_floating_point():
         return wrong.mean()
-    counted = (target != ignore_index).float()
-    return (wrong * counted).sum() / counted.sum()
+    share = label_weights(target, weight, ignore_index)
+    return (wrong * share).sum() / share.sum()
 
 
-def divisor(objective: Objective, target: Tensor) -> Any:
-    """What a mean over these targets was divided by: their number, less what is ignored, by class weights if any."""
+def label_weights(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
+    """What each class index counts for: 0 where ignored, else its class weight or 1."""
+    target = as_target(target)
+    counted = target != ignore_index
+    return counted.float() if weight is None else torch.where(counted, weight[target.masked_fill(~counted, 0)], 0.0)
+
+
+def divisor(objective: Objective, target: Tensor) -> float | Tensor:
+    """What the objective's value on these targets was divided by: 1 for a sum; for a mean the number of samples, less
+    what is ignored, by class weights if any."""
+    if getattr(objective, "reduction", "mean") == "sum":
+        return 1.0
     ignore_index = getattr(objective, "ignore_index", None)
     if ignore_index is None or target.is_floating_point():
-        return len(target)
-    counted = target != ignore_index
-    weight = getattr(objective, "weight", None)
-    return counted.sum() if weight is None else (weight[target.masked_fill(~counted, 0)] * counted).sum()
+        return float(len(target))
+    return label_weights(target, getattr(objective, "weight", None), ignore_index).sum()
+
+
+def as_target(target: Tensor) -> Tensor:
+    """Class indices as int64, whatever integers they came as: in uint8, -100 would be class 156."""
+    return target if target.is_floating_point() else target.long()
 
 
 def check_classification(logits: Tensor, target: Tensor) -> None:
@@ -298,7 +312,7 @@ def check_classification(logits: Tensor, target: Tensor) -> None:
 
 def _of_label(logits: Tensor, labels: Tensor, dim: int = 1) -> Tensor:
     try:
-        return logits.gather(dim, labels.long().unsqueeze(dim))
+        return logits.gather(dim, labels.unsqueeze(dim))
     except RuntimeError as error:  # on a CPU; CUDA's own assertion stops the kernel
         if "out of bounds" not in str(error):
             raise

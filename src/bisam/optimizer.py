@@ -6,7 +6,9 @@ second gives the descent gradient there; `descend` brings w back, bit for bit, a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeAlias, TypedDict
 
@@ -39,8 +41,9 @@ class SharpnessAware(torch.optim.Optimizer):
 
     Args:
         base: any torch optimizer but LBFGS; its parameter groups, state and schedulers are this optimizer's too.
-        model: the model that owns the parameters. Needed by `minimize`, to bring back buffers (batch-norm statistics)
-            that the second pass changes, and to keep DistributedDataParallel from averaging what need not be.
+        model: the model that owns the parameters, as it is run: wrapped by DistributedDataParallel, if it will be.
+            Needed by `minimize`, to bring back buffers (batch-norm statistics) that the second pass changes, and to
+            keep DistributedDataParallel from averaging what need not be. May be set later.
         perturbation: from the ascent gradient to ε.
         ascent: the objective to climb; None is the descent's.
         descent: the objective to minimise at w + ε; None is cross entropy.
@@ -67,30 +70,57 @@ class SharpnessAware(torch.optim.Optimizer):
         autocast: torch.dtype | None = None,
         same_dropout: bool = False,
     ) -> None:
-        _check_base(base)
-        if model is not None and not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
+        self.perturbation: Perturbation = Ball() if perturbation is None else perturbation
+        _check_base(base, self.perturbation)
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+        if not (scaler is None or isinstance(scaler, torch.amp.GradScaler)):
+            raise TypeError(f"scaler must be a torch.amp.GradScaler or None, got {scaler!r}")
+        if not (autocast is None or isinstance(autocast, torch.dtype)):
+            raise TypeError(f"autocast must be a type such as torch.bfloat16, or None, got {autocast!r}")
         self.base = base
-        self.model = model
-        self.perturbation: Perturbation = Ball() if perturbation is None else perturbation
         self.criterion = Criterion(ascent, descent)
         self.clip_norm = clip_norm
+        self.sharpness = sharpness
         self.scaler = scaler
         self.autocast = autocast
         self.same_dropout = same_dropout
-        self._sync = sharding.GradientSync(model, sharpness)
+        self.model = model
         self._weights = Snapshot()
-        self._buffers = BufferSnapshot(model)
         self._perturbed = False
+        self._stepping = False
         self._inside_pass = False
-        for group in base.param_groups:
-            self.perturbation.check({**self.perturbation.defaults, **group})
+        self._pass_began_clear = True
         groups, state = base.param_groups, base.state
         super().__init__(groups, base.defaults)
         base.param_groups, base.state = groups, state
-        base.register_step_pre_hook(self._refuse_step_while_perturbed)
+        self._attach()
+
+    def _attach(self) -> None:
+        """Tie the base optimizer to this one: its checkpoint hooks are shared, its step is refused while perturbed."""
+        self.base.__dict__["_sharpness_aware"] = True
+        for name in _CHECKPOINT_HOOKS:
+            setattr(self, name, getattr(self.base, name))
+        this = weakref.ref(self)
+
+        def refuse_while_perturbed(*_: Any) -> None:
+            wrapper = this()
+            if wrapper is not None:
+                wrapper._refuse_while_perturbed("the base optimizer's step()")
+
+        self.base.register_step_pre_hook(refuse_while_perturbed)
+
+    @property
+    def model(self) -> nn.Module | None:
+        return self._model
+
+    @model.setter
+    def model(self, model: nn.Module | None) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
+        self._sync = sharding.GradientSync(model, self.sharpness)
+        self._buffers = BufferSnapshot(model)
+        self._model = model
 
     # What is the base optimizer's is this optimizer's: one list of groups, one state, whoever replaces them.
 
@@ -122,15 +152,20 @@ class SharpnessAware(torch.optim.Optimizer):
         return self.base.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave, or a state dict of the base optimizer alone."""
+        """Load what `state_dict` gave, or a state dict of the base optimizer alone: then ρ and the like stay."""
         self._refuse_while_perturbed("load_state_dict()")
-        self.base.load_state_dict(state_dict)
         self._complete_groups()
+        options = [{name: group[name] for name in self.perturbation.defaults} for group in self.param_groups]
+        self.base.load_state_dict(state_dict)
+        for group, kept in zip(self.param_groups, options, strict=True):
+            for name, value in kept.items():
+                group.setdefault(name, value)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients. Does nothing inside a closure of `step`: each pass begins with cleared gradients."""
-        if not self._inside_pass:
+        """Clear the gradients. Inside a closure of `step` only the first call does: those of a list add up."""
+        if not (self._inside_pass and self._pass_began_clear):
             self.base.zero_grad(set_to_none)
+            self._pass_began_clear = True
 
     # The step, in its three forms.
 
@@ -139,13 +174,14 @@ class SharpnessAware(torch.optim.Optimizer):
 
         A list of closures, each of an equally large micro-batch, is one step on all of them together.
 
-        Returns the descent's loss at w where the closure used `criterion`, else what the closure returned first.
+        Returns what the closure returned at w; for the bilevel variants the descent's loss there, if it used
+        `criterion`. The gradients are cleared afterwards, as after `descend`.
         """
         closures = _as_closures(closure)
         self._refuse_while_perturbed("step()")
-        values = self._run(closures, average=True)
+        value = _mean_of(self._run(closures))
         loss = self.telemetry.loss
-        return _mean_of(values) if loss is None else loss
+        return value if loss is None or not (self.criterion.bilevel or value is None) else loss
 
     def minimize(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Tensor:
         """The whole step on one batch: forward and backward passes, accumulation, autocast, clipping, update.
@@ -162,17 +198,23 @@ class SharpnessAware(torch.optim.Optimizer):
             raise ValueError(f"accumulate must be at least 1, got {accumulate}")
         if len(y) == 0:
             raise ValueError(f"the batch is empty: y has shape {tuple(y.shape)}")
+        if not self._sync.averages:
+            raise RuntimeError(
+                f"minimize() runs the model that this optimizer was given, and {sharding.ranks()} ranks would drift "
+                "apart: it is neither wrapped by DistributedDataParallel nor sharded. Wrap it and set optimizer.model"
+            )
         self._refuse_while_perturbed("minimize()")
         parts = batches.split(x, y, accumulate)
 
         def backward(inputs: Any, target: Tensor) -> None:
-            with torch.autocast(target.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+            self.zero_grad()
+            with nullcontext() if self.autocast is None else torch.autocast(target.device.type, self.autocast):
                 loss = self.criterion(batches.forward(model, inputs), target)
-            if len(parts) > 1:
-                loss = loss * batches.share(self.criterion.objective, target, whole=y)
+            if len(parts) > 1:  # step() takes the mean over parts, whatever their size
+                loss = loss * (len(parts) * batches.share(self.criterion.objective, target, whole=y))
             self._scaled(loss).backward()  # type: ignore[no-untyped-call]
 
-        self._run([partial(backward, *part) for part in parts], average=False)
+        self.step([partial(backward, *part) for part in parts])
         loss = self.telemetry.loss
         assert loss is not None
         return loss
@@ -185,19 +227,23 @@ class SharpnessAware(torch.optim.Optimizer):
                 "ascend() called twice: the weights are perturbed already. Call descend() after the second backward "
                 "pass, or restore() to give this step up."
             )
+        if self.same_dropout and not self._stepping:
+            raise RuntimeError(
+                "same_dropout needs to see the random numbers of both passes: use step(closure) or minimize(x, y), "
+                "which run them"
+            )
         self._require_gradients("ascend()", "the first backward pass")
         buckets = self._buckets()
         self._weights.save([param for bucket in buckets for param in bucket.params])
         self._buffers.save()
         self._perturbed = True
+        self.criterion.start("descent")
         try:
             self._perturb(buckets)
         except BaseException:
             self.restore()
             raise
         self.base.zero_grad(set_to_none=True)
-        torch.clear_autocast_cache()  # it holds low-precision copies of the weights as they were
-        self.criterion.start("descent")
 
     @torch.no_grad()
     def descend(self, *, zero_grad: bool = True) -> None:
@@ -207,21 +253,17 @@ class SharpnessAware(torch.optim.Optimizer):
                 "descend() called before ascend(): there is no perturbation to take back. Call ascend() after the "
                 "first backward pass, or use step(closure), which runs both passes."
             )
-        self.restore()
+        self._bring_back()
         self._require_gradients("descend()", "the second backward pass")
         self._update()
         if zero_grad:
             self.zero_grad()
 
-    @torch.no_grad()
     def restore(self) -> None:
-        """Bring weights and buffers back to before `ascend` and give the step up. Does nothing between steps."""
+        """Give a step up: weights and buffers as before `ascend`, no gradients. Does nothing between steps."""
         if self._perturbed:
-            self._weights.restore()
-            self._buffers.restore()
-            self._perturbed = False
-            torch.clear_autocast_cache()
-        self.criterion.finish()
+            self._bring_back()
+            self.zero_grad()
 
     @property
     def perturbed(self) -> bool:
@@ -240,46 +282,60 @@ class SharpnessAware(torch.optim.Optimizer):
 
     # The parts of a step.
 
-    def _run(self, closures: Sequence[Closure], *, average: bool) -> list[Any]:
+    def _run(self, closures: Sequence[Closure]) -> list[Any]:
         random = RandomState(self._devices()) if self.same_dropout else None
+        self._stepping = True
         try:
             if not self._perturbs():
-                values = self._pass("plain", closures, average)
-                self.criterion.finish()
+                values = self._pass("plain", closures)
                 self._update()
+                self.zero_grad()
                 return values
-            values = self._pass("ascent", closures, average)
+            values = self._pass("ascent", closures)
             self.ascend()
             if random is not None:
                 random.restore()
-            self._pass("descent", closures, average)
-            self.descend(zero_grad=False)
-        finally:  # also when a pass raised
+            self._pass("descent", closures)
+            self.descend()
+        except BaseException:
             self.restore()
+            if self._pass_began_clear:  # what a broken pass left is of no use
+                self.zero_grad()
+            raise
+        finally:
+            self._stepping = False
+            self.criterion.finish()
         return values
 
-    def _pass(self, phase: Phase, closures: Sequence[Closure], average: bool) -> list[Any]:
-        """Run all closures of one phase; their gradients add up in `.grad`."""
-        self.base.zero_grad(set_to_none=True)
+    def _pass(self, phase: Phase, closures: Sequence[Closure]) -> list[Any]:
+        """Run all closures of one phase; `.grad` holds the mean of their gradients then."""
         if phase != "descent":
             self.criterion.start(phase)
+        self._pass_began_clear = not self._has_gradients()
         self._inside_pass = True
         try:
             values = []
             for number, closure in enumerate(closures, start=1):
-                with (
-                    torch.enable_grad(),
-                    self._sync.during(ascent=phase == "ascent", last=number == len(closures)),
-                ):
-                    values.append(closure())
+                with torch.enable_grad(), self._sync.during(ascent=phase == "ascent", last=number == len(closures)):
+                    value = closure()
+                values.append(value.detach() if isinstance(value, Tensor) else value)
+                self._refuse_gradients_of_before()
         finally:
             self._inside_pass = False
         self._require_gradients("step()", "the closure")
-        if average and len(closures) > 1:
+        if len(closures) > 1:
             with torch.no_grad():
                 gradients = [sharding.local(p.grad) for p in self._parameters() if p.grad is not None]
                 torch._foreach_div_(gradients, float(len(closures)))
         return values
+
+    @torch.no_grad()
+    def _bring_back(self) -> None:
+        self._perturbed = False
+        self.criterion.finish()
+        self._weights.restore()
+        torch.clear_autocast_cache()
+        self._buffers.restore()
 
     def _perturb(self, buckets: list[Bucket]) -> None:
         start = 0
@@ -292,18 +348,23 @@ class SharpnessAware(torch.optim.Optimizer):
             self.telemetry.ascent_norm = self.perturbation(buckets)
         for bucket in buckets:
             torch._foreach_add_(bucket.params, bucket.gradients)
+        torch.clear_autocast_cache()  # it holds low-precision copies of the weights as they were
 
     def _update(self) -> None:
         """Hand the gradients to the base optimizer."""
         if self.scaler is not None:
             self.scaler.unscale_(self.base)
-        if self.clip_norm is not None:
-            self.telemetry.descent_norm = sharding.full(nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm))
-        if self.scaler is None:
-            self.base.step()
-        else:
-            self.scaler.step(self.base)
-            self.scaler.update()
+        try:
+            if self.clip_norm is not None:
+                norm = nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
+                self.telemetry.descent_norm = sharding.full(norm)
+            if self.scaler is None:
+                self.base.step()
+            else:
+                self.scaler.step(self.base)
+        finally:
+            if self.scaler is not None:
+                self.scaler.update()
         self._opt_called = True  # what torch's schedulers ask; descend() is a step too
 
     def _buckets(self) -> list[Bucket]:
@@ -359,8 +420,19 @@ class SharpnessAware(torch.optim.Optimizer):
 
     # Misuse is loud.
 
+    def _has_gradients(self) -> bool:
+        return any(param.grad is not None for group in self.param_groups for param in group["params"])
+
+    def _refuse_gradients_of_before(self) -> None:
+        if not self._pass_began_clear:
+            raise RuntimeError(
+                "step() found gradients from before it, and the closure did not clear them. Gradients cannot be "
+                "accumulated outside, because the second pass would miss them: give step() a list of closures, one for "
+                "each micro-batch, or use minimize(x, y, accumulate=n). If they are left over, call zero_grad() first."
+            )
+
     def _require_gradients(self, method: str, source: str) -> None:
-        if all(param.grad is None for param in self._parameters()):
+        if not self._has_gradients():
             raise RuntimeError(
                 f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on "
                 "the loss, on a model whose parameters this optimizer holds."
@@ -373,9 +445,6 @@ class SharpnessAware(torch.optim.Optimizer):
                 "or restore() to give the step up."
             )
 
-    def _refuse_step_while_perturbed(self, *_: Any) -> None:
-        self._refuse_while_perturbed("the base optimizer's step()")
-
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self.perturbation.defaults.items())
         return (
@@ -384,16 +453,22 @@ class SharpnessAware(torch.optim.Optimizer):
         )
 
     def __getstate__(self) -> dict[str, Any]:
+        """All but what is this object's alone: hooks, a scheduler's patch of `step`, the copies of the weights."""
         self._refuse_while_perturbed("copying or pickling")
-        return {**self.__dict__, "_weights": Snapshot(), "_buffers": BufferSnapshot(self.model)}
+        state = {name: value for name, value in self.__dict__.items() if "_hooks" not in name and name != "step"}
+        return {**state, "_weights": Snapshot(), "_buffers": BufferSnapshot(self.model)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._patch_step_function()
-        self.base.register_step_pre_hook(self._refuse_step_while_perturbed)
+        super().__setstate__(state)
+        self._attach()
 
 
-def _check_base(base: Any) -> None:
+_CHECKPOINT_HOOKS = [
+    f"_optimizer_{action}state_dict_{moment}_hooks" for action in ("", "load_") for moment in ("pre", "post")
+]
+
+
+def _check_base(base: Any, perturbation: Perturbation) -> None:
     if isinstance(base, SharpnessAware) or hasattr(base, "first_step"):
         raise TypeError(
             f"the base optimizer {type(base).__name__} is sharpness-aware already. Give a plain one, such as "
@@ -406,8 +481,21 @@ def _check_base(base: Any) -> None:
         )
     if isinstance(base, torch.optim.LBFGS):
         raise TypeError("LBFGS evaluates its closure many times in a step and cannot be a base optimizer")
+    if "_sharpness_aware" in base.__dict__:
+        raise TypeError(
+            f"this {type(base).__name__} is the base of a sharpness-aware optimizer already, whose options are in its "
+            "parameter groups. Build a new one"
+        )
     if not any(group["params"] for group in base.param_groups):
         raise ValueError("the base optimizer has an empty parameter list: there is nothing to train")
+    clash = sorted(perturbation.defaults.keys() & base.defaults.keys())
+    if clash:
+        raise ValueError(
+            f"{type(base).__name__} has options of its own by the name of {', '.join(clash)}, which the perturbation "
+            "keeps in the same parameter groups: it cannot be a base optimizer"
+        )
+    for group in base.param_groups:
+        perturbation.check({**perturbation.defaults, **group})
 
 
 def _as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure]:
@@ -423,7 +511,6 @@ def _as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closur
 
 
 def _mean_of(values: list[Any]) -> Any:
-    values = [value.detach() if isinstance(value, Tensor) else value for value in values]
     return values[0] if len(values) == 1 or values[0] is None else sum(values) / len(values)
 
 

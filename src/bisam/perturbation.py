@@ -67,9 +67,14 @@ class Ball:
     def check(self, group: dict[str, Any]) -> None:
         for name in ("rho", "eta"):
             value = group[name]
-            if isinstance(value, Tensor):  # reading it would wait for the device
-                continue
-            if not (value >= 0 and math.isfinite(value)):
+            if isinstance(value, Tensor):  # only its shape: reading it would wait for the device
+                if value.dim() != 0:
+                    raise ValueError(
+                        f"{name} must be a number or a tensor with no dimensions, got {tuple(value.shape)}"
+                    )
+            elif not isinstance(value, (int, float)):
+                raise TypeError(f"{name} must be a number, got {value!r}")
+            elif not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be non-negative and finite, got {value}")
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
@@ -82,10 +87,10 @@ class Ball:
         unit = torch.where(norm == 0, 0.0, torch.where(norm.isfinite(), 1 / norm, math.nan))
         for bucket in buckets:
             gradients = bucket.gradients
+            torch._foreach_mul_(gradients, (bucket.options["rho"] * unit).to(gradients[0].device))
             if bucket.options["adaptive"]:
                 torch._foreach_mul_(gradients, bucket.params)
                 torch._foreach_copy_(bucket.params, bucket.weights)
-            torch._foreach_mul_(gradients, (bucket.options["rho"] * unit).to(gradients[0].device))
         return norm
 
 

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 
@@ -50,6 +51,11 @@ def _bucket_norm(bucket: list[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
+def ranks() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 class GradientSync:
     """Which backward passes of a model average their gradients over the ranks.
 
@@ -62,21 +68,31 @@ class GradientSync:
         if sharpness not in (None, "local", "global"):
             raise ValueError(f'sharpness must be "local", "global" or None, got {sharpness!r}')
         modules = list(model.modules()) if model is not None else []
-        sharded = any(is_sharded(parameter) for module in modules for parameter in module.parameters(recurse=False))
-        if sharpness == "local" and model is None:
-            raise ValueError('sharpness="local" needs the model: give it as the second argument')
-        if sharpness == "local" and sharded:
+        self._replicas = [m for m in modules if isinstance(m, nn.parallel.DistributedDataParallel)]
+        self._sharded = any(
+            is_sharded(parameter) for module in modules for parameter in module.parameters(recurse=False)
+        )
+        if sharpness == "local" and self._sharded:
             raise ValueError(
                 'sharpness="local" has no meaning for sharded parameters: no rank holds a whole gradient of its own. '
-                'Use sharpness="global", or micro-batches'
+                'Use sharpness="global"'
             )
-        self._replicas = [m for m in modules if isinstance(m, nn.parallel.DistributedDataParallel)]
-        self.local = sharpness != "global" and not sharded
+        if sharpness == "local" and ranks() > 1 and not self._replicas:
+            raise ValueError(
+                'sharpness="local" keeps DistributedDataParallel from averaging the ascent gradient, and needs to see '
+                "it: give the wrapped model, as in SAM(base, DistributedDataParallel(model))"
+            )
+        self._local = sharpness != "global" and not self._sharded
+
+    @property
+    def averages(self) -> bool:
+        """Whether the ranks, if there are several, end up with the same gradients."""
+        return ranks() == 1 or bool(self._replicas) or self._sharded
 
     def during(self, *, ascent: bool, last: bool) -> AbstractContextManager[Any]:
         """The context of one forward-backward; `last` of those whose gradients add up to one pass."""
         stack = ExitStack()
-        if not last or (ascent and self.local):
+        if not last or (ascent and self._local):
             for replica in self._replicas:
                 stack.enter_context(replica.no_sync())
         return stack

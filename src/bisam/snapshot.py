@@ -33,29 +33,26 @@ class BufferSnapshot:
     """The buffers of a model, values and objects: the second pass must not leave its batch statistics behind.
 
     Every buffer of every module is kept, whatever the module's class. One that the pass replaced by another tensor
-    (`self.mean = …` rather than an update in place) is put back as the object it was.
+    (`self.mean = …` rather than an update in place) is put back as the object it was; one that it created goes.
     """
 
     def __init__(self, model: nn.Module | None) -> None:
         self._model = model
-        self._places: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
+        self._tables: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
         self._values = Snapshot()
 
     def save(self) -> None:
         modules = self._model.modules() if self._model is not None else ()
-        self._places = [
-            (module._buffers, name, buffer)
-            for module in modules
-            if module._buffers
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        self._values.save([buffer for _, _, buffer in self._places])
+        self._tables = [(module._buffers, dict(module._buffers)) for module in modules]
+        buffers = [buffer for _, table in self._tables for buffer in table.values() if buffer is not None]
+        self._values.save([buffer for buffer in buffers if _is_writable(buffer)])
 
     def restore(self) -> None:
-        for buffers, name, buffer in self._places:
-            buffers[name] = buffer
-        self._places = []
+        for current, saved in self._tables:
+            if _differ(current, saved):
+                current.clear()
+                current.update(saved)
+        self._tables = []
         self._values.restore()
 
 
@@ -70,6 +67,15 @@ class RandomState:
         torch.set_rng_state(self._cpu)
         for device, state in self._devices.items():
             torch.cuda.set_rng_state(state, device)
+
+
+def _differ(current: dict[str, Tensor | None], saved: dict[str, Tensor | None]) -> bool:
+    return current.keys() != saved.keys() or any(current[name] is not buffer for name, buffer in saved.items())
+
+
+def _is_writable(tensor: Tensor) -> bool:
+    """Not expanded and not of inference mode: such a tensor cannot be updated in place, by a module or by us."""
+    return not tensor.is_inference() and (tensor.is_contiguous() or 0 not in tensor.stride())
 
 
 def _alike(copies: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from bisam.objectives import LowerBound, Phi
+from bisam.objectives import LowerBound, Objective, Phi
 from bisam.optimizer import Options, SharpnessAware
 from bisam.perturbation import Ball
 
@@ -70,7 +70,8 @@ class BiSAM(SharpnessAware):
     """Bilevel SAM: ε = ρ ∇Q/‖∇Q‖ climbs a lower bound of the 0-1 error, the update descends cross entropy at w + ε.
 
     Xie, Latorre, Antonakopoulos, Pethick, Cevher: Improving SAM Requires Rethinking its Optimization Formulation, 2024.
-    `phi`, `mu` and `alpha` are those of `bisam.LowerBound`; the defaults are what the paper recommends.
+    `phi`, `mu` and `alpha` are those of `bisam.LowerBound`; the defaults are what the paper recommends. What `descent`
+    ignores (`ignore_index`) and how it weights classes (`weight`) holds for Q too.
 
     >>> model = nn.Linear(4, 3)
     >>> optimizer = BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, phi="tanh")
@@ -88,7 +89,7 @@ class BiSAM(SharpnessAware):
         alpha: float = 0.1,
         **options: Unpack[Options],
     ) -> None:
-        options.setdefault("ascent", LowerBound(phi, mu, alpha))
+        options["ascent"] = _lower_bound(phi, mu, alpha, options)
         super().__init__(base, model, perturbation=Ball(rho), **options)
 
 
@@ -112,5 +113,18 @@ class ABiSAM(SharpnessAware):
         alpha: float = 0.1,
         **options: Unpack[Options],
     ) -> None:
-        options.setdefault("ascent", LowerBound(phi, mu, alpha))
+        options["ascent"] = _lower_bound(phi, mu, alpha, options)
         super().__init__(base, model, perturbation=Ball(rho, adaptive=True, eta=eta), **options)
+
+
+def _lower_bound(phi: str | Phi, mu: float | None, alpha: float, options: Options) -> Objective:
+    """Q on the samples and by the class weights of the descent; or the ascent that was given in its place."""
+    ascent, descent = options.get("ascent"), options.get("descent")
+    if ascent is None:
+        weight, ignore_index = getattr(descent, "weight", None), getattr(descent, "ignore_index", -100)
+        return LowerBound(phi, mu, alpha, weight=weight, ignore_index=ignore_index)
+    if (phi, mu, alpha) != ("log", None, 0.1):
+        raise ValueError(
+            f"give phi, mu and alpha, or an ascent of your own, not both: got {phi=}, {mu=}, {alpha=}, {ascent=}"
+        )
+    return ascent
