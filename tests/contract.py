@@ -234,6 +234,7 @@ class Contract:
         weights = sum(p.nbytes for p in model.parameters())
         kept = sum(copy.nbytes for copy in optimizer._weights.copies)
         assert kept == weights
+        optimizer.zero_grad()
         optimizer.criterion(model(x), y).backward()
         with Allocations() as allocations:
             optimizer.ascend()

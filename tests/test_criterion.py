@@ -203,6 +203,7 @@ def test_a_step_by_hand_without_the_criterion_begins_new_telemetry():
     optimizer.minimize(x, y)
     held = optimizer.telemetry
     norm = held.ascent_norm.clone()
+    optimizer.zero_grad()
     (10 * F.cross_entropy(model(x), y)).backward()
     optimizer.ascend()
     optimizer.restore()

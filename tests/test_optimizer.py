@@ -203,6 +203,7 @@ def test_the_optimizer_can_be_pickled_with_its_model():
     twin, twin_optimizer = pickle.loads(pickle.dumps((model, optimizer)))
     for m, o in ((model, optimizer), (twin, twin_optimizer)):
         o.minimize(*batch(1))
+        o.zero_grad()
         with pytest.raises(RuntimeError, match="base optimizer's step"):
             perturb(m, o).base.step()
         o.restore()
@@ -213,6 +214,7 @@ def test_a_model_moved_to_another_precision_after_a_step_is_restored_in_that_pre
     model, optimizer = build("SAM", net=mlp)
     optimizer.minimize(*batch())
     model.double()
+    optimizer.zero_grad()
     optimizer.state.clear()
     before = [p.detach().clone() for p in model.parameters()]
     with torch.no_grad():
@@ -241,16 +243,24 @@ def test_a_closure_runs_once_in_each_pass_and_sees_its_phase():
 
 
 @pytest.mark.parametrize("rho", [0.05, 0.0])
-def test_gradients_are_cleared_after_the_update_so_that_all_forms_can_follow_each_other(rho):
+def test_the_gradient_of_the_update_stays_readable_after_a_step_and_is_never_mixed_with_the_next(rho):
     model, optimizer = build(net=mlp, rho=rho)
     x, y = batch()
-    for take_step in (
-        lambda: optimizer.step(closure_of(model, optimizer, x, y)),
-        lambda: optimizer.minimize(x, y),
-        lambda: (perturb(model, optimizer), optimizer.criterion(model(x), y).backward(), optimizer.descend()),
-    ):
-        take_step()
-        assert all(p.grad is None for p in model.parameters())
+    for _ in range(2):
+        optimizer.minimize(x, y)
+        assert all(p.grad is not None for p in model.parameters())
+    optimizer.criterion(model(x), y).backward()  # on top of what the step left
+    with pytest.raises(RuntimeError, match=r"beneath the new one. Call zero_grad\(\)"):
+        optimizer.ascend()
+    with pytest.raises(RuntimeError, match=r"found gradients from before"):
+        optimizer.step(lambda: optimizer.criterion(model(x), y).backward())
+    for clear in (optimizer.zero_grad, model.zero_grad):
+        clear()
+        perturb(model, optimizer)
+        optimizer.criterion(model(x), y).backward()
+        optimizer.descend()
+        assert all(p.grad is None for p in model.parameters())  # so that the next pass by hand can follow
+        optimizer.minimize(x, y)
 
 
 def test_gradients_accumulated_before_a_step_are_never_lost_in_silence():

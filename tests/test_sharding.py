@@ -143,6 +143,7 @@ def train_shards(base):
         for seed in range(STEPS):
             x, y = (ranks.mine(t) for t in data(seed))
             before = [sharding.local(p).clone() for p in model.parameters()]
+            optimizer.zero_grad()
             optimizer.criterion(model(x), y).backward()
             optimizer.ascend()
             optimizer.restore()

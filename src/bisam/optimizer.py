@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypedDict
 
@@ -91,6 +92,7 @@ class SharpnessAware(torch.optim.Optimizer):
         self._stepping = False
         self._inside_pass = False
         self._pass_began_clear = True
+        self._leftover: Leftover | None = None
         groups, state = base.param_groups, base.state
         super().__init__(groups, base.defaults)
         base.param_groups, base.state = groups, state
@@ -166,6 +168,7 @@ class SharpnessAware(torch.optim.Optimizer):
         if not (self._inside_pass and self._pass_began_clear):
             self.base.zero_grad(set_to_none)
             self._pass_began_clear = True
+            self._leftover = None
 
     # The step, in its three forms.
 
@@ -175,7 +178,7 @@ class SharpnessAware(torch.optim.Optimizer):
         A list of closures, each of an equally large micro-batch, is one step on all of them together.
 
         Returns what the closure returned at w; for the bilevel variants the descent's loss there, if it used
-        `criterion`. The gradients are cleared afterwards, as after `descend`.
+        `criterion`. The gradient of the update stays in `.grad` until the next step, or `zero_grad`, clears it.
         """
         closures = _as_closures(closure)
         self._refuse_while_perturbed("step()")
@@ -226,6 +229,11 @@ class SharpnessAware(torch.optim.Optimizer):
             raise RuntimeError(
                 "ascend() called twice: the weights are perturbed already. Call descend() after the second backward "
                 "pass, or restore() to give this step up."
+            )
+        if self._leftover is not None and self._leftover.is_present():
+            raise RuntimeError(
+                "ascend() found the gradient of the last step() beneath the new one. Call zero_grad() before the first "
+                "backward pass"
             )
         if self.same_dropout and not self._stepping:
             raise RuntimeError(
@@ -289,14 +297,15 @@ class SharpnessAware(torch.optim.Optimizer):
             if not self._perturbs():
                 values = self._pass("plain", closures)
                 self._update()
-                self.zero_grad()
+                self._leftover = Leftover.of(self._parameters())
                 return values
             values = self._pass("ascent", closures)
             self.ascend()
             if random is not None:
                 random.restore()
             self._pass("descent", closures)
-            self.descend()
+            self.descend(zero_grad=False)
+            self._leftover = Leftover.of(self._parameters())
         except BaseException:
             self.restore()
             if self._pass_began_clear:  # what a broken pass left is of no use
@@ -311,6 +320,8 @@ class SharpnessAware(torch.optim.Optimizer):
         """Run all closures of one phase; `.grad` holds the mean of their gradients then."""
         if phase != "descent":
             self.criterion.start(phase)
+        if self._leftover is not None and self._leftover.is_untouched():
+            self.zero_grad()
         self._pass_began_clear = not self._has_gradients()
         self._inside_pass = True
         try:
@@ -456,11 +467,32 @@ class SharpnessAware(torch.optim.Optimizer):
         """All but what is this object's alone: hooks, a scheduler's patch of `step`, the copies of the weights."""
         self._refuse_while_perturbed("copying or pickling")
         state = {name: value for name, value in self.__dict__.items() if "_hooks" not in name and name != "step"}
-        return {**state, "_weights": Snapshot(), "_buffers": BufferSnapshot(self.model)}
+        return {**state, "_weights": Snapshot(), "_buffers": BufferSnapshot(self.model), "_leftover": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._attach()
+
+
+@dataclass
+class Leftover:
+    """A witness to the gradients that a step left for reading: one of them, and how often it had been written to."""
+
+    param: Tensor
+    gradient: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, params: list[Tensor]) -> Leftover:
+        param = next(param for param in reversed(params) if param.grad is not None)
+        assert param.grad is not None
+        return cls(param, param.grad, param.grad._version)
+
+    def is_present(self) -> bool:
+        return self.param.grad is self.gradient
+
+    def is_untouched(self) -> bool:
+        return self.is_present() and self.gradient._version == self.version
 
 
 _CHECKPOINT_HOOKS = [

@@ -1,0 +1,61 @@
+"""What README and docs show: their snippets run, their numbers come from the runs they name."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bisam
+from test_optimizer import TwoInputs
+
+from family import ConvNet, batch, mlp
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "docs/training-loops.md"]
+
+
+def snippets():
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        for found in re.finditer(r"```python\n(.*?)```", text, re.DOTALL):
+            yield pytest.param(found.group(1), id=f"{page}:{text[: found.start()].count(chr(10)) + 2}")
+
+
+@pytest.mark.parametrize("code", list(snippets()))
+def test_every_snippet_runs_and_trains(code, tmp_path):
+    torch.manual_seed(0)
+    x, y = batch()
+    model = TwoInputs() if "left" in code else mlp() if "MSELoss" in code else ConvNet()
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = bisam.BiSAM(base, model)
+    if "bisam.BiSAM(base" in code or "bisam.SAM(base" in code:
+        base = torch.optim.SGD(model.parameters(), lr=0.1)  # one that is not taken yet
+    names = {
+        "torch": torch, "bisam": bisam, "model": model, "base": base, "optimizer": optimizer, "x": x, "y": y,
+        "loader": [batch(0), batch(1)], "criterion": optimizer.criterion, "loss_fn": nn.CrossEntropyLoss(),
+        "path": tmp_path / "checkpoint.pt", "left": x, "right": x, "device": "cpu",
+    }  # fmt: skip
+    before = [p.detach().clone() for p in model.parameters()]
+    exec(code, names)
+    used = names["optimizer"]
+    assert used.telemetry is not None
+    if re.search(r"minimize\(|\.step\(|descend\(|second_step\(", code):
+        assert any(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    if names.get("loss") is not None:
+        assert torch.isfinite(names["loss"])
+
+
+def test_the_table_of_the_readme_is_that_of_its_run():
+    table = json.loads((ROOT / "docs/noisy_digits.json").read_text())["table"]
+    rows = ["| " + " | ".join(cells) + " |" for cells in [table[0].keys(), *(row.values() for row in table)]]
+    rows.insert(1, "| --- | --- | --- | --- |")
+    assert "\n".join(rows) in (ROOT / "README.md").read_text()
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
