@@ -424,6 +424,7 @@ class Contract:
         assert_close(tensors(compiled, compiled_optimizer), tensors(model, optimizer), 1e-5)
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
     def test_a_step_on_cuda_never_synchronises(self, variant):
         model, optimizer = build(variant, device="cuda", clip_norm=1.0)
         x, y = batch(device="cuda")

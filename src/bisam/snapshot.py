@@ -17,16 +17,23 @@ class Snapshot:
     def __init__(self) -> None:
         self.copies: list[Tensor] = []
         self._originals: list[Tensor] = []
+        self._kinds: list[list[int]] = []
 
     def save(self, tensors: Sequence[Tensor]) -> None:
         if not _alike(self.copies, tensors):
             self.copies = [torch.empty_like(tensor) for tensor in tensors]
+            self._kinds = _indices_by_kind(self.copies)
         self._originals = list(tensors)
-        _copy(self.copies, self._originals)
+        self._copy(self.copies, self._originals)
 
     def restore(self) -> None:
-        _copy(self._originals, self.copies)
+        if self._originals:
+            self._copy(self._originals, self.copies)
         self._originals = []
+
+    def _copy(self, to: list[Tensor], source: list[Tensor]) -> None:
+        for indices in self._kinds:  # one foreach call each: of mixed types, it would be a loop
+            torch._foreach_copy_([to[i] for i in indices], [source[i] for i in indices])
 
 
 class BufferSnapshot:
@@ -84,6 +91,8 @@ def _alike(copies: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _copy(to: list[Tensor], source: list[Tensor]) -> None:
-    if to:
-        torch._foreach_copy_(to, source)
+def _indices_by_kind(tensors: Sequence[Tensor]) -> list[list[int]]:
+    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(index)
+    return list(kinds.values())
