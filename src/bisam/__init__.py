@@ -5,18 +5,25 @@ from bisam.criterion import Criterion, Telemetry
 from bisam.objectives import CrossEntropy, LowerBound, bound, lower_bound, zero_one_error
 from bisam.optimizer import SharpnessAware
 from bisam.perturbation import Ball, Perturbation
-from bisam.variants import ASAM, SAM, ABiSAM, BiSAM
+from bisam.variants import ASAM, ESAM, GSAM, KSAM, RSAM, SAM, ABiSAM, BiSAM, EBiSAM, FriendlySAM, LookSAM
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ASAM",
+    "ESAM",
+    "GSAM",
+    "KSAM",
+    "RSAM",
     "SAM",
     "ABiSAM",
     "Ball",
     "BiSAM",
     "Criterion",
     "CrossEntropy",
+    "EBiSAM",
+    "FriendlySAM",
+    "LookSAM",
     "LowerBound",
     "Perturbation",
     "SharpnessAware",

@@ -1,35 +1,57 @@
-"""What a batch is: a tensor, a tuple or a dict of inputs, and how it is fed to a model and cut into pieces."""
+"""Which samples feed which gradient: what a batch is, how it is cut into parts, and who is chosen from it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from bisam.objectives import Objective, divisor
 
 
-def forward(model: nn.Module, x: Any) -> Any:
-    """model(x), model(*x) for a tuple or list, model(**x) for a mapping, as Hugging Face models take their inputs."""
-    if isinstance(x, Mapping):
-        return model(**x)
-    if isinstance(x, (tuple, list)):
-        return model(*x)
-    return model(x)
+@dataclass
+class Batch:
+    """Inputs, a tensor, a tuple or a dict of tensors, and their targets."""
 
+    x: Any
+    y: Tensor
 
-def split(x: Any, y: Tensor, pieces: int) -> list[tuple[Any, Tensor]]:
-    """The batch in up to `pieces` parts along the first dimension; what is not per sample goes to every part.
+    def __len__(self) -> int:
+        return len(self.y)
 
-    >>> [(a.tolist(), b.tolist()) for a, b in split(torch.arange(3), torch.arange(3), 2)]
-    [([0, 1], [0, 1]), ([2], [2])]
-    """
-    ys = list(y.chunk(pieces)) if pieces > 1 else [y]
-    ends = torch.tensor([len(part) for part in ys]).cumsum(0).tolist()
-    ranges = list(zip([0, *ends[:-1]], ends, strict=True))
-    return [(_piece(x, slice(start, end), len(y)), part) for (start, end), part in zip(ranges, ys, strict=True)]
+    def run(self, model: nn.Module) -> Any:
+        """model(x), model(*x) for a tuple or list, model(**x) for a mapping, as Hugging Face models take them."""
+        if isinstance(self.x, Mapping):
+            return model(**self.x)
+        if isinstance(self.x, (tuple, list)):
+            return model(*self.x)
+        return model(self.x)
+
+    def split(self, pieces: int) -> list[Batch]:
+        """Up to `pieces` parts along the first dimension; what is not per sample goes to every part.
+
+        >>> [part.y.tolist() for part in Batch(torch.arange(3), torch.arange(3)).split(2)]
+        [[0, 1], [2]]
+        """
+        return self.cut(-(-len(self) // pieces))
+
+    def cut(self, size: int) -> list[Batch]:
+        """Parts of `size` samples, the last one smaller if need be.
+
+        >>> [len(part) for part in Batch(torch.arange(5), torch.arange(5)).cut(2)]
+        [2, 2, 1]
+        """
+        if size >= len(self):
+            return [self]
+        return [self.rows(slice(start, start + size)) for start in range(0, len(self), size)]
+
+    def rows(self, rows: slice | Tensor) -> Batch:
+        """Some of the samples."""
+        return Batch(_rows(self.x, rows, len(self)), self.y[rows])
 
 
 def share(objective: Objective, part: Tensor, whole: Tensor) -> float | Tensor:
@@ -41,11 +63,99 @@ def share(objective: Objective, part: Tensor, whole: Tensor) -> float | Tensor:
     return divisor(objective, part) / divisor(objective, whole)
 
 
-def _piece(x: Any, rows: slice, size: int) -> Any:
+def per_sample(objective: Objective, logits: Tensor, target: Tensor) -> Tensor:
+    """The objective's value for each sample of the batch.
+
+    >>> per_sample(torch.nn.CrossEntropyLoss(), torch.zeros(3, 2), torch.tensor([0, 1, 1])).shape
+    torch.Size([3])
+    """
+    if not hasattr(objective, "reduction"):
+        raise ValueError(
+            "choosing samples needs an objective with a reduction, such as torch.nn.CrossEntropyLoss(), got "
+            f"{objective!r}"
+        )
+    each = copy.copy(objective)
+    each.reduction = "none"
+    values = each(logits, target)
+    return values.flatten(1).mean(1) if values.dim() > 1 else values
+
+
+Look = Callable[[Batch], Tensor]
+"""Each sample's score at the weights as they are now, by a forward pass without gradients."""
+
+
+class Plan(Protocol):
+    """Chooses samples of a batch for the two passes."""
+
+    chooses: bool
+    """Whether it ever leaves samples out, so that it needs to see the batch (`minimize`)."""
+
+    needs_scores_of_ascent: bool
+    """Whether `for_descent` compares with the ascent objective of each sample at w."""
+
+    def for_ascent(self, batch: Batch, look: Look) -> Batch:
+        """The samples for both passes; `look` gives the descent's loss at w."""
+
+    def for_descent(self, batch: Batch, before: Tensor | None, look: Look) -> Batch:
+        """The samples for the descent, of those of the ascent; `look` gives the ascent's objective at w + ε."""
+
+
+class Everyone:
+    """All samples in both passes."""
+
+    chooses = False
+    needs_scores_of_ascent = False
+
+    def for_ascent(self, batch: Batch, look: Look) -> Batch:
+        return batch
+
+    def for_descent(self, batch: Batch, before: Tensor | None, look: Look) -> Batch:
+        return batch
+
+
+class MostSensitive(Everyone):
+    """ESAM's sharpness-sensitive data selection: the ⌈γn⌉ samples whose ascent objective the perturbation raised most.
+
+    The perturbed weights see all samples forward, without gradients; only the chosen ones are propagated back.
+    """
+
+    def __init__(self, gamma: float) -> None:
+        if not 0 < gamma <= 1:
+            raise ValueError(f"gamma must lie in (0, 1], got {gamma}")
+        self.gamma = gamma
+        self.chooses = self.needs_scores_of_ascent = gamma < 1
+
+    def for_descent(self, batch: Batch, before: Tensor | None, look: Look) -> Batch:
+        if not self.chooses:
+            return batch
+        assert before is not None
+        # rounded first, so that 0.1 · 30 = 3.0000000000000004 keeps three, not four
+        count = math.ceil(round(self.gamma * len(batch), 6))
+        return batch.rows((look(batch) - before).topk(count).indices)
+
+
+class HighestLoss(Everyone):
+    """K-SAM: the k samples of highest loss at w, in both passes; k = None is half of the batch."""
+
+    chooses = True
+
+    def __init__(self, k: int | None) -> None:
+        if k is not None and not (isinstance(k, int) and k >= 1):
+            raise ValueError(f"k must be a whole number of samples, at least 1, got {k!r}")
+        self.k = k
+
+    def for_ascent(self, batch: Batch, look: Look) -> Batch:
+        k = math.ceil(len(batch) / 2) if self.k is None else self.k
+        if k > len(batch):
+            raise ValueError(f"k = {k} samples cannot be chosen from a batch of {len(batch)}")
+        return batch if k == len(batch) else batch.rows(look(batch).topk(k).indices)
+
+
+def _rows(x: Any, rows: slice | Tensor, size: int) -> Any:
     if isinstance(x, Mapping):
-        return {key: _piece(value, rows, size) for key, value in x.items()}
+        return {key: _rows(value, rows, size) for key, value in x.items()}
     if isinstance(x, (tuple, list)):
-        return tuple(_piece(value, rows, size) for value in x)
+        return tuple(_rows(value, rows, size) for value in x)
     if isinstance(x, Tensor) and x.dim() > 0 and len(x) == size:
         return x[rows]
     return x

@@ -118,6 +118,7 @@ class Criterion:
         self.descent: Objective = CrossEntropy() if descent is None else descent
         self.ascent: Objective = self.descent if ascent is None else ascent
         self.phase: Phase = "ascent"
+        self.silent = False
         self.telemetry = Telemetry(self.ascent, self.descent)
         self._step_is_over = False
         self._is_classification = isinstance(self.ascent, LowerBound) or isinstance(
@@ -136,7 +137,8 @@ class Criterion:
                 f"an objective must return a scalar to step on, got shape {tuple(loss.shape)} from {self.objective}. "
                 'Use reduction="mean" or "sum"'
             )
-        self._record(logits, target, loss)
+        if not self.silent:
+            self._record(logits, target, loss)
         return loss
 
     @property
@@ -149,22 +151,32 @@ class Criterion:
         """Whether the two players have different objectives."""
         return self.ascent is not self.descent
 
-    def start(self, phase: Phase) -> None:
-        """Enter a phase. The first phase of a step begins new telemetry; the old stays with whoever holds it."""
-        self.phase = phase
-        if phase != "descent" or self._step_is_over:
-            self.telemetry = Telemetry(self.ascent, self.descent)
+    def begin(self) -> None:
+        """A step begins, and with it new telemetry; the old stays with whoever holds it."""
+        self.telemetry = Telemetry(self.ascent, self.descent)
         self._step_is_over = False
+
+    def enter(self, phase: Phase, *, silent: bool = False) -> None:
+        """What follows is a pass of that phase; a silent one leaves no trace in the telemetry."""
+        if self._step_is_over:
+            self.begin()
+        self.phase = phase
+        self.silent = silent
 
     def finish(self) -> None:
         """The step is over: its telemetry stays readable until the next one begins."""
         self.phase = "ascent"
+        self.silent = False
         self._step_is_over = True
+
+    def observe(self, logits: Tensor, target: Tensor) -> None:
+        """Record what the descent's loss would be, where a pass looks at samples without descending them."""
+        self._record(logits, target, self.descent(logits, target))
 
     @torch.no_grad()
     def _record(self, logits: Tensor, target: Tensor, value: Tensor) -> None:
         if self._step_is_over:
-            self.start("ascent")
+            self.enter("ascent")
         # cloned: what the caller does to the loss in place, such as dividing it, is not what was observed
         value = value.detach().clone()
         climbing = self.phase == "ascent"

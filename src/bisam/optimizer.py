@@ -6,23 +6,23 @@ second gives the descent gradient there; `descend` brings w back, bit for bit, a
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeAlias, TypedDict
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from bisam import batches, sharding
+from bisam import gradients, sharding
+from bisam.batches import Batch, Everyone, Plan, share
+from bisam.checks import Closure, as_closures, check_base, check_options
 from bisam.criterion import Criterion, Phase, Telemetry
+from bisam.gradients import Gradients, Leftover
+from bisam.merge import Merge, Perturbed
 from bisam.objectives import Objective
 from bisam.perturbation import Ball, Bucket, Perturbation
 from bisam.snapshot import BufferSnapshot, RandomState, Snapshot
-
-Closure: TypeAlias = Callable[[], Any]
+from bisam.work import Given, Planned, Runner, Work
+from bisam.wrapper import Wrapper
 
 
 class Options(TypedDict, total=False):
@@ -30,6 +30,8 @@ class Options(TypedDict, total=False):
 
     ascent: Objective | None
     descent: Objective | None
+    micro_batch: int | None
+    every: int
     clip_norm: float | None
     sharpness: str | None
     scaler: torch.amp.GradScaler | None
@@ -37,7 +39,7 @@ class Options(TypedDict, total=False):
     same_dropout: bool
 
 
-class SharpnessAware(torch.optim.Optimizer):
+class SharpnessAware(Wrapper):
     """A base optimizer that descends from the worst point nearby.
 
     Args:
@@ -46,8 +48,12 @@ class SharpnessAware(torch.optim.Optimizer):
             Needed by `minimize`, to bring back buffers (batch-norm statistics) that the second pass changes, and to
             keep DistributedDataParallel from averaging what need not be. May be set later.
         perturbation: from the ascent gradient to ε.
+        plan: which samples of a batch feed which pass.
+        merge: which gradient reaches the base optimizer, and when the weights are perturbed.
         ascent: the objective to climb; None is the descent's.
         descent: the objective to minimise at w + ε; None is cross entropy.
+        micro_batch: `minimize` perturbs each micro-batch of so many samples by itself and averages gradients (mSAM).
+        every: perturb in every so manieth step only.
         clip_norm: clip the gradient that reaches the base optimizer to this norm.
         sharpness: with several ranks, perturb each by its own gradient ("local") or all alike ("global").
             None is local for DistributedDataParallel, global for sharded parameters.
@@ -63,8 +69,12 @@ class SharpnessAware(torch.optim.Optimizer):
         model: nn.Module | None = None,
         *,
         perturbation: Perturbation | None = None,
+        plan: Plan | None = None,
+        merge: Merge | None = None,
         ascent: Objective | None = None,
         descent: Objective | None = None,
+        micro_batch: int | None = None,
+        every: int = 1,
         clip_norm: float | None = None,
         sharpness: str | None = None,
         scaler: torch.amp.GradScaler | None = None,
@@ -72,15 +82,12 @@ class SharpnessAware(torch.optim.Optimizer):
         same_dropout: bool = False,
     ) -> None:
         self.perturbation: Perturbation = Ball() if perturbation is None else perturbation
-        _check_base(base, self.perturbation)
-        if clip_norm is not None and not clip_norm > 0:
-            raise ValueError(f"clip_norm must be positive, got {clip_norm}")
-        if not (scaler is None or isinstance(scaler, torch.amp.GradScaler)):
-            raise TypeError(f"scaler must be a torch.amp.GradScaler or None, got {scaler!r}")
-        if not (autocast is None or isinstance(autocast, torch.dtype)):
-            raise TypeError(f"autocast must be a type such as torch.bfloat16, or None, got {autocast!r}")
-        self.base = base
+        self.plan: Plan = Everyone() if plan is None else plan
+        self.merge: Merge = Perturbed(every) if merge is None else merge
+        check_base(base, self.perturbation)
+        check_options(clip_norm, scaler, autocast, micro_batch)
         self.criterion = Criterion(ascent, descent)
+        self.micro_batch = micro_batch
         self.clip_norm = clip_norm
         self.sharpness = sharpness
         self.scaler = scaler
@@ -88,29 +95,11 @@ class SharpnessAware(torch.optim.Optimizer):
         self.same_dropout = same_dropout
         self.model = model
         self._weights = Snapshot()
-        self._perturbed = False
         self._stepping = False
         self._inside_pass = False
         self._pass_began_clear = True
         self._leftover: Leftover | None = None
-        groups, state = base.param_groups, base.state
-        super().__init__(groups, base.defaults)
-        base.param_groups, base.state = groups, state
-        self._attach()
-
-    def _attach(self) -> None:
-        """Tie the base optimizer to this one: its checkpoint hooks are shared, its step is refused while perturbed."""
-        self.base.__dict__["_sharpness_aware"] = True
-        for name in _CHECKPOINT_HOOKS:
-            setattr(self, name, getattr(self.base, name))
-        this = weakref.ref(self)
-
-        def refuse_while_perturbed(*_: Any) -> None:
-            wrapper = this()
-            if wrapper is not None:
-                wrapper._refuse_while_perturbed("the base optimizer's step()")
-
-        self.base.register_step_pre_hook(refuse_while_perturbed)
+        super().__init__(base)
 
     @property
     def model(self) -> nn.Module | None:
@@ -121,47 +110,13 @@ class SharpnessAware(torch.optim.Optimizer):
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
         self._sync = sharding.GradientSync(model, self.sharpness)
+        if not self.perturbation.alike_on_all_ranks and not self._sync.perturbs_each_rank:
+            raise ValueError(
+                f"{type(self).__name__} draws random numbers, and ranks would not draw the same: it cannot perturb all "
+                'of them alike (sharpness="global", or sharded parameters)'
+            )
         self._buffers = BufferSnapshot(model)
         self._model = model
-
-    # What is the base optimizer's is this optimizer's: one list of groups, one state, whoever replaces them.
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.base.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.base.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        return self.base.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.base.state = state
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        self.perturbation.check({**self.perturbation.defaults, **param_group})
-        self.base.add_param_group(param_group)
-        self._complete_groups()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state, and ρ and the like in its groups; nothing of a step under way."""
-        self._refuse_while_perturbed("state_dict()")
-        self._complete_groups()
-        return self.base.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave, or a state dict of the base optimizer alone: then ρ and the like stay."""
-        self._refuse_while_perturbed("load_state_dict()")
-        self._complete_groups()
-        options = [{name: group[name] for name in self.perturbation.defaults} for group in self.param_groups]
-        self.base.load_state_dict(state_dict)
-        for group, kept in zip(self.param_groups, options, strict=True):
-            for name, value in kept.items():
-                group.setdefault(name, value)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. Inside a closure of `step` only the first call does: those of a list add up."""
@@ -180,9 +135,16 @@ class SharpnessAware(torch.optim.Optimizer):
         Returns what the closure returned at w; for the bilevel variants the descent's loss there, if it used
         `criterion`. The gradient of the update stays in `.grad` until the next step, or `zero_grad`, clears it.
         """
-        closures = _as_closures(closure)
+        if isinstance(
+            closure, _Batches
+        ):  # from minimize(), which comes this way so that hooks and schedulers see a step
+            work: Sequence[Work] = closure
+        else:
+            work = [Given(as_closures(closure))]
+            self._refuse_without_the_batch("step(closure)")
         self._refuse_while_perturbed("step()")
-        value = _mean_of(self._run(closures))
+        values = self._run(work)
+        value = values[0] if len(values) == 1 or values[0] is None else sum(values) / len(values)
         loss = self.telemetry.loss
         return value if loss is None or not (self.criterion.bilevel or value is None) else loss
 
@@ -190,12 +152,11 @@ class SharpnessAware(torch.optim.Optimizer):
         """The whole step on one batch: forward and backward passes, accumulation, autocast, clipping, update.
 
         `x` is what the model takes: a tensor, a tuple (`model(*x)`) or a dict (`model(**x)`). `accumulate` cuts the
-        batch into so many parts that run one after the other, for a gradient equal to the whole batch's.
+        batch, or each micro-batch, into so many parts that run one after the other, for the gradient of the whole.
 
         Returns the descent's loss at w.
         """
-        model = self.model
-        if model is None:
+        if self.model is None:
             raise RuntimeError(f"minimize() runs the model: give it, as in {type(self).__name__}(base, model)")
         if accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, got {accumulate}")
@@ -207,22 +168,16 @@ class SharpnessAware(torch.optim.Optimizer):
                 "apart: it is neither wrapped by DistributedDataParallel nor sharded. Wrap it and set optimizer.model"
             )
         self._refuse_while_perturbed("minimize()")
-        parts = batches.split(x, y, accumulate)
-
-        def backward(inputs: Any, target: Tensor) -> None:
-            self.zero_grad()
-            with nullcontext() if self.autocast is None else torch.autocast(target.device.type, self.autocast):
-                loss = self.criterion(batches.forward(model, inputs), target)
-            if len(parts) > 1:  # step() takes the mean over parts, whatever their size
-                loss = loss * (len(parts) * batches.share(self.criterion.objective, target, whole=y))
-            self._scaled(loss).backward()  # type: ignore[no-untyped-call]
-
-        self.step([partial(backward, *part) for part in parts])
+        runner = Runner(
+            self.model, self.criterion, self.plan, self.autocast, self._scaled, self.zero_grad, self._buffers.save_early
+        )
+        micro_batches = Batch(x, y).cut(self.micro_batch if self.micro_batch and self._perturbs() else len(y))
+        shares = [1.0 if len(micro_batches) == 1 else share(self.criterion.descent, b.y, y) for b in micro_batches]
+        self.step(_Batches(Planned(runner, b, accumulate, part) for b, part in zip(micro_batches, shares, strict=True)))  # type: ignore[arg-type]
         loss = self.telemetry.loss
         assert loss is not None
         return loss
 
-    @torch.no_grad()
     def ascend(self) -> None:
         """After the first backward pass: move the weights to w + ε and clear the gradients."""
         if self._perturbed:
@@ -230,30 +185,10 @@ class SharpnessAware(torch.optim.Optimizer):
                 "ascend() called twice: the weights are perturbed already. Call descend() after the second backward "
                 "pass, or restore() to give this step up."
             )
-        if self._leftover is not None and self._leftover.is_present():
-            raise RuntimeError(
-                "ascend() found the gradient of the last step() beneath the new one. Call zero_grad() before the first "
-                "backward pass"
-            )
-        if self.same_dropout and not self._stepping:
-            raise RuntimeError(
-                "same_dropout needs to see the random numbers of both passes: use step(closure) or minimize(x, y), "
-                "which run them"
-            )
+        self._refuse_by_hand()
         self._require_gradients("ascend()", "the first backward pass")
-        buckets = self._buckets()
-        self._weights.save([param for bucket in buckets for param in bucket.params])
-        self._buffers.save()
-        self._perturbed = True
-        self.criterion.start("descent")
-        try:
-            self._perturb(buckets)
-        except BaseException:
-            self.restore()
-            raise
-        self.base.zero_grad(set_to_none=True)
+        self._ascend()
 
-    @torch.no_grad()
     def descend(self, *, zero_grad: bool = True) -> None:
         """After the second backward pass: bring w back, bit for bit, let the base optimizer step, clear gradients."""
         if not self._perturbed:
@@ -290,22 +225,24 @@ class SharpnessAware(torch.optim.Optimizer):
 
     # The parts of a step.
 
-    def _run(self, closures: Sequence[Closure]) -> list[Any]:
-        random = RandomState(self._devices()) if self.same_dropout else None
+    def _run(self, work: Sequence[Work]) -> list[Any]:
+        """Both passes of all the work, and the update. Returns what the closures returned at w."""
+        params = self._parameters()
         self._stepping = True
         try:
-            if not self._perturbs():
-                values = self._pass("plain", closures)
-                self._update()
-                self._leftover = Leftover.of(self._parameters())
-                return values
-            values = self._pass("ascent", closures)
-            self.ascend()
-            if random is not None:
-                random.restore()
-            self._pass("descent", closures)
-            self.descend(zero_grad=False)
-            self._leftover = Leftover.of(self._parameters())
+            self.criterion.begin()
+            if self._leftover is not None and self._leftover.is_untouched():
+                self.zero_grad()
+            self._pass_began_clear = not gradients.present(params)
+            if self._perturbs():
+                values = self._run_perturbed(work, params)
+            else:
+                closures = [closure for part in work for closure in part.plain()]
+                values = self._pass("plain", closures, work[0].divisor)
+                self.merge.plain(params)
+            self._update()
+            self._steps += 1
+            self._leftover = Leftover.of(params)
         except BaseException:
             self.restore()
             if self._pass_began_clear:  # what a broken pass left is of no use
@@ -316,51 +253,116 @@ class SharpnessAware(torch.optim.Optimizer):
             self.criterion.finish()
         return values
 
-    def _pass(self, phase: Phase, closures: Sequence[Closure]) -> list[Any]:
-        """Run all closures of one phase; `.grad` holds the mean of their gradients then."""
-        if phase != "descent":
-            self.criterion.start(phase)
-        if self._leftover is not None and self._leftover.is_untouched():
-            self.zero_grad()
-        self._pass_began_clear = not self._has_gradients()
+    def _run_perturbed(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
+        """Leave the gradient of a perturbed step in `.grad`: each part of the work climbs by itself, and all add up."""
+        values: list[Any] = []
+        at_weights: Gradients | None = None
+        for number, part in enumerate(work, start=1):
+            before_ascent = gradients.take(params) if number > 1 else None
+            if self.merge.needs_gradient_at_weights and self.criterion.bilevel:
+                at_weights = gradients.add(at_weights, self._descent_gradient_at_weights(part, params), 1.0)
+            more, random = self._ascent_pass(part)
+            values += more
+            if self.merge.needs_gradient_at_weights and not self.criterion.bilevel:
+                at_weights = gradients.add(at_weights, gradients.copy(params), part.share)
+            self._ascend()
+            closures = part.descent()
+            if random is not None:
+                random.restore()
+            if before_ascent is not None:
+                gradients.put(params, before_ascent)  # what the parts before have left; this one's adds up in place
+            self._pass("descent", closures, part.divisor, last=number == len(work))
+            self._bring_back(last=number == len(work))
+        if at_weights is not None and self._sync.leaves_ascent_to_each_rank and not self.criterion.bilevel:
+            sharding.average_([gradient for gradient in at_weights if gradient is not None])
+        with torch.no_grad():
+            self.merge.perturbed(params, at_weights)
+        return values
+
+    def _ascent_pass(self, part: Work) -> tuple[list[Any], RandomState | None]:
+        """The first pass, and the random numbers that it began with, if the second is to have them too."""
+        closures = part.ascent()
+        try:
+            if self.perturbation.acts_before_ascent:
+                self._save(buckets := self._buckets(with_gradients=False))
+                with torch.no_grad():
+                    self.perturbation.before_ascent(buckets)
+                torch.clear_autocast_cache()
+            random = RandomState(self._devices()) if self.same_dropout else None
+            return self._pass("ascent", closures, part.divisor), random
+        finally:
+            self.perturbation.after_ascent()
+
+    def _descent_gradient_at_weights(self, part: Work, params: list[Tensor]) -> Gradients:
+        """Where the ascent climbs another objective: one more pass, whose statistics the ascent pass repeats."""
+        buffers = BufferSnapshot(self.model)
+        buffers.save()
+        self._pass("plain", part.plain(), part.divisor, silent=True)
+        buffers.restore()
+        return gradients.take(params)
+
+    def _pass(
+        self, phase: Phase, closures: Sequence[Closure], divisor: int, *, last: bool = True, silent: bool | None = None
+    ) -> list[Any]:
+        """Run all closures of one phase; their gradients, over the divisor, add up in `.grad`."""
+        self.criterion.enter(phase, silent=self.criterion.silent if silent is None else silent)
         self._inside_pass = True
         try:
             values = []
             for number, closure in enumerate(closures, start=1):
-                with torch.enable_grad(), self._sync.during(ascent=phase == "ascent", last=number == len(closures)):
+                averaged = last and number == len(closures)
+                with torch.enable_grad(), self._sync.during(ascent=phase == "ascent", last=averaged):
                     value = closure()
                 values.append(value.detach() if isinstance(value, Tensor) else value)
                 self._refuse_gradients_of_before()
         finally:
             self._inside_pass = False
+            self.criterion.silent = False
         self._require_gradients("step()", "the closure")
-        if len(closures) > 1:
-            with torch.no_grad():
-                gradients = [sharding.local(p.grad) for p in self._parameters() if p.grad is not None]
-                torch._foreach_div_(gradients, float(len(closures)))
+        gradients.scale_(self._parameters(), 1 / divisor)
         return values
 
     @torch.no_grad()
-    def _bring_back(self) -> None:
+    def _ascend(self) -> None:
+        """Move to w + ε, from the gradients."""
+        buckets = self._buckets()
+        if not self._perturbed:  # else it was saved before the ascent pass
+            self._save(buckets)
+        try:
+            self._buffers.save()
+            self.criterion.enter("descent")
+            for bucket in buckets:
+                bucket.weights = self._weights.copies_of(bucket.owners)
+            if self.scaler is not None:
+                self._unscale(buckets)
+            if buckets:
+                self.telemetry.ascent_norm = self.perturbation(buckets)
+            for bucket in buckets:
+                torch._foreach_add_(bucket.params, bucket.gradients)
+            torch.clear_autocast_cache()  # it holds low-precision copies of the weights as they were
+        except BaseException:
+            self.restore()
+            raise
+        self.base.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def _save(self, buckets: list[Bucket]) -> None:
+        self._weights.save(
+            [param for bucket in buckets for param in bucket.params],
+            [owner for bucket in buckets for owner in bucket.owners],
+        )
+        self._perturbed = True
+
+    @torch.no_grad()
+    def _bring_back(self, *, last: bool = True) -> None:
         self._perturbed = False
-        self.criterion.finish()
+        if last:
+            self.criterion.finish()
         self._weights.restore()
         torch.clear_autocast_cache()
         self._buffers.restore()
 
-    def _perturb(self, buckets: list[Bucket]) -> None:
-        start = 0
-        for bucket in buckets:
-            bucket.weights = self._weights.copies[start : start + len(bucket.params)]
-            start += len(bucket.params)
-        if self.scaler is not None:
-            self._unscale(buckets)
-        if buckets:
-            self.telemetry.ascent_norm = self.perturbation(buckets)
-        for bucket in buckets:
-            torch._foreach_add_(bucket.params, bucket.gradients)
-        torch.clear_autocast_cache()  # it holds low-precision copies of the weights as they were
-
+    @torch.no_grad()
     def _update(self) -> None:
         """Hand the gradients to the base optimizer."""
         if self.scaler is not None:
@@ -378,8 +380,9 @@ class SharpnessAware(torch.optim.Optimizer):
                 self.scaler.update()
         self._opt_called = True  # what torch's schedulers ask; descend() is a step too
 
-    def _buckets(self) -> list[Bucket]:
-        """The ascent gradients of the groups that are perturbed, cut so that each bucket is one foreach call."""
+    def _buckets(self, *, with_gradients: bool = True) -> list[Bucket]:
+        """The parameters of the groups that are perturbed, cut so that each bucket is one foreach call; with their
+        gradients, where they have one, or all of them without."""
         self._complete_groups()
         buckets: dict[tuple[Any, ...], Bucket] = {}
         for index, group in enumerate(self.param_groups):
@@ -387,10 +390,10 @@ class SharpnessAware(torch.optim.Optimizer):
             if _is_zero(group["rho"]):
                 continue
             for param in group["params"]:
-                gradient = param.grad
-                if gradient is None:
+                gradient = param.grad if with_gradients else None
+                if gradient is None and (with_gradients or not param.requires_grad):
                     continue
-                if gradient.layout is not torch.strided:
+                if gradient is not None and gradient.layout is not torch.strided:
                     raise RuntimeError(
                         f"a parameter of shape {tuple(param.shape)} in group {index} has a sparse gradient, which "
                         "cannot be perturbed. Build its layer with sparse=False, or put it into a group with rho=0."
@@ -403,16 +406,7 @@ class SharpnessAware(torch.optim.Optimizer):
 
     def _perturbs(self) -> bool:
         self._complete_groups()
-        return not all(_is_zero(group["rho"]) for group in self.param_groups)
-
-    def _complete_groups(self) -> None:
-        """Give each group the options that it does not set: it may come from the base optimizer or its checkpoint."""
-        for group in self.param_groups:
-            for name, value in self.perturbation.defaults.items():
-                group.setdefault(name, value)
-
-    def _parameters(self) -> list[Tensor]:
-        return [param for group in self.param_groups for param in group["params"]]
+        return self._steps % self.merge.every == 0 and not all(_is_zero(group["rho"]) for group in self.param_groups)
 
     def _devices(self) -> set[torch.device]:
         return {param.device for param in self._parameters()}
@@ -431,9 +425,6 @@ class SharpnessAware(torch.optim.Optimizer):
 
     # Misuse is loud.
 
-    def _has_gradients(self) -> bool:
-        return any(param.grad is not None for group in self.param_groups for param in group["params"])
-
     def _refuse_gradients_of_before(self) -> None:
         if not self._pass_began_clear:
             raise RuntimeError(
@@ -443,17 +434,32 @@ class SharpnessAware(torch.optim.Optimizer):
             )
 
     def _require_gradients(self, method: str, source: str) -> None:
-        if not self._has_gradients():
+        if not gradients.present(self._parameters()):
             raise RuntimeError(
                 f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on "
                 "the loss, on a model whose parameters this optimizer holds."
             )
 
-    def _refuse_while_perturbed(self, method: str) -> None:
-        if self._perturbed:
+    def _refuse_by_hand(self) -> None:
+        if self._leftover is not None and self._leftover.is_present():
             raise RuntimeError(
-                f"{method} called between ascend() and descend(): the weights are perturbed now. Call descend() first, "
-                "or restore() to give the step up."
+                "ascend() found the gradient of the last step() beneath the new one. Call zero_grad() before the first "
+                "backward pass"
+            )
+        self._refuse_without_the_batch("ascend()")
+        merged = self.merge.needs_gradient_at_weights or self.merge.every > 1
+        if self.same_dropout or self.perturbation.acts_before_ascent or merged:
+            reason = "same_dropout" if self.same_dropout else type(self).__name__
+            raise RuntimeError(
+                f"{reason} has something to do before the first pass, or after the second, that ascend() and descend() "
+                "cannot do between them. Use step(closure) or minimize(x, y), which run the passes"
+            )
+
+    def _refuse_without_the_batch(self, method: str) -> None:
+        if self.plan.chooses or self.micro_batch is not None:
+            raise RuntimeError(
+                f"{type(self).__name__} chooses samples, or perturbs micro-batches, and cannot see them in {method}. "
+                "Use minimize(x, y)"
             )
 
     def __repr__(self) -> str:
@@ -469,81 +475,9 @@ class SharpnessAware(torch.optim.Optimizer):
         state = {name: value for name, value in self.__dict__.items() if "_hooks" not in name and name != "step"}
         return {**state, "_weights": Snapshot(), "_buffers": BufferSnapshot(self.model), "_leftover": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._attach()
 
-
-@dataclass
-class Leftover:
-    """A witness to the gradients that a step left for reading: one of them, and how often it had been written to."""
-
-    param: Tensor
-    gradient: Tensor
-    version: int
-
-    @classmethod
-    def of(cls, params: list[Tensor]) -> Leftover:
-        param = next(param for param in reversed(params) if param.grad is not None)
-        assert param.grad is not None
-        return cls(param, param.grad, param.grad._version)
-
-    def is_present(self) -> bool:
-        return self.param.grad is self.gradient
-
-    def is_untouched(self) -> bool:
-        return self.is_present() and self.gradient._version == self.version
-
-
-_CHECKPOINT_HOOKS = [
-    f"_optimizer_{action}state_dict_{moment}_hooks" for action in ("", "load_") for moment in ("pre", "post")
-]
-
-
-def _check_base(base: Any, perturbation: Perturbation) -> None:
-    if isinstance(base, SharpnessAware) or hasattr(base, "first_step"):
-        raise TypeError(
-            f"the base optimizer {type(base).__name__} is sharpness-aware already. Give a plain one, such as "
-            "torch.optim.SGD(model.parameters(), lr=0.1)"
-        )
-    if not isinstance(base, torch.optim.Optimizer):
-        raise TypeError(
-            f"base must be a torch optimizer, got {type(base).__name__}. Build it first, such as "
-            "torch.optim.SGD(model.parameters(), lr=0.1); bisam.compat.SAM takes parameters and a class"
-        )
-    if isinstance(base, torch.optim.LBFGS):
-        raise TypeError("LBFGS evaluates its closure many times in a step and cannot be a base optimizer")
-    if "_sharpness_aware" in base.__dict__:
-        raise TypeError(
-            f"this {type(base).__name__} is the base of a sharpness-aware optimizer already, whose options are in its "
-            "parameter groups. Build a new one"
-        )
-    if not any(group["params"] for group in base.param_groups):
-        raise ValueError("the base optimizer has an empty parameter list: there is nothing to train")
-    clash = sorted(perturbation.defaults.keys() & base.defaults.keys())
-    if clash:
-        raise ValueError(
-            f"{type(base).__name__} has options of its own by the name of {', '.join(clash)}, which the perturbation "
-            "keeps in the same parameter groups: it cannot be a base optimizer"
-        )
-    for group in base.param_groups:
-        perturbation.check({**perturbation.defaults, **group})
-
-
-def _as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure]:
-    closures = [closure] if callable(closure) else closure
-    if closures is None:
-        raise TypeError(
-            "step() needs a closure that computes the loss, calls backward() and returns it, because a step runs it "
-            "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes."
-        )
-    if not (isinstance(closures, Sequence) and closures and all(callable(c) for c in closures)):
-        raise TypeError(f"step() takes a closure or a non-empty list of closures, got {closure!r}")
-    return closures
-
-
-def _mean_of(values: list[Any]) -> Any:
-    return values[0] if len(values) == 1 or values[0] is None else sum(values) / len(values)
+class _Batches(list[Work]):
+    """The work of `minimize`, on its way through `step`."""
 
 
 def _is_zero(rho: float | Tensor) -> bool:

@@ -2,7 +2,8 @@
 
     ε = ρ T² g / ‖T g‖,      T = 1 (SAM, BiSAM)   or   T = |w| + η (ASAM, A-BiSAM)
 
-The norm runs over all perturbed parameters; ρ, T and η may differ between parameter groups.
+The norm runs over all perturbed parameters; ρ, T and η may differ between parameter groups. The other perturbations
+here change what goes into this ball or what comes out of it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bisam import sharding
+from bisam.memory import Memory
 
 
 @dataclass
@@ -23,20 +25,23 @@ class Bucket:
     """Parameters of one group that share device and type, with their ascent gradients; together one foreach call.
 
     `params`, `gradients` and `weights`, the saved copies of the parameters, are this rank's shards where there are
-    shards; `whole_gradients` are what a norm has to see. The parameters are free to be written to: whatever a
-    perturbation leaves in them is where ε is added.
+    shards; `whole_gradients` are what a norm has to see, `owners` whom memory belongs to. The parameters are free to be
+    written to: whatever a perturbation leaves in them is where ε is added.
     """
 
     options: dict[str, Any]
+    owners: list[Tensor] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
     whole_gradients: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
 
-    def add(self, param: Tensor, gradient: Tensor) -> None:
+    def add(self, param: Tensor, gradient: Tensor | None) -> None:
+        self.owners.append(param)
         self.params.append(sharding.local(param))
-        self.gradients.append(sharding.local(gradient))
-        self.whole_gradients.append(gradient)
+        if gradient is not None:
+            self.gradients.append(sharding.local(gradient))
+            self.whole_gradients.append(gradient)
 
 
 class Perturbation(Protocol):
@@ -45,8 +50,22 @@ class Perturbation(Protocol):
     defaults: dict[str, Any]
     """Options that each parameter group may set for itself, with their values where it does not."""
 
+    acts_before_ascent: bool
+    """Whether it has something to do before the ascent pass, so that the passes cannot be run by hand."""
+
+    alike_on_all_ranks: bool
+    """Whether it gives equal ε for equal gradients: what draws random numbers does not."""
+
+    memory: Memory | None
+
     def check(self, group: dict[str, Any]) -> None:
         """Raise if a parameter group's options cannot be used."""
+
+    def before_ascent(self, buckets: Sequence[Bucket]) -> None:
+        """Before the ascent pass: buckets hold all parameters to perturb, their saved weights, and no gradients."""
+
+    def after_ascent(self) -> None:
+        """After the ascent pass, also when it raised: undo what is not to last."""
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         """Replace the gradients by ε, in place, and return the norm that they were divided by."""
@@ -60,22 +79,26 @@ class Ball:
     biases and normalisation layers out, which is `{"params": …, "adaptive": False}` in a parameter group.
     """
 
+    acts_before_ascent = False
+    alike_on_all_ranks = True
+    memory: Memory | None = None
+
     def __init__(self, rho: float | Tensor = 0.05, *, adaptive: bool = False, eta: float = 0.0) -> None:
-        self.defaults = {"rho": rho, "adaptive": adaptive, "eta": eta}
+        self.defaults: dict[str, Any] = {"rho": rho, "adaptive": adaptive, "eta": eta}
         self.check(self.defaults)
 
     def check(self, group: dict[str, Any]) -> None:
         for name in ("rho", "eta"):
-            value = group[name]
-            if isinstance(value, Tensor):  # only its shape: reading it would wait for the device
-                if value.dim() != 0:
-                    raise ValueError(
-                        f"{name} must be a number or a tensor with no dimensions, got {tuple(value.shape)}"
-                    )
-            elif not isinstance(value, (int, float)):
-                raise TypeError(f"{name} must be a number, got {value!r}")
-            elif not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be non-negative and finite, got {value}")
+            _check_radius(name, group[name])
+
+    def before_ascent(self, buckets: Sequence[Bucket]) -> None:
+        pass
+
+    def after_ascent(self) -> None:
+        pass
+
+    def radius(self, options: dict[str, Any]) -> float | Tensor:
+        return options["rho"]
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         for bucket in buckets:
@@ -87,11 +110,153 @@ class Ball:
         unit = torch.where(norm == 0, 0.0, torch.where(norm.isfinite(), 1 / norm, math.nan))
         for bucket in buckets:
             gradients = bucket.gradients
-            torch._foreach_mul_(gradients, (bucket.options["rho"] * unit).to(gradients[0].device))
+            torch._foreach_mul_(gradients, (self.radius(bucket.options) * unit).to(gradients[0].device))
             if bucket.options["adaptive"]:
                 torch._foreach_mul_(gradients, bucket.params)
                 torch._foreach_copy_(bucket.params, bucket.weights)
         return norm
+
+
+class BallFollowingLearningRate(Ball):
+    """A ball whose radius goes with the learning rate, as in GSAM: ρ at the group's largest rate, `rho_min` at 0.
+
+    ρ_t = ρ_min + (ρ − ρ_min) · lr_t / lr_max. The largest rate is the group's initial one unless its `lr_max` says so.
+    """
+
+    def __init__(self, rho: float, rho_min: float) -> None:
+        super().__init__(rho)
+        self.defaults.update(rho_min=rho_min, lr_max=None)
+        self.check(self.defaults)
+
+    def check(self, group: dict[str, Any]) -> None:
+        super().check(group)
+        _check_radius("rho_min", group.get("rho_min", 0.0))
+
+    def radius(self, options: dict[str, Any]) -> float | Tensor:
+        if options["lr_max"] is None:  # the group's first step; from now on it is in the checkpoint
+            options["lr_max"] = options.get("initial_lr", options["lr"])
+        low, high = options["rho_min"], options["rho"]
+        return low + (high - low) * (options["lr"] / options["lr_max"])
+
+
+class Around:
+    """A perturbation that changes what goes into another, or what comes out of it."""
+
+    acts_before_ascent = False
+    alike_on_all_ranks = True
+
+    def __init__(self, inner: Perturbation) -> None:
+        self.inner = inner
+        self.defaults = inner.defaults
+        self.memory: Memory | None = Memory()
+
+    def check(self, group: dict[str, Any]) -> None:
+        self.inner.check(group)
+
+    def before_ascent(self, buckets: Sequence[Bucket]) -> None:
+        pass
+
+    def after_ascent(self) -> None:
+        pass
+
+    def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
+        return self.inner(buckets)
+
+
+class RandomTensors(Around):
+    """ESAM's stochastic weight perturbation: each parameter tensor is perturbed with probability β, by ε/β.
+
+    The others take no part in the ascent: their weight gradients are not computed. At least one tensor is kept.
+    """
+
+    acts_before_ascent = True
+    alike_on_all_ranks = False
+
+    def __init__(self, inner: Perturbation, beta: float) -> None:
+        super().__init__(inner)
+        if not 0 < beta <= 1:
+            raise ValueError(f"beta must lie in (0, 1], got {beta}")
+        self.beta = beta
+        self._dropped: list[Tensor] = []
+
+    def before_ascent(self, buckets: Sequence[Bucket]) -> None:
+        if self.beta == 1:
+            return
+        owners = [param for bucket in buckets for param in bucket.owners if param.requires_grad]
+        assert self.memory is not None
+        generator = self.memory.generator(torch.device("cpu"))
+        draws = torch.rand(len(owners), generator=generator)
+        kept = (draws < self.beta).index_fill(0, draws.argmin(), True).tolist()
+        self._dropped = [param for param, keep in zip(owners, kept, strict=True) if not keep]
+        for param in self._dropped:
+            param.requires_grad_(False)
+
+    def after_ascent(self) -> None:
+        for param in self._dropped:
+            param.requires_grad_(True)
+        self._dropped = []
+
+    def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
+        norm = self.inner(buckets)
+        if self.beta != 1:
+            for bucket in buckets:
+                torch._foreach_mul_(bucket.gradients, 1 / self.beta)
+        return norm
+
+
+class RandomStart(Around):
+    """R-SAM's random smoothing: climb from w + δ, so that ε = δ + ρ g(w + δ)/‖g(w + δ)‖.
+
+    δ is Gaussian, with standard deviation σ times the norm of its filter (the rows of a weight along its first
+    dimension; a bias or scale is one filter) over the square root of the filter's size, so that ‖δ‖ ≈ σ‖filter‖.
+    """
+
+    acts_before_ascent = True
+    alike_on_all_ranks = False
+
+    def __init__(self, inner: Perturbation, sigma: float) -> None:
+        super().__init__(inner)
+        if not (sigma >= 0 and math.isfinite(sigma)):
+            raise ValueError(f"sigma must be non-negative and finite, got {sigma}")
+        self.sigma = sigma
+
+    def check(self, group: dict[str, Any]) -> None:
+        super().check(group)
+        if group["adaptive"]:
+            raise ValueError("a random start and an adaptive ball cannot be combined: set adaptive=False in the group")
+
+    def before_ascent(self, buckets: Sequence[Bucket]) -> None:
+        assert self.memory is not None
+        for bucket in buckets:
+            for param in bucket.params:  # random numbers have no foreach form
+                noise = torch.empty_like(param).normal_(generator=self.memory.generator(param.device))
+                rows = param.flatten(1) if param.dim() > 1 else param.reshape(1, -1)
+                scale = torch.linalg.vector_norm(rows, dim=1) * (self.sigma / math.sqrt(max(rows.shape[1], 1)))
+                param.add_(noise * scale.view(-1, *[1] * max(param.dim() - 1, 0)))
+
+
+class MinusMean(Around):
+    """Friendly SAM: climb the gradient without its running mean, g − σ m, with m ← λ m + (1 − λ) g.
+
+    The mean follows the gradients themselves, not what was climbed.
+    """
+
+    def __init__(self, inner: Perturbation, sigma: float, decay: float) -> None:
+        super().__init__(inner)
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must lie in [0, 1), got {decay}")
+        self.sigma, self.decay = sigma, decay
+
+    def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
+        assert self.memory is not None
+        for bucket in buckets:
+            means = self.memory.of("mean", bucket.owners)
+            new = torch._foreach_lerp(means, bucket.gradients, 1 - self.decay)
+            torch._foreach_sub_(bucket.gradients, new, alpha=self.sigma)
+            finite = torch.stack(torch._foreach_norm(new)).isfinite().all()
+            for mean, value in zip(means, new, strict=True):  # a gradient that overflowed is not remembered for ever
+                mean.copy_(torch.where(finite, value, mean))
+        return self.inner(buckets)
 
 
 def _scale_by_weights(bucket: Bucket) -> None:
@@ -100,3 +265,13 @@ def _scale_by_weights(bucket: Bucket) -> None:
     if isinstance(bucket.options["eta"], Tensor) or bucket.options["eta"] != 0:
         torch._foreach_add_(bucket.params, bucket.options["eta"])
     torch._foreach_mul_(bucket.gradients, bucket.params)
+
+
+def _check_radius(name: str, value: Any) -> None:
+    if isinstance(value, Tensor):  # only its shape: reading it would wait for the device
+        if value.dim() != 0:
+            raise ValueError(f"{name} must be a number or a tensor with no dimensions, got {tuple(value.shape)}")
+    elif not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    elif not (value >= 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be non-negative and finite, got {value}")

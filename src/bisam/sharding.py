@@ -5,7 +5,7 @@ Elementwise work (perturb, save, restore) runs on each rank's own shard; only a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -51,6 +51,26 @@ def _bucket_norm(bucket: list[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
+def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """⟨a, b⟩ over all tensors and, for sharded ones, all shards; in float32 at least."""
+    products = [x * y for x, y in zip(a, b, strict=True)]
+    wide = [torch.promote_types(product.dtype, torch.float32) for product in products]
+    sums = [full(product.sum(dtype=dtype)) for product, dtype in zip(products, wide, strict=True)]
+    return torch.stack([part.to(sums[0].device) for part in sums]).sum()
+
+
+def average_(tensors: Sequence[Tensor]) -> None:
+    """The mean over all ranks, in place, in one all-reduce for each type and device."""
+    buckets: dict[tuple[Any, ...], list[Tensor]] = {}
+    for tensor in tensors:
+        buckets.setdefault(kind(tensor), []).append(tensor)
+    for bucket in buckets.values():
+        flat = torch.cat([tensor.flatten() for tensor in bucket])
+        dist.all_reduce(flat.div_(ranks()))
+        parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+        torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(parts, bucket, strict=True)])
+
+
 def ranks() -> int:
     """How many processes train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -83,6 +103,16 @@ class GradientSync:
                 "it: give the wrapped model, as in SAM(base, DistributedDataParallel(model))"
             )
         self._local = sharpness != "global" and not self._sharded
+
+    @property
+    def perturbs_each_rank(self) -> bool:
+        """Whether each rank has a perturbation of its own, or there is one rank only."""
+        return not self._sharded and (self._local or ranks() == 1)
+
+    @property
+    def leaves_ascent_to_each_rank(self) -> bool:
+        """Whether the gradients of an ascent pass differ between ranks."""
+        return bool(self._replicas) and self._local and ranks() > 1
 
     @property
     def averages(self) -> bool:

@@ -18,18 +18,25 @@ class Snapshot:
         self.copies: list[Tensor] = []
         self._originals: list[Tensor] = []
         self._kinds: list[list[int]] = []
+        self._by_owner: dict[Tensor, Tensor] = {}
 
-    def save(self, tensors: Sequence[Tensor]) -> None:
+    def save(self, tensors: Sequence[Tensor], owners: Sequence[Tensor] = ()) -> None:
+        """Copy the tensors; `owners` are whom to ask `copies_of` by, where the tensors are their shards."""
         if not _alike(self.copies, tensors):
             self.copies = [torch.empty_like(tensor) for tensor in tensors]
             self._kinds = _indices_by_kind(self.copies)
         self._originals = list(tensors)
+        self._by_owner = dict(zip(owners, self.copies, strict=False))
         self._copy(self.copies, self._originals)
+
+    def copies_of(self, owners: Sequence[Tensor]) -> list[Tensor]:
+        return [self._by_owner[owner] for owner in owners]
 
     def restore(self) -> None:
         if self._originals:
             self._copy(self._originals, self.copies)
         self._originals = []
+        self._by_owner = {}
 
     def _copy(self, to: list[Tensor], source: list[Tensor]) -> None:
         for indices in self._kinds:  # one foreach call each: of mixed types, it would be a loop
@@ -47,8 +54,18 @@ class BufferSnapshot:
         self._model = model
         self._tables: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
         self._values = Snapshot()
+        self._early = False
+
+    def save_early(self) -> None:
+        """Save now, and let the next `save` pass: what comes between is not to be kept either."""
+        self._early = False
+        self.save()
+        self._early = True
 
     def save(self) -> None:
+        if self._early:
+            self._early = False
+            return
         modules = self._model.modules() if self._model is not None else ()
         self._tables = [(module._buffers, dict(module._buffers)) for module in modules]
         buffers = [buffer for _, table in self._tables for buffer in table.values() if buffer is not None]

@@ -1,10 +1,18 @@
-"""The family: each variant is a composition of an objective and a perturbation.
+"""The family: each variant is a composition of four parts.
 
-    SAM   = round ball · cross entropy        BiSAM  = round ball · Q
-    ASAM  = adaptive   · cross entropy        ABiSAM = adaptive   · Q
+    variant       perturbation                       plan            merge
+    SAM           Ball                               everyone        g(w + ε)
+    ASAM          Ball(adaptive)                     everyone        g(w + ε)
+    ESAM          RandomTensors(Ball)                MostSensitive   g(w + ε)
+    KSAM          Ball                               HighestLoss     g(w + ε)
+    RSAM          RandomStart(Ball)                  everyone        g(w + ε)
+    GSAM          BallFollowingLearningRate          everyone        SurrogateGap
+    LookSAM       Ball                               everyone        Reuse
+    FriendlySAM   MinusMean(Ball)                    everyone        g(w + ε)
 
-Any of them takes any objective: `ascent=` is what the perturbation climbs, `descent=` what the update minimises.
-Options that all share are those of `SharpnessAware`.
+The fourth part is the objective of the ascent: cross entropy, or Q, the lower bound of the 0-1 error, for `BiSAM`,
+`ABiSAM` and `EBiSAM`; `ascent=bisam.LowerBound()` makes any of the others bilevel. `micro_batch=m` makes any of them
+mSAM, `every=k` perturbs in every k-th step. Options that all share are those of `SharpnessAware`.
 """
 
 from __future__ import annotations
@@ -14,9 +22,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from bisam.batches import HighestLoss, MostSensitive
+from bisam.merge import Reuse, SurrogateGap
 from bisam.objectives import LowerBound, Objective, Phi
 from bisam.optimizer import Options, SharpnessAware
-from bisam.perturbation import Ball
+from bisam.perturbation import Ball, BallFollowingLearningRate, MinusMean, RandomStart, RandomTensors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -115,6 +125,177 @@ class ABiSAM(SharpnessAware):
     ) -> None:
         options["ascent"] = _lower_bound(phi, mu, alpha, options)
         super().__init__(base, model, perturbation=Ball(rho, adaptive=True, eta=eta), **options)
+
+
+class ESAM(SharpnessAware):
+    """Efficient SAM: a random part of the parameter tensors climbs, and the samples that it hurts most are descended.
+
+    Each tensor is kept with probability β and perturbed by ε/β (stochastic weight perturbation); the update uses the
+    ⌈γn⌉ samples whose ascent objective rose most (sharpness-sensitive data selection). Needs `minimize`. β = γ = 1 is
+    SAM, bit for bit.
+
+    Du, Yan, Feng, Zhou, Zhen, Goh, Tan: Efficient Sharpness-aware Minimization for Improved Training of Neural
+    Networks, 2022. The BiSAM paper writes ρ/(1 − β); ESAM's code, and we, keep with probability β and divide by β.
+
+    >>> model = nn.Linear(4, 3)
+    >>> loss = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    """
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        *,
+        rho: float = 0.05,
+        beta: float = 0.5,
+        gamma: float = 0.5,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(base, model, perturbation=RandomTensors(Ball(rho), beta), plan=MostSensitive(gamma), **options)
+
+
+class EBiSAM(ESAM):
+    """Efficient BiSAM: ESAM whose ascent climbs, and whose samples are chosen by, the lower bound Q.
+
+    >>> model = nn.Linear(4, 3)
+    >>> optimizer = EBiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    """
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        *,
+        rho: float = 0.05,
+        beta: float = 0.5,
+        gamma: float = 0.5,
+        phi: str | Phi = "log",
+        mu: float | None = None,
+        alpha: float = 0.1,
+        **options: Unpack[Options],
+    ) -> None:
+        options["ascent"] = _lower_bound(phi, mu, alpha, options)
+        super().__init__(base, model, rho=rho, beta=beta, gamma=gamma, **options)
+
+
+class KSAM(SharpnessAware):
+    """K-SAM: both passes on the k samples of highest loss at w; k = None is half of the batch. Needs `minimize`.
+
+    Ni, Chiang, Geiping, Goldblum, Wilson, Goldstein: K-SAM: Sharpness-Aware Minimization at the Speed of SGD, 2022.
+    The loss that it returns is that of the chosen samples.
+
+    >>> model = nn.Linear(4, 3)
+    >>> loss = KSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    """
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        *,
+        rho: float = 0.05,
+        k: int | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(base, model, perturbation=Ball(rho), plan=HighestLoss(k), **options)
+
+
+class RSAM(SharpnessAware):
+    """R-SAM: climb from a random start, ε = δ + ρ g/‖g‖ with g = ∇L(w + δ) and δ Gaussian, σ times each filter's norm.
+
+    Liu, Mai, Cheng, Chen, Hsieh, You: Random Sharpness-Aware Minimization, 2022. What it reports as the loss at w is
+    the loss at w + δ.
+
+    >>> model = nn.Linear(4, 3)
+    >>> loss = RSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    """
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        *,
+        rho: float = 0.05,
+        sigma: float = 0.01,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(base, model, perturbation=RandomStart(Ball(rho), sigma), **options)
+
+
+class GSAM(SharpnessAware):
+    """Surrogate-gap SAM: g ← g_p − α g_⊥, with g_p = ∇L(w + ε) and g_⊥ the part of ∇L(w) orthogonal to it.
+
+    ρ goes with the learning rate: ρ_t = ρ_min + (ρ − ρ_min) lr_t/lr_max, where `rho_min` = None is half of `rho`, as
+    the paper has it for ResNets, and lr_max is each group's initial rate or its own `lr_max`.
+
+    Zhuang, Gong, Yuan, Cui, Adam, Dvornek, Tatikonda, Duncan, Liu: Surrogate Gap Minimization Improves Sharpness-Aware
+    Training, 2022. With another ascent, ∇L(w) takes a pass of its own.
+
+    >>> model = nn.Linear(4, 3)
+    >>> loss = GSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    """
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        *,
+        rho: float = 0.05,
+        rho_min: float | None = None,
+        alpha: float = 0.4,
+        **options: Unpack[Options],
+    ) -> None:
+        ball = BallFollowingLearningRate(rho, rho / 2 if rho_min is None else rho_min)
+        merge = SurrogateGap(alpha, options.pop("every", 1))
+        super().__init__(base, model, perturbation=ball, merge=merge, **options)
+
+
+class LookSAM(SharpnessAware):
+    """LookSAM: perturb in every k-th step, and reuse g_v, the part of ∇L(w + ε) orthogonal to g = ∇L(w), in between:
+    g ← g + α (‖g‖/‖g_v‖) g_v.
+
+    Liu, Mai, Chen, Hsieh, You: Towards Efficient and Scalable Sharpness-Aware Minimization, 2022. Lengths and angles
+    are the whole model's. With another ascent, ∇L(w) takes a pass of its own in the perturbed steps.
+
+    >>> model = nn.Linear(4, 3)
+    >>> optimizer = LookSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, every=2)
+    >>> losses = [optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(4)]
+    """
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        *,
+        rho: float = 0.05,
+        alpha: float = 0.7,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(base, model, perturbation=Ball(rho), merge=Reuse(options.pop("every", 5), alpha), **options)
+
+
+class FriendlySAM(SharpnessAware):
+    """Friendly SAM: climb g − σ m, the gradient without its running mean m ← λ m + (1 − λ) g.
+
+    Li, Zhou, He, Cheng, Huang: Friendly Sharpness-Aware Minimization, 2024.
+
+    >>> model = nn.Linear(4, 3)
+    >>> optimizer = FriendlySAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    """
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        *,
+        rho: float = 0.05,
+        sigma: float = 1.0,
+        decay: float = 0.9,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(base, model, perturbation=MinusMean(Ball(rho), sigma, decay), **options)
 
 
 def _lower_bound(phi: str | Phi, mu: float | None, alpha: float, options: Options) -> Objective:

@@ -1,0 +1,66 @@
+"""What is refused before anything has changed, with the reason and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bisam.perturbation import Perturbation
+
+Closure = Callable[[], Any]
+
+
+def check_base(base: Any, perturbation: Perturbation) -> None:
+    """That this can be the base of a sharpness-aware optimizer, and its groups' options can be used."""
+    if hasattr(base, "ascend") or hasattr(base, "first_step"):
+        raise TypeError(
+            f"the base optimizer {type(base).__name__} is sharpness-aware already. Give a plain one, such as "
+            "torch.optim.SGD(model.parameters(), lr=0.1)"
+        )
+    if not isinstance(base, torch.optim.Optimizer):
+        raise TypeError(
+            f"base must be a torch optimizer, got {type(base).__name__}. Build it first, such as "
+            "torch.optim.SGD(model.parameters(), lr=0.1); bisam.compat.SAM takes parameters and a class"
+        )
+    if isinstance(base, torch.optim.LBFGS):
+        raise TypeError("LBFGS evaluates its closure many times in a step and cannot be a base optimizer")
+    if "_sharpness_aware" in base.__dict__:
+        raise TypeError(
+            f"this {type(base).__name__} is the base of a sharpness-aware optimizer already, whose options are in its "
+            "parameter groups. Build a new one"
+        )
+    if not any(group["params"] for group in base.param_groups):
+        raise ValueError("the base optimizer has an empty parameter list: there is nothing to train")
+    clash = sorted(perturbation.defaults.keys() & base.defaults.keys())
+    if clash:
+        raise ValueError(
+            f"{type(base).__name__} has options of its own by the name of {', '.join(clash)}, which the perturbation "
+            "keeps in the same parameter groups: it cannot be a base optimizer"
+        )
+    for group in base.param_groups:
+        perturbation.check({**perturbation.defaults, **group})
+
+
+def check_options(clip_norm: Any, scaler: Any, autocast: Any, micro_batch: Any) -> None:
+    if clip_norm is not None and not clip_norm > 0:
+        raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+    if not (scaler is None or isinstance(scaler, torch.amp.GradScaler)):
+        raise TypeError(f"scaler must be a torch.amp.GradScaler or None, got {scaler!r}")
+    if not (autocast is None or isinstance(autocast, torch.dtype)):
+        raise TypeError(f"autocast must be a type such as torch.bfloat16, or None, got {autocast!r}")
+    if not (micro_batch is None or (isinstance(micro_batch, int) and micro_batch >= 1)):
+        raise ValueError(f"micro_batch must be a whole number of samples, at least 1, or None, got {micro_batch!r}")
+
+
+def as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure]:
+    closures = [closure] if callable(closure) else closure
+    if closures is None:
+        raise TypeError(
+            "step() needs a closure that computes the loss, calls backward() and returns it, because a step runs it "
+            "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes."
+        )
+    if not (isinstance(closures, Sequence) and closures and all(callable(c) for c in closures)):
+        raise TypeError(f"step() takes a closure or a non-empty list of closures, got {closure!r}")
+    return closures

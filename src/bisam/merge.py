@@ -1,0 +1,131 @@
+"""Which gradient reaches the base optimizer, and in which steps the weights are perturbed at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bisam import sharding
+from bisam.gradients import Gradients
+from bisam.memory import Memory
+
+
+class Merge(Protocol):
+    every: int
+    """The weights are perturbed in every so manieth step, beginning with the first."""
+
+    needs_gradient_at_weights: bool
+    """Whether perturbed steps need the descent's gradient at w beside that at w + ε."""
+
+    memory: Memory | None
+
+    def perturbed(self, params: Sequence[Tensor], at_weights: Gradients | None) -> None:
+        """After a perturbed step: `.grad` holds the gradient at w + ε; leave there what the update is to use."""
+
+    def plain(self, params: Sequence[Tensor]) -> None:
+        """After the pass of a step that does not perturb: `.grad` holds the gradient at w."""
+
+
+class Perturbed:
+    """The gradient at w + ε as it is, in every k-th step; the plain gradient in between."""
+
+    needs_gradient_at_weights = False
+    memory: Memory | None = None
+
+    def __init__(self, every: int = 1) -> None:
+        self.every = _period(every)
+
+    def perturbed(self, params: Sequence[Tensor], at_weights: Gradients | None) -> None:
+        pass
+
+    def plain(self, params: Sequence[Tensor]) -> None:
+        pass
+
+
+class SurrogateGap(Perturbed):
+    """GSAM: g ← g_p − α g_⊥, with g_⊥ the part of ∇L(w) orthogonal to g_p = ∇L(w + ε).
+
+    The update still descends the perturbed loss; along g_⊥ it ascends the loss at w, which does not change the
+    perturbed loss to first order and so narrows the gap between the two.
+    """
+
+    needs_gradient_at_weights = True
+
+    def __init__(self, alpha: float, every: int = 1) -> None:
+        super().__init__(every)
+        self.alpha = _non_negative("alpha", alpha)
+
+    def perturbed(self, params: Sequence[Tensor], at_weights: Gradients | None) -> None:
+        assert at_weights is not None
+        pairs = [(p.grad, g) for p, g in zip(params, at_weights, strict=True) if p.grad is not None and g is not None]
+        at_perturbed, plain = [p for p, _ in pairs], [g for _, g in pairs]
+        along = _ratio(sharding.dot(plain, at_perturbed), sharding.dot(at_perturbed, at_perturbed))
+        orthogonal = _minus(plain, at_perturbed, along)
+        torch._foreach_sub_(_local(at_perturbed), orthogonal, alpha=self.alpha)
+
+
+class Reuse(Perturbed):
+    """LookSAM: perturb in every k-th step and keep g_v, the part of g_s = ∇L(w + ε) orthogonal to g = ∇L(w); in the
+    steps between use g + α (‖g‖/‖g_v‖) g_v in place of g_s.
+
+    Lengths and angles are those of the whole model's gradient, as in the paper's equations.
+    """
+
+    needs_gradient_at_weights = True
+
+    def __init__(self, every: int, alpha: float) -> None:
+        super().__init__(every)
+        self.alpha = _non_negative("alpha", alpha)
+        self.memory: Memory | None = Memory()
+
+    def perturbed(self, params: Sequence[Tensor], at_weights: Gradients | None) -> None:
+        assert at_weights is not None
+        assert self.memory is not None
+        known = [(p, g) for p, g in zip(params, at_weights, strict=True) if p.grad is not None and g is not None]
+        owners, plain = [p for p, _ in known], [g for _, g in known]
+        at_perturbed: list[Tensor] = [p.grad for p in owners]  # type: ignore[misc]
+        along = _ratio(sharding.dot(at_perturbed, plain), sharding.dot(plain, plain))
+        # a gradient that overflowed is not remembered: the steps until the next look use their own
+        orthogonal = [torch.where(along.isfinite(), t, 0.0) for t in _minus(at_perturbed, plain, along)]
+        self.memory.tensors["orthogonal"] = dict(zip(owners, orthogonal, strict=True))
+
+    def plain(self, params: Sequence[Tensor]) -> None:
+        assert self.memory is not None
+        table = self.memory.tensors.get("orthogonal", {})
+        known = [(p.grad, table[p]) for p in params if p.grad is not None and p in table]
+        if not known:
+            return
+        plain, orthogonal = [g for g, _ in known], [v for _, v in known]
+        factor = self.alpha * _ratio(sharding.dot(plain, plain), sharding.dot(orthogonal, orthogonal)).sqrt()
+        torch._foreach_add_(_local(plain), torch._foreach_mul(orthogonal, factor))
+
+
+def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [sharding.local(tensor) for tensor in tensors]
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a/b, and 0 where b is: a direction that does not exist takes no part."""
+    return torch.where(b == 0, 0.0, a / b)
+
+
+def _minus(a: Sequence[Tensor], b: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+    """a − factor · b."""
+    result = torch._foreach_mul(_local(b), -factor)
+    torch._foreach_add_(result, _local(a))
+    return list(result)
+
+
+def _period(every: int) -> int:
+    if not (isinstance(every, int) and every >= 1):
+        raise ValueError(f"every must be a whole number of steps, at least 1, got {every!r}")
+    return every
+
+
+def _non_negative(name: str, value: float) -> float:
+    if not value >= 0:
+        raise ValueError(f"{name} must be non-negative, got {value}")
+    return value

@@ -1,0 +1,135 @@
+"""The forward and backward passes of a step: closures that were given, or a batch that `minimize` runs by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bisam.batches import Batch, Plan, per_sample, share
+from bisam.checks import Closure
+from bisam.criterion import Criterion
+from bisam.objectives import Objective
+
+
+class Work(Protocol):
+    """What one perturbation is made of and made for. Each pass is closures whose gradients add up, over `divisor`."""
+
+    share: float | Tensor
+    """What its descent gradient counts for in that of the step."""
+
+    @property
+    def divisor(self) -> int: ...
+
+    def ascent(self) -> Sequence[Closure]: ...
+    def descent(self) -> Sequence[Closure]: ...
+    def plain(self) -> Sequence[Closure]: ...
+
+
+@dataclass
+class Given:
+    """Closures of the user's, each of an equal part of the batch: the same in every pass."""
+
+    closures: Sequence[Closure]
+    share: float | Tensor = 1.0
+
+    @property
+    def divisor(self) -> int:
+        return len(self.closures)
+
+    def ascent(self) -> Sequence[Closure]:
+        return self.closures
+
+    descent = plain = ascent
+
+
+@dataclass
+class Runner:
+    """How a model is run on a batch, forward and backward."""
+
+    model: nn.Module
+    criterion: Criterion
+    plan: Plan
+    autocast: torch.dtype | None
+    scaled: Callable[[Tensor], Tensor]
+    zero_grad: Callable[[], None]
+    keep_buffers: Callable[[], None]
+
+    def backward(self, batch: Batch, factor: float | Tensor, scores: list[Tensor] | None) -> Tensor:
+        self.zero_grad()
+        with self._precision(batch):
+            output = batch.run(self.model)
+            loss = self.criterion(output, batch.y)
+            if scores is not None:
+                logits = getattr(output, "logits", output).detach()
+                scores.append(per_sample(self.criterion.ascent, logits, batch.y))
+        self.scaled(loss if isinstance(factor, float) and factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    @torch.no_grad()
+    def look(self, objective: Objective, pieces: int, batch: Batch, *, observe: bool) -> Tensor:
+        """The objective of each sample at the weights as they are."""
+        scores = []
+        for part in batch.split(pieces):
+            with self._precision(part):
+                output = part.run(self.model)
+                logits = getattr(output, "logits", output)
+                scores.append(per_sample(objective, logits, part.y))
+                if observe:
+                    self.criterion.observe(logits, part.y)
+        return torch.cat(scores)
+
+    def _precision(self, batch: Batch) -> AbstractContextManager[Any]:
+        return nullcontext() if self.autocast is None else torch.autocast(batch.y.device.type, self.autocast)
+
+
+@dataclass
+class Planned:
+    """A batch, or micro-batch, that the plan chooses from, in `pieces` parts to be run one after the other."""
+
+    runner: Runner
+    batch: Batch
+    pieces: int
+    share: float | Tensor
+    divisor = 1
+    _scores: list[Tensor] = field(default_factory=list)
+
+    def ascent(self) -> Sequence[Closure]:
+        runner, plan = self.runner, self.runner.plan
+        self.batch = plan.for_ascent(self.batch, partial(self._look, runner.criterion.descent, at_weights=True))
+        self._scores = []
+        return self._closures(runner.criterion.ascent, 1.0, self._scores if plan.needs_scores_of_ascent else None)
+
+    def descent(self) -> Sequence[Closure]:
+        runner, plan = self.runner, self.runner.plan
+        before = torch.cat(self._scores) if self._scores else None
+        self.batch = plan.for_descent(
+            self.batch, before, partial(self._look, runner.criterion.ascent, at_weights=False)
+        )
+        return self._closures(runner.criterion.descent, self.share)
+
+    def plain(self) -> Sequence[Closure]:
+        return self._closures(self.runner.criterion.descent, self.share)
+
+    def _closures(
+        self, objective: Objective, factor: float | Tensor, scores: list[Tensor] | None = None
+    ) -> list[Closure]:
+        parts = self.batch.split(self.pieces)
+        shares = [1.0 if len(parts) == 1 else share(objective, part.y, self.batch.y) for part in parts]
+        return [
+            partial(self.runner.backward, part, factor * own, scores) for part, own in zip(parts, shares, strict=True)
+        ]
+
+    def _look(self, objective: Objective, batch: Batch, *, at_weights: bool) -> Tensor:
+        """Scores for the plan. What is seen of all samples at w is what buffers keep; at w + ε, what telemetry does."""
+        scores = self.runner.look(objective, self.pieces, batch, observe=not at_weights)
+        if at_weights:
+            self.runner.keep_buffers()
+        else:
+            self.runner.criterion.silent = True
+        return scores

@@ -1,0 +1,146 @@
+"""One optimizer around another: parameter groups, state, checkpoints and hooks are those of the base optimizer."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bisam.memory import Memory
+from bisam.merge import Merge
+from bisam.perturbation import Perturbation
+
+
+class Wrapper(torch.optim.Optimizer):
+    """What a sharpness-aware optimizer is to those who take it for a torch optimizer."""
+
+    base: torch.optim.Optimizer
+    perturbation: Perturbation
+    merge: Merge
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base = base
+        self._steps = 0
+        self._perturbed = False
+        groups, state = base.param_groups, base.state
+        super().__init__(groups, base.defaults)
+        base.param_groups, base.state = groups, state
+        self._attach()
+
+    def _attach(self) -> None:
+        """Tie the base optimizer to this one: its checkpoint hooks are shared, its step is refused while perturbed."""
+        self.base.__dict__["_sharpness_aware"] = True
+        for name in _CHECKPOINT_HOOKS:
+            setattr(self, name, getattr(self.base, name))
+        this = weakref.ref(self)
+
+        def refuse_while_perturbed(*_: Any) -> None:
+            wrapper = this()
+            if wrapper is not None:
+                wrapper._refuse_while_perturbed("the base optimizer's step()")
+
+        self.base.register_step_pre_hook(refuse_while_perturbed)
+
+    # What is the base optimizer's is this optimizer's: one list of groups, one state, whoever replaces them.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.base.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        return self.base.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.base.state = state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.perturbation.check({**self.perturbation.defaults, **param_group})
+        self.base.add_param_group(param_group)
+        self._complete_groups()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base optimizer's state, ρ and the like in its groups, and the variant's memory if it has one."""
+        self._refuse_while_perturbed("state_dict()")
+        self._complete_groups()
+        state = self.base.state_dict()
+        memories = self._memories()
+        if memories or self.merge.every > 1:
+            params = self._parameters()
+            memory = {name: memory.state_dict(params) for name, memory in memories.items()}
+            state["sharpness"] = {"steps": self._steps, "memory": memory}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave, or a state dict of the base optimizer alone: then ρ and the like stay."""
+        self._refuse_while_perturbed("load_state_dict()")
+        self._refuse_memory_of_another(state_dict)
+        self._complete_groups()
+        options = [{name: group[name] for name in self.perturbation.defaults} for group in self.param_groups]
+        self.base.load_state_dict({key: value for key, value in state_dict.items() if key != "sharpness"})
+        for group, kept in zip(self.param_groups, options, strict=True):
+            for name, value in kept.items():
+                group.setdefault(name, value)
+        sharpness = state_dict.get("sharpness", {"steps": 0, "memory": {}})
+        self._steps = sharpness["steps"]
+        for name, memory in self._memories().items():
+            memory.load_state_dict(sharpness["memory"].get(name, Memory().state_dict([])), self._parameters())
+
+    # What a variant adds to it.
+
+    def _complete_groups(self) -> None:
+        """Give each group the options that it does not set: it may come from the base optimizer or its checkpoint."""
+        for group in self.param_groups:
+            for name, value in self.perturbation.defaults.items():
+                group.setdefault(name, value)
+
+    def _parameters(self) -> list[Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
+
+    def _memories(self) -> dict[str, Memory]:
+        """What the parts of this variant remember, by the name of the part."""
+        found: dict[str, Memory] = {}
+        part: Any = self.perturbation
+        while part is not None:
+            if part.memory is not None:
+                found[type(part).__name__] = part.memory
+            part = getattr(part, "inner", None)
+        if self.merge.memory is not None:
+            found[type(self.merge).__name__] = self.merge.memory
+        return found
+
+    def _refuse_memory_of_another(self, state_dict: dict[str, Any]) -> None:
+        """A checkpoint of the base optimizer alone has no memory and no ρ; any other must have this variant's."""
+        ours = set(self._memories()) | ({"every"} if self.merge.every > 1 else set())
+        sharpness = state_dict.get("sharpness")
+        theirs = None if sharpness is None else set(sharpness["memory"])
+        of_base_alone = theirs is None and all("rho" not in group for group in state_dict["param_groups"])
+        if not of_base_alone and (theirs or set()) != ours - {"every"}:
+            raise ValueError(
+                f"this checkpoint is of another variant: it remembers {sorted(theirs or []) or 'nothing'}, and "
+                f"{type(self).__name__} {sorted(ours) or 'nothing'}. Load it into the variant that wrote it, or load "
+                "the base optimizer's part of it, without rho, to start afresh"
+            )
+
+    def _refuse_while_perturbed(self, method: str) -> None:
+        if self._perturbed:
+            raise RuntimeError(
+                f"{method} called between ascend() and descend(): the weights are perturbed now. Call descend() first, "
+                "or restore() to give the step up."
+            )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._attach()
+
+
+_CHECKPOINT_HOOKS = [
+    f"_optimizer_{action}state_dict_{moment}_hooks" for action in ("", "load_") for moment in ("pre", "post")
+]
