@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from family import BASES, VARIANTS
+from family import BASES, BY_HAND, VARIANTS, WITH_CLOSURE, WITHOUT_MEMORY
 
 torch.set_num_threads(1)  # tests run beside each other
 
@@ -9,7 +9,15 @@ torch.set_num_threads(1)  # tests run beside each other
 def pytest_generate_tests(metafunc):
     """Whatever asks for a variant, a base optimizer or a device runs over all there are."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    for name, values in {"variant": VARIANTS, "base": BASES, "device": devices}.items():
+    known = {
+        "variant": VARIANTS,
+        "closure_variant": WITH_CLOSURE,
+        "hand_variant": BY_HAND,
+        "plain_variant": WITHOUT_MEMORY,
+        "base": BASES,
+        "device": devices,
+    }
+    for name, values in known.items():
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, values)
 

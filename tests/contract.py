@@ -11,15 +11,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from family import (
     BASES,
     VARIANTS,
+    WITH_CLOSURE,
     ConvNet,
     assert_close,
     assert_identical,
     batch,
     build,
     closure_of,
+    kind_of,
     mlp,
     plain_step,
     tensors,
+    weights_of,
 )
 
 
@@ -38,7 +41,7 @@ class Contract:
         for seed in range(4):
             x, y = batch(seed, device=device)
             torch.manual_seed(seed)  # the same dropout masks: so ρ = 0 must not run a second pass
-            loss = optimizer.step(closure_of(model, optimizer, x, y))
+            loss = optimizer.minimize(x, y)
             torch.manual_seed(seed)
             with torch.no_grad():
                 expected = nn.functional.cross_entropy(copy.deepcopy(alone)(x), y)
@@ -47,9 +50,9 @@ class Contract:
             assert torch.equal(loss, expected)
         assert_identical(tensors(model, optimizer), tensors(alone, plain))
 
-    def test_rho_zero_by_hand_is_exactly_the_base_optimizer(self, variant, base, device):
-        model, optimizer = build(variant, base, rho=0.0, device=device)
-        alone, plain = build(variant, base, device=device)
+    def test_rho_zero_by_hand_is_exactly_the_base_optimizer(self, hand_variant, base, device):
+        model, optimizer = build(hand_variant, base, rho=0.0, device=device)
+        alone, plain = build(hand_variant, base, device=device)
         for seed in range(3):
             x, y = batch(seed, device=device)
             optimizer.criterion(model(x), y).backward()
@@ -64,26 +67,18 @@ class Contract:
     def test_the_update_starts_from_the_weights_bitwise_and_in_place(self, variant, base, device):
         model, optimizer = build(variant, base, device=device)
         with torch.no_grad():
-            model.head.weight.mul_(
-                torch.logspace(-30, 4, model.head.weight.numel(), device=device).view_as(model.head.weight)
-            )
+            scales = torch.logspace(-30, 4, model.head.weight.numel(), device=device)
+            model.head.weight.mul_(scales.view_as(model.head.weight))
         storages = [p.data_ptr() for p in model.parameters()]
         seen = {}
-        optimizer.base.register_step_pre_hook(
-            lambda *_: seen.update(update=[p.detach().clone() for p in model.parameters()])
-        )
-        for seed in range(3):
-            before = [p.detach().clone() for p in model.parameters()]
-            x, y = batch(seed, device=device)
-            closure = closure_of(model, optimizer, x, y)
-
-            def watching(closure=closure):
-                seen[optimizer.phase] = [p.detach().clone() for p in model.parameters()]
-                return closure()
-
-            optimizer.step(watching)
+        optimizer.base.register_step_pre_hook(lambda *_: seen.update(update=weights_of(model)))
+        model.register_forward_pre_hook(lambda *_: seen.update({optimizer.phase: weights_of(model)}))
+        for seed in range(2):
+            before = weights_of(model)
+            optimizer.minimize(*batch(seed, device=device))
             assert_identical(seen["update"], before)
-            assert_identical(seen["ascent"], before)
+            if kind_of(variant) != "RSAM":  # which climbs from a random start
+                assert_identical(seen.get("plain", seen["ascent"]), before)
             assert any(not torch.equal(a, b) for a, b in zip(seen["descent"], before, strict=True))
         assert [p.data_ptr() for p in model.parameters()] == storages
 
@@ -91,45 +86,40 @@ class Contract:
     @pytest.mark.parametrize("when", ["forward", "backward"])
     def test_weights_and_state_come_back_bitwise_when_a_pass_raises(self, variant, base, failing, when):
         model, optimizer = build(variant, base)
+        twin, twin_optimizer = build(variant, base)
         x, y = batch()
-        optimizer.minimize(x, y)
+        for m, o in ((model, optimizer), (twin, twin_optimizer)):
+            o.minimize(x, y)
+            o.minimize(x, y)  # two, so that the variants with a period of two perturb in the next
+            m.norm.eval()  # its statistics are the model's: a pass at w may keep them
         before = tensors(model, optimizer)
-        closure = closure_of(model, optimizer, x, y)
+        armed = [True]
 
-        def breaking():
-            if optimizer.phase == failing:
-                if when == "forward":
-                    raise BrokenError
-                model.conv.weight.register_hook(self._raise_once())
-            return closure()
+        def break_once(*_):
+            if optimizer.phase == failing and armed and torch.is_grad_enabled() == (when == "forward"):
+                armed.clear()
+                raise BrokenError
 
-        model.norm.eval()  # its statistics are the model's: a pass at w may keep them
+        if when == "forward":
+            model.head.register_forward_hook(break_once)
+        else:
+            model.head.weight.register_hook(lambda gradient: break_once())
+            model.head.bias.register_hook(lambda gradient: break_once())
         with pytest.raises(BrokenError):
-            optimizer.step(breaking)
+            optimizer.minimize(x, y)
         assert_identical(tensors(model, optimizer), before)
         assert not optimizer.perturbed
         assert optimizer.phase == "ascent"
-        twin, twin_optimizer = build(variant, base)
-        twin_optimizer.minimize(x, y)
-        twin.norm.eval()
-        optimizer.step(closure)
-        twin_optimizer.minimize(x, y)
-        assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
-
-    @staticmethod
-    def _raise_once():
-        armed = [True]
-
-        def hook(gradient):
-            if armed.pop() if armed else False:
-                raise BrokenError
-            return gradient
-
-        return hook
+        assert all(p.requires_grad for p in model.parameters())
+        optimizer.minimize(x, y)
+        if optimizer.perturbation.alike_on_all_ranks and kind_of(variant) != "FriendlySAM":
+            # those that draw random numbers, or average gradients, remember the pass that was lost
+            twin_optimizer.minimize(x, y)
+            assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
 
     @pytest.mark.parametrize("missing", ["ascent", "descent"])
-    def test_a_parameter_with_a_gradient_in_only_one_pass_is_restored_or_left(self, variant, base, missing):
-        model, optimizer = build(variant, base, net=lambda: nn.ModuleList([mlp(), mlp()]))
+    def test_a_parameter_with_a_gradient_in_only_one_pass_is_restored_or_left(self, closure_variant, base, missing):
+        model, optimizer = build(closure_variant, base, net=lambda: nn.ModuleList([mlp(), mlp()]))
         x, y = batch()
         before = [p.detach().clone() for p in model[1].parameters()]
         at_update = []
@@ -138,7 +128,7 @@ class Contract:
         )
 
         def closure():
-            logits = model[0](x) if optimizer.phase == missing else model[0](x) + model[1](x)
+            logits = model[0](x) if optimizer.phase in (missing, "plain") else model[0](x) + model[1](x)
             optimizer.criterion(logits, y).backward()
 
         optimizer.step(closure)
@@ -148,8 +138,8 @@ class Contract:
 
     @pytest.mark.parametrize("failing", ["ascent", "descent"])
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-    def test_weights_come_back_bitwise_when_a_gradient_is_not_finite(self, variant, failing, value):
-        model, optimizer = build(variant)
+    def test_weights_come_back_bitwise_when_a_gradient_is_not_finite(self, closure_variant, failing, value):
+        model, optimizer = build(closure_variant)
         x, y = batch()
         before = [p.detach().clone() for p in model.parameters()]
         at_update = []
@@ -167,8 +157,8 @@ class Contract:
         optimizer.step(poisoned)
         assert_identical(at_update, before)
 
-    def test_a_zero_gradient_leaves_the_weights_where_they_are(self, variant):
-        model, optimizer = build(variant)
+    def test_a_zero_gradient_leaves_the_weights_where_they_are(self, hand_variant):
+        model, optimizer = build(hand_variant)
         (sum(p.sum() for p in model.parameters()) * 0).backward()
         before = [p.detach().clone() for p in model.parameters()]
         optimizer.ascend()
@@ -181,38 +171,51 @@ class Contract:
         model, optimizer = build(variant, device=device)
         x, y = batch(device=device)
         once = copy.deepcopy(model)
-        once(x)
+        parts = x.split(optimizer.micro_batch or len(x))
+        for part in parts:
+            once(part)
         optimizer.minimize(x, y)
-        assert_identical(list(model.buffers()), list(once.buffers()))
-        assert model.norm.num_batches_tracked == 1
+        assert model.norm.num_batches_tracked == len(parts)
+        if kind_of(variant) != "RSAM":  # whose first pass is not at w
+            assert_identical(list(model.buffers()), list(once.buffers()))
 
     # The three forms
 
-    def test_step_minimize_and_the_two_passes_by_hand_are_one_step(self, variant, base, device):
+    def test_step_and_minimize_are_one_step(self, closure_variant, base, device):
         results = []
-        for form in ("step", "minimize", "by hand"):
-            model, optimizer = build(variant, base, device=device)
+        for form in ("step", "minimize"):
+            model, optimizer = build(closure_variant, base, device=device)
             for seed in range(3):
                 x, y = batch(seed, device=device)
                 if form == "step":
                     optimizer.step(closure_of(model, optimizer, x, y))
-                elif form == "minimize":
-                    optimizer.minimize(x, y)
                 else:
-                    optimizer.criterion(model(x), y).backward()
-                    optimizer.ascend()
-                    optimizer.criterion(model(x), y).backward()
-                    optimizer.descend()
+                    optimizer.minimize(x, y)
             results.append(tensors(model, optimizer))
-        assert_identical(results[0], results[1])
-        assert_identical(results[0], results[2])
+        assert_identical(*results)
 
-    def test_step_returns_cross_entropy_at_the_weights(self, variant):
+    def test_the_two_passes_by_hand_are_one_step(self, hand_variant, base, device):
+        model, optimizer = build(hand_variant, base, device=device)
+        twin, twin_optimizer = build(hand_variant, base, device=device)
+        for seed in range(3):
+            x, y = batch(seed, device=device)
+            optimizer.criterion(model(x), y).backward()
+            optimizer.ascend()
+            optimizer.criterion(model(x), y).backward()
+            optimizer.descend()
+            twin_optimizer.minimize(x, y)
+        assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+    def test_a_step_returns_cross_entropy_at_the_weights(self, variant):
         model, optimizer = build(variant, net=mlp)
         x, y = batch()
-        expected = nn.functional.cross_entropy(model(x), y)
-        loss = optimizer.step(closure_of(model, optimizer, x, y))
-        assert torch.equal(loss, expected.detach())
+        with torch.no_grad():
+            each = nn.functional.cross_entropy(model(x), y, reduction="none")
+        loss = optimizer.minimize(x, y)
+        if kind_of(variant) == "KSAM":  # of the samples it chose
+            each = each.topk(8).values
+        if kind_of(variant) != "RSAM":  # whose first pass is not at w
+            torch.testing.assert_close(loss, each.mean())
         assert not loss.requires_grad
 
     # Cost
@@ -227,8 +230,10 @@ class Contract:
             plain_step(alone, plain.base, x, y)
         assert ours.count == theirs.count
 
-    def test_a_step_adds_one_copy_of_the_weights_and_allocates_it_once(self, variant):
-        model, optimizer = build(variant, net=lambda: nn.Sequential(nn.Linear(6, 2000), nn.Tanh(), nn.Linear(2000, 4)))
+    def test_a_step_adds_one_copy_of_the_weights_and_allocates_it_once(self, plain_variant):
+        model, optimizer = build(
+            plain_variant, net=lambda: nn.Sequential(nn.Linear(6, 2000), nn.Tanh(), nn.Linear(2000, 4))
+        )
         x, y = batch()
         optimizer.minimize(x, y)
         weights = sum(p.nbytes for p in model.parameters())
@@ -245,14 +250,15 @@ class Contract:
 
     # Checkpoints
 
-    def test_the_state_dict_is_the_base_optimizers_and_rho(self, variant, base):
+    def test_the_state_dict_is_the_base_optimizers_and_what_the_variant_remembers(self, variant, base):
         _, optimizer = build(variant, base)
         optimizer.minimize(*batch())
         state = optimizer.state_dict()
-        assert state.keys() == {"state", "param_groups"}
+        remembers = kind_of(variant) not in ("SAM", "ASAM", "KSAM", "GSAM", "mSAM")
+        assert state.keys() == {"state", "param_groups", "sharpness"} - (set() if remembers else {"sharpness"})
         assert state["state"].keys() == optimizer.base.state_dict()["state"].keys()
         own = set(state["param_groups"][0]) - set(BASES[base](mlp().parameters()).state_dict()["param_groups"][0])
-        assert own == {"rho", "adaptive", "eta"}
+        assert own == {"rho", "adaptive", "eta"} | ({"rho_min", "lr_max"} if kind_of(variant) == "GSAM" else set())
 
     @pytest.mark.parametrize("taken_after", [0, 1, 3])
     def test_a_checkpoint_taken_between_any_two_steps_resumes_bitwise(self, variant, base, taken_after):
@@ -303,14 +309,14 @@ class Contract:
 
     # Parameter groups and schedulers
 
-    def test_a_group_with_rho_zero_is_left_out_also_of_the_norm(self, variant):
+    def test_a_group_with_rho_zero_is_left_out_also_of_the_norm(self, hand_variant):
         def two_groups(rho_of_second):
             torch.manual_seed(0)
             model = mlp().double()
             base = torch.optim.SGD(
                 [{"params": model[0].parameters()}, {"params": model[2].parameters(), "rho": rho_of_second}], lr=0.1
             )
-            optimizer = VARIANTS[variant](base, model)
+            optimizer = VARIANTS[hand_variant](base, model)
             x, y = batch(dtype=torch.float64)
             before = [p.detach().clone() for p in model.parameters()]
             optimizer.criterion(model(x), y).backward()
@@ -349,8 +355,8 @@ class Contract:
         assert all(a == b for a, b in rates)
         assert len(set(rates)) == 5
 
-    def test_a_scheduler_sees_the_steps_taken_by_hand(self, variant):
-        model, optimizer = build(variant)
+    def test_a_scheduler_sees_the_steps_taken_by_hand(self, hand_variant):
+        model, optimizer = build(hand_variant)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
         x, y = batch()
         optimizer.criterion(model(x), y).backward()
@@ -362,24 +368,26 @@ class Contract:
 
     # Accumulation and clipping
 
-    @pytest.mark.parametrize("form", ["minimize", "closures"])
-    def test_micro_batches_add_up_to_the_large_batch(self, variant, base, form):
+    def test_parts_run_one_after_the_other_add_up_to_the_batch(self, variant, base):
+        self._check_parts(variant, base, lambda model, optimizer, x, y: optimizer.minimize(x, y, accumulate=4))
+
+    def test_a_list_of_closures_adds_up_to_the_batch(self, closure_variant, base):
+        def step(model, optimizer, x, y):
+            return optimizer.step(
+                [closure_of(model, optimizer, *part) for part in zip(x.chunk(4), y.chunk(4), strict=True)]
+            )
+
+        self._check_parts(closure_variant, base, step)
+
+    @staticmethod
+    def _check_parts(variant, base, step):
         model, optimizer = build(variant, base, net=mlp, dtype=torch.float64)
         whole, whole_optimizer = build(variant, base, net=mlp, dtype=torch.float64)
         for seed in range(3):
             x, y = batch(seed, dtype=torch.float64)
-            if form == "minimize":
-                loss = optimizer.minimize(x, y, accumulate=4)
-            else:
-                parts = zip(x.chunk(4), y.chunk(4), strict=True)
-                loss = optimizer.step([closure_of(model, optimizer, *part) for part in parts])
-            expected = whole_optimizer.minimize(x, y)
+            loss, expected = step(model, optimizer, x, y), whole_optimizer.minimize(x, y)
             assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
-            for ours, theirs in zip(
-                *(o.telemetry.as_dict().items() for o in (optimizer, whole_optimizer)), strict=True
-            ):
-                assert ours[0] == theirs[0]
-                torch.testing.assert_close(ours[1], theirs[1])
+            torch.testing.assert_close(optimizer.telemetry.as_dict(), whole_optimizer.telemetry.as_dict())
         # 1e-9: RMSprop divides by the root of squares, which makes more of a difference in the last digit
         assert_close(tensors(model, optimizer), tensors(whole, whole_optimizer), 1e-9)
 
@@ -400,9 +408,9 @@ class Contract:
     # Random numbers
 
     @pytest.mark.parametrize("same", [False, True])
-    def test_dropout_masks_are_fresh_in_each_pass_unless_asked_to_be_the_same(self, variant, device, same):
+    def test_dropout_masks_are_fresh_in_each_pass_unless_asked_to_be_the_same(self, plain_variant, device, same):
         net = lambda: nn.Sequential(nn.Dropout(0.5), mlp())  # noqa: E731
-        model, optimizer = build(variant, net=net, device=device, same_dropout=same)
+        model, optimizer = build(plain_variant, net=net, device=device, same_dropout=same)
         masks = []
         model[0].register_forward_hook(lambda _, inputs, output: masks.append(output == 0))
         for _ in range(2):
@@ -433,14 +441,15 @@ class Contract:
         torch.cuda.set_sync_debug_mode("error")
         try:
             optimizer.minimize(x, y)
-            optimizer.step(closure_of(model, optimizer, x, y))
+            if variant in WITH_CLOSURE:
+                optimizer.step(closure_of(model, optimizer, x, y))
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-    def test_a_step_captured_in_a_cuda_graph_replays_as_the_eager_step(self, variant):
-        eager, eager_optimizer = build(variant, device="cuda")
-        model, optimizer = build(variant, device="cuda")
+    def test_a_step_captured_in_a_cuda_graph_replays_as_the_eager_step(self, plain_variant):
+        eager, eager_optimizer = build(plain_variant, device="cuda")
+        model, optimizer = build(plain_variant, device="cuda")
         x, y = batch(device="cuda")
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -461,7 +470,7 @@ class Contract:
         assert_close(list(model.parameters()), list(eager.parameters()), 1e-5)
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-    def test_peak_memory_on_cuda_is_the_base_optimizers_and_one_copy_of_the_weights(self, variant):
+    def test_peak_memory_on_cuda_is_the_base_optimizers_and_one_copy_of_the_weights(self, plain_variant):
         def peak(step):
             torch.cuda.reset_peak_memory_stats()
             start = torch.cuda.memory_allocated()
@@ -472,7 +481,7 @@ class Contract:
             return nn.Sequential(nn.Linear(6, 4096), nn.Tanh(), nn.Linear(4096, 4096), nn.Tanh(), nn.Linear(4096, 4))
 
         x, y = batch(device="cuda")
-        model, optimizer = build(variant, net=net, device="cuda")
+        model, optimizer = build(plain_variant, net=net, device="cuda")
         weights = sum(p.nbytes for p in model.parameters())
         plain_step(model, optimizer.base, x, y)  # the base optimizer's state and the library's workspaces exist now
         optimizer.zero_grad()

@@ -10,16 +10,51 @@ def own_phi(x: Tensor) -> Tensor:
     return -nn.functional.softplus(-x) / 3
 
 
-VARIANTS = {
+# The whole family, each with the three objectives of the ascent. The values are what a user would write.
+KINDS = {
     "SAM": bisam.SAM,
     "ASAM": bisam.ASAM,
-    "ASAM(eta)": lambda *args, **options: bisam.ASAM(*args, **{"eta": 0.01, **options}),
-    "BiSAM(log)": bisam.BiSAM,
-    "BiSAM(tanh)": lambda *args, **options: bisam.BiSAM(*args, phi="tanh", **options),
-    "BiSAM(own)": lambda *args, **options: bisam.BiSAM(*args, phi=own_phi, mu=2.0, **options),
-    "ABiSAM(log)": bisam.ABiSAM,
-    "ABiSAM(tanh)": lambda *args, **options: bisam.ABiSAM(*args, phi="tanh", **options),
+    "ESAM": bisam.ESAM,
+    "KSAM": bisam.KSAM,
+    "RSAM": bisam.RSAM,
+    "GSAM": bisam.GSAM,
+    "LookSAM": lambda *args, **options: bisam.LookSAM(*args, **{"every": 2, **options}),
+    "FriendlySAM": bisam.FriendlySAM,
+    "mSAM": lambda *args, **options: bisam.SAM(*args, **{"micro_batch": 6, **options}),
+    "periodic": lambda *args, **options: bisam.SAM(*args, **{"every": 2, **options}),
 }
+NAMED = {"SAM": bisam.BiSAM, "ASAM": bisam.ABiSAM, "ESAM": bisam.EBiSAM}
+
+
+def _climbing(kind, phi):
+    if kind in NAMED:
+        return lambda *args, **options: NAMED[kind](*args, **({} if phi == "log" else {"phi": phi}), **options)
+    bound = bisam.LowerBound(phi)
+    return lambda *args, **options: KINDS[kind](*args, **{"ascent": bound, **options})
+
+
+def _name(kind, phi):
+    return f"{NAMED[kind].__name__}({phi})" if kind in NAMED else f"{kind}({phi})"
+
+
+VARIANTS = {
+    **KINDS,
+    **{_name(kind, phi): _climbing(kind, phi) for kind in KINDS for phi in ("log", "tanh")},
+    "ASAM(eta)": lambda *args, **options: bisam.ASAM(*args, **{"eta": 0.01, **options}),
+    "BiSAM(own)": lambda *args, **options: bisam.BiSAM(*args, phi=own_phi, mu=2.0, **options),
+}
+
+
+def kind_of(variant: str) -> str:
+    named = {cls.__name__: kind for kind, cls in NAMED.items()}
+    base = variant.split("(")[0]
+    return named.get(base, base)
+
+
+# What can be asked of whom: some need to see the batch, some need to run the passes themselves.
+WITH_CLOSURE = [name for name in VARIANTS if kind_of(name) not in ("ESAM", "KSAM", "mSAM")]
+BY_HAND = [name for name in VARIANTS if kind_of(name) in ("SAM", "ASAM", "FriendlySAM")]
+WITHOUT_MEMORY = [name for name in VARIANTS if kind_of(name) in ("SAM", "ASAM")]
 
 BASES = {
     "SGD(foreach)": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=5e-4, foreach=True),
@@ -87,6 +122,10 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Everything that training changes: weights, buffers, the base optimizer's state."""
     state = [value for p in model.parameters() for value in optimizer.state[p].values() if isinstance(value, Tensor)]
     return [t.detach().clone() for t in [*model.parameters(), *model.buffers(), *state]]
+
+
+def weights_of(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
 
 
 def assert_identical(ours: list[Tensor], theirs: list[Tensor]) -> None:

@@ -4,6 +4,7 @@ Nothing here is imported from bisam. Losses are loops over samples, steps are `t
 """
 
 import math
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -74,3 +75,162 @@ VARIANTS = {
     "ABiSAM(log)": (q_log, adaptive_epsilon, 2.0),
     "ABiSAM(tanh)": (q_tanh, adaptive_epsilon, 2.0),
 }
+
+
+# The other variants. `ascent` is any of the three objectives; each step is given a dict to remember things in.
+
+
+def each(objective, logits: Tensor, labels: Tensor) -> Tensor:
+    return torch.stack([objective(z.unsqueeze(0), y.unsqueeze(0)) for z, y in zip(logits, labels, strict=True)])
+
+
+def gradient(model: nn.Module, x: Tensor, y: Tensor, objective) -> list[Tensor]:
+    return list(torch.autograd.grad(objective(model(x), y), list(model.parameters())))
+
+
+def dot(a: list[Tensor], b: list[Tensor]) -> float:
+    return sum(float((x * y).sum()) for x, y in zip(a, b, strict=True))
+
+
+@contextmanager
+def without_trace(model: nn.Module):
+    """Buffers afterwards as before."""
+    buffers = [b.clone() for b in model.buffers()]
+    yield
+    for b, saved in zip(model.buffers(), buffers, strict=True):
+        b.copy_(saved)
+
+
+@contextmanager
+def moved(model: nn.Module, epsilon: list[Tensor]):
+    """At w + ε; weights and buffers afterwards as before."""
+    weights = [p.detach().clone() for p in model.parameters()]
+    with without_trace(model):
+        for p, w, e in zip(model.parameters(), weights, epsilon, strict=True):
+            p.data = w + e
+        yield
+        for p, w in zip(model.parameters(), weights, strict=True):
+            p.data = w
+
+
+def update(model: nn.Module, base: torch.optim.Optimizer, gradients: list[Tensor]) -> None:
+    for p, g in zip(model.parameters(), gradients, strict=True):
+        p.grad = g
+    base.step()
+
+
+def ball(gradients: list[Tensor], rho: float) -> list[Tensor]:
+    return round_epsilon([], gradients, rho)
+
+
+def msam(model, base, x, y, ascent, memory, rho=0.05, m=6) -> None:
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    for xs, ys in zip(x.split(m), y.split(m), strict=True):
+        with moved(model, ball(gradient(model, xs, ys, ascent), rho)):
+            own = gradient(model, xs, ys, cross_entropy)
+        total = [t + len(xs) / len(x) * g for t, g in zip(total, own, strict=True)]
+    update(model, base, total)
+
+
+def esam(model, base, x, y, ascent, memory, rho=0.05, beta=0.5, gamma=0.5) -> None:
+    params = list(model.parameters())
+    generator = memory.setdefault("generator", torch.Generator().manual_seed(torch.initial_seed()))
+    draws = torch.rand(len(params), generator=generator)
+    kept = [d < beta or d == draws.min() for d in draws]
+    logits = model(x)
+    before = each(ascent, logits, y).detach()
+    g = torch.autograd.grad(ascent(logits, y), params)
+    norm = math.sqrt(sum(float((t * t).sum()) for t, k in zip(g, kept, strict=True) if k))
+    epsilon = [rho / beta * t / norm if k else torch.zeros_like(t) for t, k in zip(g, kept, strict=True)]
+    with moved(model, epsilon):
+        rise = each(ascent, model(x), y).detach() - before
+        chosen = rise.argsort(descending=True)[: math.ceil(gamma * len(x))]
+        descent = gradient(model, x[chosen], y[chosen], cross_entropy)
+    update(model, base, descent)
+
+
+def ksam(model, base, x, y, ascent, memory, rho=0.05) -> None:
+    chosen = each(cross_entropy, model(x), y).detach().argsort(descending=True)[: len(x) // 2]
+    x, y = x[chosen], y[chosen]
+    with without_trace(model):
+        epsilon = ball(gradient(model, x, y, ascent), rho)
+    with moved(model, epsilon):
+        descent = gradient(model, x, y, cross_entropy)
+    update(model, base, descent)
+
+
+def rsam(model, base, x, y, ascent, memory, rho=0.05, sigma=0.01) -> None:
+    generator = memory.setdefault("generator", torch.Generator().manual_seed(torch.initial_seed()))
+    delta = []
+    for w in (p.detach() for p in model.parameters()):
+        noise = torch.empty_like(w).normal_(generator=generator)
+        filters = w if w.dim() > 1 else w.unsqueeze(0)
+        scale = torch.stack([sigma * f.norm() / math.sqrt(f.numel()) for f in filters])
+        delta.append(noise * scale.view(-1, *[1] * (w.dim() - 1)) if w.dim() > 1 else noise * scale)
+    buffers = None
+    with moved(model, delta):
+        g = gradient(model, x, y, ascent)
+        buffers = [b.clone() for b in model.buffers()]
+    for b, value in zip(model.buffers(), buffers, strict=True):  # the first pass is the one whose statistics stay
+        b.copy_(value)
+    with moved(model, [d + e for d, e in zip(delta, ball(g, rho), strict=True)]):
+        descent = gradient(model, x, y, cross_entropy)
+    update(model, base, descent)
+
+
+def gsam(model, base, x, y, ascent, memory, rho=0.05, alpha=0.4) -> None:
+    lr = base.param_groups[0]["lr"]
+    radius = rho / 2 + (rho - rho / 2) * lr / memory.setdefault("lr_max", lr)
+    with without_trace(model):
+        g = gradient(model, x, y, cross_entropy)
+    with moved(model, ball(gradient(model, x, y, ascent), radius)):
+        perturbed = gradient(model, x, y, cross_entropy)
+    along = dot(g, perturbed) / dot(perturbed, perturbed)
+    update(model, base, [p - alpha * (t - along * p) for p, t in zip(perturbed, g, strict=True)])
+
+
+def looksam(model, base, x, y, ascent, memory, rho=0.05, every=2, alpha=0.7) -> None:
+    memory["step"] = memory.get("step", -1) + 1
+    if memory["step"] % every == 0:
+        with without_trace(model):
+            g = gradient(model, x, y, cross_entropy)
+        with moved(model, ball(gradient(model, x, y, ascent), rho)):
+            perturbed = gradient(model, x, y, cross_entropy)
+        cosine = dot(g, perturbed) / math.sqrt(dot(g, g) * dot(perturbed, perturbed))
+        along = math.sqrt(dot(perturbed, perturbed)) * cosine / math.sqrt(dot(g, g))
+        memory["g_v"] = [p - along * t for p, t in zip(perturbed, g, strict=True)]
+        update(model, base, perturbed)
+    else:
+        g, v = gradient(model, x, y, cross_entropy), memory["g_v"]
+        factor = alpha * math.sqrt(dot(g, g)) / math.sqrt(dot(v, v))
+        update(model, base, [t + factor * u for t, u in zip(g, v, strict=True)])
+
+
+def friendlysam(model, base, x, y, ascent, memory, rho=0.05, sigma=1.0, decay=0.9) -> None:
+    g = gradient(model, x, y, ascent)
+    mean = memory.get("mean", [torch.zeros_like(t) for t in g])
+    memory["mean"] = [decay * m + (1 - decay) * t for m, t in zip(mean, g, strict=True)]
+    with moved(model, ball([t - sigma * m for t, m in zip(g, memory["mean"], strict=True)], rho)):
+        descent = gradient(model, x, y, cross_entropy)
+    update(model, base, descent)
+
+
+def periodic(model, base, x, y, ascent, memory, rho=0.05, every=2) -> None:
+    memory["step"] = memory.get("step", -1) + 1
+    if memory["step"] % every == 0:
+        step(model, base, x, y, ascent, round_epsilon, rho)
+    else:
+        update(model, base, gradient(model, x, y, cross_entropy))
+
+
+STEPS = {
+    "mSAM": msam,
+    "ESAM": esam,
+    "KSAM": ksam,
+    "RSAM": rsam,
+    "GSAM": gsam,
+    "LookSAM": looksam,
+    "FriendlySAM": friendlysam,
+    "periodic": periodic,
+}
+OBJECTIVES = {"cross entropy": cross_entropy, "log": q_log, "tanh": q_tanh}

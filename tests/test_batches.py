@@ -1,27 +1,41 @@
 import pytest
 import torch
 
-from bisam import batches
+from bisam.batches import Batch, HighestLoss, MostSensitive, per_sample
 
 
 @pytest.mark.parametrize(("pieces", "sizes"), [(1, [10]), (2, [5, 5]), (3, [4, 4, 2]), (20, [1] * 10)])
 def test_parts_cover_the_batch_in_order(pieces, sizes):
-    x, y = torch.arange(20).view(10, 2), torch.arange(10)
-    parts = batches.split(x, y, pieces)
-    assert [len(part) for _, part in parts] == sizes
-    assert torch.equal(torch.cat([a for a, _ in parts]), x)
-    assert torch.equal(torch.cat([b for _, b in parts]), y)
+    batch = Batch(torch.arange(20).view(10, 2), torch.arange(10))
+    parts = batch.split(pieces)
+    assert [len(part) for part in parts] == sizes
+    assert torch.equal(torch.cat([part.x for part in parts]), batch.x)
+    assert torch.equal(torch.cat([part.y for part in parts]), batch.y)
 
 
 def test_what_is_not_per_sample_goes_to_every_part():
     x = {"words": torch.arange(4), "nested": (torch.arange(4), torch.tensor(7)), "flag": True}
-    for part, _ in batches.split(x, torch.arange(4), 2):
-        assert len(part["words"]) == len(part["nested"][0]) == 2
-        assert part["nested"][1] == 7
-        assert part["flag"] is True
+    for part in Batch(x, torch.arange(4)).split(2):
+        assert len(part.x["words"]) == len(part.x["nested"][0]) == 2
+        assert part.x["nested"][1] == 7
+        assert part.x["flag"] is True
 
 
 def test_the_whole_batch_is_handed_on_as_it_is():
-    x = torch.randn(4, 2)
-    ((same, _),) = batches.split(x, torch.arange(4), 1)
-    assert same.data_ptr() == x.data_ptr()
+    batch = Batch(torch.randn(4, 2), torch.arange(4))
+    (same,) = batch.split(1)
+    assert same is batch
+
+
+def test_plans_choose_by_their_scores():
+    batch = Batch(torch.arange(4), torch.arange(4))
+    before, after = torch.tensor([0.0, 5.0, 1.0, 1.0]), torch.tensor([3.0, 5.0, 3.0, 2.0])
+    assert MostSensitive(0.5).for_descent(batch, before, lambda _: after).y.tolist() == [0, 2]
+    assert HighestLoss(1).for_ascent(batch, lambda _: before).y.tolist() == [1]
+    assert len(HighestLoss(None).for_ascent(batch, lambda _: before)) == 2
+
+
+def test_scores_of_samples_with_many_labels_are_their_means():
+    logits, target = torch.randn(3, 5, 7), torch.randint(5, (3, 7))
+    each = per_sample(torch.nn.CrossEntropyLoss(), logits, target)
+    torch.testing.assert_close(each.mean(), torch.nn.functional.cross_entropy(logits, target))

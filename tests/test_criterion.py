@@ -38,8 +38,8 @@ def test_without_gradients_the_criterion_is_the_descents_loss_and_leaves_no_trac
 
 
 @pytest.mark.parametrize("form", ["step", "by hand"])
-def test_telemetry_agrees_with_a_count_by_hand(variant, form):
-    model, optimizer = build(variant, net=mlp, rho=1.0)
+def test_telemetry_agrees_with_a_count_by_hand(plain_variant, form):
+    model, optimizer = build(plain_variant, net=mlp, rho=1.0)
     x, y = batch(size=64)
     logits = {}
     model.register_forward_hook(lambda _, __, output: logits.update({optimizer.phase: output.detach()}))

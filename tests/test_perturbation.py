@@ -19,8 +19,8 @@ def epsilon_of(model, optimizer, x, y):
 
 
 @pytest.mark.parametrize("rho", [1e-3, 0.05, 2.0])
-def test_perturbation_has_length_rho_in_its_own_norm(variant, rho):
-    model, optimizer = build(variant, net=mlp, dtype=torch.float64, rho=rho)
+def test_perturbation_has_length_rho_in_its_own_norm(plain_variant, rho):
+    model, optimizer = build(plain_variant, net=mlp, dtype=torch.float64, rho=rho)
     epsilon, gradients, weights = epsilon_of(model, optimizer, *batch(dtype=torch.float64))
     options = optimizer.param_groups[0]
     t = [w.abs() + options["eta"] if options["adaptive"] else torch.ones_like(w) for w in weights]
@@ -54,10 +54,10 @@ def test_each_group_has_its_own_rho_and_all_share_one_norm():
     assert_close(epsilon, [rho * g / norm for rho, g in zip(radii, gradients, strict=True)], 1e-12)
 
 
-def test_a_perturbation_does_not_depend_on_the_scale_of_the_loss(variant):
+def test_a_perturbation_does_not_depend_on_the_scale_of_the_loss(plain_variant):
     results = []
     for scale in (1.0, 1e3):
-        model, optimizer = build(variant, net=mlp, dtype=torch.float64)
+        model, optimizer = build(plain_variant, net=mlp, dtype=torch.float64)
         x, y = batch(dtype=torch.float64)
         (scale * optimizer.criterion(model(x), y)).backward()
         optimizer.ascend()

@@ -26,10 +26,10 @@ def scaled_closure(model, optimizer, x, y, spoil=None):
 
 @pytest.mark.parametrize("form", ["step", "minimize", "by hand"])
 @pytest.mark.parametrize("enabled", [True, False])
-def test_scaled_steps_equal_unscaled_ones(variant, base, device, form, enabled):
+def test_scaled_steps_equal_unscaled_ones(plain_variant, base, device, form, enabled):
     scaler = torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=2, enabled=enabled)
-    model, optimizer = build(variant, base, net=mlp, device=device, scaler=scaler, clip_norm=0.5)
-    plain, plain_optimizer = build(variant, base, net=mlp, device=device, clip_norm=0.5)
+    model, optimizer = build(plain_variant, base, net=mlp, device=device, scaler=scaler, clip_norm=0.5)
+    plain, plain_optimizer = build(plain_variant, base, net=mlp, device=device, clip_norm=0.5)
     for seed in range(4):
         x, y = batch(seed, device=device)
         if form == "step":
@@ -54,9 +54,9 @@ def test_scaled_steps_equal_unscaled_ones(variant, base, device, form, enabled):
 
 @pytest.mark.parametrize("failing", ["ascent", "descent"])
 @pytest.mark.parametrize("form", ["step", "by hand"])
-def test_a_pass_that_overflows_restores_skips_and_shrinks_once(variant, base, device, failing, form):
+def test_a_pass_that_overflows_restores_skips_and_shrinks_once(plain_variant, base, device, failing, form):
     scaler = torch.amp.GradScaler(device, init_scale=1024.0)
-    model, optimizer = build(variant, base, device=device, scaler=scaler)
+    model, optimizer = build(plain_variant, base, device=device, scaler=scaler)
     x, y = batch(device=device)
     optimizer.minimize(x, y)
     before = tensors(model, optimizer)
@@ -96,10 +96,10 @@ def test_a_pass_that_raises_leaves_the_scaler_usable():
 
 
 @pytest.mark.parametrize("around", ["the forward passes", "the whole step"])
-def test_autocast_around_the_step_sees_the_perturbed_weights(variant, device, around):
+def test_autocast_around_the_step_sees_the_perturbed_weights(plain_variant, device, around):
     """Autocast caches low-precision copies of weights; stale ones would make the second pass a copy of the first."""
     outputs = []
-    model, optimizer = build(variant, net=mlp, device=device, rho=5.0)
+    model, optimizer = build(plain_variant, net=mlp, device=device, rho=5.0)
     model.register_forward_hook(lambda _, __, output: outputs.append(output.detach()))
     x, y = batch(device=device)
     low_precision = torch.autocast(device, torch.bfloat16)
@@ -124,9 +124,9 @@ def test_autocast_around_the_step_sees_the_perturbed_weights(variant, device, ar
         assert torch.equal(after, model(x).detach())
 
 
-def test_minimize_with_autocast_is_the_step_with_autocast(variant, device):
-    model, optimizer = build(variant, net=mlp, device=device, autocast=torch.bfloat16)
-    twin, twin_optimizer = build(variant, net=mlp, device=device)
+def test_minimize_with_autocast_is_the_step_with_autocast(closure_variant, device):
+    model, optimizer = build(closure_variant, net=mlp, device=device, autocast=torch.bfloat16)
+    twin, twin_optimizer = build(closure_variant, net=mlp, device=device)
     for seed in range(3):
         x, y = batch(seed, device=device)
 
@@ -141,9 +141,9 @@ def test_minimize_with_autocast_is_the_step_with_autocast(variant, device):
     assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
 
 
-def test_autocast_in_bfloat16_stays_near_the_float32_step(variant, device):
-    model, optimizer = build(variant, net=mlp, device=device, autocast=torch.bfloat16)
-    exact, exact_optimizer = build(variant, net=mlp, device=device)
+def test_autocast_in_bfloat16_stays_near_the_float32_step(plain_variant, device):
+    model, optimizer = build(plain_variant, net=mlp, device=device, autocast=torch.bfloat16)
+    exact, exact_optimizer = build(plain_variant, net=mlp, device=device)
     for seed in range(3):
         x, y = batch(seed, device=device)
         optimizer.minimize(x, y)
@@ -156,10 +156,10 @@ def test_autocast_in_bfloat16_stays_near_the_float32_step(variant, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_in_half_precision_trains_and_comes_back_bitwise(variant, dtype):
+def test_a_model_in_half_precision_trains_and_comes_back_bitwise(plain_variant, dtype):
     torch.manual_seed(0)
     model = mlp().to(dtype)
-    optimizer = VARIANTS[variant](BASES["SGD(foreach)"](model.parameters()), model)
+    optimizer = VARIANTS[plain_variant](BASES["SGD(foreach)"](model.parameters()), model)
     before = [p.detach().clone() for p in model.parameters()]
     x, y = batch(dtype=dtype)
     optimizer.criterion(model(x), y).backward()

@@ -8,9 +8,11 @@ from torch.nn.parallel import DistributedDataParallel
 from bisam import sharding
 
 import ranks
-from family import BASES, VARIANTS, assert_close, assert_identical, batch, build, closure_of, mlp
+from family import BASES, VARIANTS, WITH_CLOSURE, assert_close, assert_identical, batch, build, closure_of, kind_of, mlp
 
 STEPS = 3
+ALIKE = [name for name in WITH_CLOSURE if kind_of(name) != "RSAM"]  # equal perturbations for equal gradients
+SIMPLE = [name for name in ALIKE if kind_of(name) in ("SAM", "ASAM")]
 
 
 def data(seed):
@@ -31,9 +33,9 @@ def weights_of(model):
 # DistributedDataParallel
 
 
-def train_replicas(sharpness, form, wrap):
+def train_replicas(variants, sharpness, form, wrap):
     results = {}
-    for variant in VARIANTS:
+    for variant in variants:
         model, optimizer = build_replicas(variant, wrap=wrap, sharpness=sharpness)
         for seed in range(STEPS):
             x, y = (ranks.mine(t) for t in data(seed))
@@ -50,8 +52,8 @@ def train_replicas(sharpness, form, wrap):
     [("step", {}), ("minimize", {"gradient_as_bucket_view": True}), ("accumulate", {"find_unused_parameters": True})],
 )
 def test_two_ranks_with_global_perturbation_equal_one_process_with_the_whole_batch(form, wrap):
-    first, second = ranks.run(train_replicas, "global", form, wrap)
-    for variant in VARIANTS:
+    first, second = ranks.run(train_replicas, ALIKE, "global", form, wrap)
+    for variant in ALIKE:
         model, optimizer = build(variant, net=mlp, dtype=torch.float64)
         for seed in range(STEPS):
             optimizer.minimize(*data(seed))
@@ -61,10 +63,48 @@ def test_two_ranks_with_global_perturbation_equal_one_process_with_the_whole_bat
 
 @pytest.mark.parametrize(("form", "wrap"), [("step", {"gradient_as_bucket_view": True}), ("accumulate", {})])
 def test_two_ranks_with_local_perturbation_average_the_gradients_at_two_perturbed_points(form, wrap):
-    first, second = ranks.run(train_replicas, "local", form, wrap)
-    for variant in VARIANTS:
+    first, second = ranks.run(train_replicas, SIMPLE, "local", form, wrap)
+    for variant in SIMPLE:
         assert_close(first[variant], perturb_each_half(variant), 1e-12)
         assert_identical(first[variant], second[variant])
+
+
+def train_locally():
+    """Every variant, each rank with its own perturbation: whatever it does, the ranks must stay together."""
+    results = {}
+    for variant in VARIANTS:
+        model, optimizer = build_replicas(variant, sharpness="local")
+        for seed in range(STEPS):
+            optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
+        results[variant] = weights_of(model)
+    micro = []
+    for wrap in ({}, {"gradient_as_bucket_view": True}):
+        model, optimizer = build_replicas("mSAM", wrap=wrap, sharpness="local", micro_batch=4)
+        for seed in range(STEPS):
+            optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
+        micro.append(weights_of(model))
+    return results, micro
+
+
+def test_ranks_stay_together_in_every_variant_and_micro_batches_spread_over_them():
+    (first, micro), (second, _) = ranks.run(train_locally)
+    for variant in VARIANTS:
+        assert_identical(first[variant], second[variant])
+    model, optimizer = build("mSAM", net=mlp, dtype=torch.float64, micro_batch=4)
+    for seed in range(STEPS):
+        optimizer.minimize(*data(seed))
+    for weights in micro:
+        assert_close(weights, weights_of(model), 1e-12)
+
+
+def refuse_random_numbers():
+    with pytest.raises(ValueError, match="draws random numbers, and ranks would not draw the same"):
+        build_replicas("ESAM", sharpness="global")
+    return True
+
+
+def test_random_perturbations_cannot_be_alike_on_all_ranks():
+    assert ranks.run(refuse_random_numbers) == [True, True]
 
 
 def perturb_each_half(variant):
@@ -131,7 +171,7 @@ def train_shards(base):
 
     mesh = init_device_mesh("cpu", (ranks.RANKS,))
     results = {}
-    for variant in VARIANTS:
+    for variant in ALIKE:
         torch.manual_seed(0)
         model = mlp().double()
         for layer in (model[0], model[2]):
@@ -143,12 +183,13 @@ def train_shards(base):
         for seed in range(STEPS):
             x, y = (ranks.mine(t) for t in data(seed))
             before = [sharding.local(p).clone() for p in model.parameters()]
-            optimizer.zero_grad()
-            optimizer.criterion(model(x), y).backward()
-            optimizer.ascend()
-            optimizer.restore()
-            assert_identical([sharding.local(p) for p in model.parameters()], before)
-            optimizer.zero_grad()
+            if variant in SIMPLE:
+                optimizer.zero_grad()
+                optimizer.criterion(model(x), y).backward()
+                optimizer.ascend()
+                optimizer.restore()
+                assert_identical([sharding.local(p) for p in model.parameters()], before)
+                optimizer.zero_grad()
             optimizer.minimize(x, y)
         results[variant] = (weights_of(model), optimizer.telemetry.descent_norm, optimizer.telemetry.ascent_norm)
     return results
@@ -157,7 +198,7 @@ def train_shards(base):
 @pytest.mark.parametrize("base_name", ["SGD(foreach)", "Adam"])
 def test_sharded_parameters_equal_one_process_with_the_whole_batch(base_name):
     for result in ranks.run(train_shards, base_name):
-        for variant in VARIANTS:
+        for variant in ALIKE:
             model, optimizer = build(variant, base_name, net=mlp, dtype=torch.float64, clip_norm=0.1)
             for seed in range(STEPS):
                 optimizer.minimize(*data(seed))

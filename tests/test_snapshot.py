@@ -29,9 +29,9 @@ class HandMadeNorm(nn.Module):
         return self.head((x - self.mean) / self.variance.sqrt())
 
 
-def test_buffers_come_back_however_a_module_changes_them(variant):
-    model, optimizer = build(variant, net=HandMadeNorm)
-    once, _ = build(variant, net=HandMadeNorm)
+def test_buffers_come_back_however_a_module_changes_them(plain_variant):
+    model, optimizer = build(plain_variant, net=HandMadeNorm)
+    once, _ = build(plain_variant, net=HandMadeNorm)
     x, y = batch()
     once(x)
     optimizer.minimize(x, y)

@@ -1,11 +1,28 @@
+import copy
+
 import pytest
 import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import bisam
 
 import reference
 from contract import Contract
-from family import BASES, VARIANTS, ConvNet, assert_close, assert_identical, batch, build, tensors
+from family import (
+    BASES,
+    VARIANTS,
+    ConvNet,
+    assert_close,
+    assert_identical,
+    batch,
+    build,
+    closure_of,
+    kind_of,
+    mlp,
+    tensors,
+    weights_of,
+)
 
 
 class TestEveryVariant(Contract):
@@ -26,6 +43,31 @@ def test_fifty_steps_agree_with_the_float64_reference(name, base_name):
     assert_close(tensors(model, optimizer), tensors(expected, base), 1e-10)
     sgd = ConvNet().double()
     assert any((a - b).abs().max() > 1e-3 for a, b in zip(sgd.parameters(), model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("base_name", ["SGD(foreach)", "AdamW(fused)"])
+@pytest.mark.parametrize("objective", reference.OBJECTIVES)
+@pytest.mark.parametrize("kind", reference.STEPS)
+def test_twelve_steps_of_each_variant_agree_with_its_own_float64_reference(kind, objective, base_name):
+    phi = None if objective == "cross entropy" else objective
+    name = kind if phi is None else f"EBiSAM({phi})" if kind == "ESAM" else f"{kind}({phi})"
+    model, optimizer = build(name, base_name, dtype=torch.float64)
+    torch.manual_seed(0)
+    expected = ConvNet().double()
+    base = BASES[base_name](expected.parameters())
+    schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 20) for o in (optimizer, base)]
+    memory = {}
+    for seed in range(12):
+        x, y = batch(seed, size=14, dtype=torch.float64)
+        optimizer.minimize(x, y)
+        reference.STEPS[kind](expected, base, x, y, reference.OBJECTIVES[objective], memory)
+        for scheduler in schedulers:
+            scheduler.step()
+    assert_close(tensors(model, optimizer), tensors(expected, base), 1e-10)
+    twin, plain = build("SAM" if phi is None else f"BiSAM({phi})", base_name, dtype=torch.float64)
+    for seed in range(12):
+        plain.minimize(*batch(seed, size=14, dtype=torch.float64))
+    assert (twin.head.weight - model.head.weight).abs().max() > 1e-5  # and it is not just SAM
 
 
 @pytest.mark.parametrize(("bilevel", "plain"), [("BiSAM(log)", "SAM"), ("ABiSAM(log)", "ASAM")])
@@ -51,7 +93,330 @@ def test_any_variant_becomes_bilevel_with_an_ascent_of_its_own():
 
 def test_defaults_are_the_papers():
     radius = {name: build(name)[1].param_groups[0]["rho"] for name in VARIANTS}
-    assert radius == {name: 2.0 if "ASAM" in name or "ABi" in name else 0.05 for name in VARIANTS}
+    assert radius == {name: 2.0 if kind_of(name) == "ASAM" else 0.05 for name in VARIANTS}
     assert build("BiSAM(log)")[1].criterion.ascent.mu == 1
     assert build("BiSAM(tanh)")[1].criterion.ascent.mu == 10
     assert isinstance(build("BiSAM(log)")[1].criterion.descent, torch.nn.CrossEntropyLoss)
+
+
+def steps(optimizer, seeds, **options):
+    return [optimizer.minimize(*batch(seed), **options) for seed in seeds]
+
+
+# ESAM
+
+
+@pytest.mark.parametrize(
+    ("efficient", "full"), [("ESAM", "SAM"), ("EBiSAM(log)", "BiSAM(log)"), ("EBiSAM(tanh)", "BiSAM(tanh)")]
+)
+def test_esam_that_keeps_all_tensors_and_samples_is_sam_bit_for_bit(efficient, full, base):
+    model, optimizer = build(efficient, base, beta=1.0, gamma=1.0)
+    twin, twin_optimizer = build(full, base)
+    steps(optimizer, range(4))
+    steps(twin_optimizer, range(4))
+    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+
+@pytest.mark.parametrize(
+    ("gamma", "size", "kept"), [(0.5, 16, 8), (0.5, 15, 8), (0.1, 30, 3), (0.01, 16, 1), (1.0, 7, 7)]
+)
+def test_esam_descends_exactly_as_many_samples_as_asked_ties_included(gamma, size, kept):
+    model, optimizer = build("ESAM", net=mlp, gamma=gamma)
+    sizes = []
+    model.register_forward_hook(lambda _, inputs, __: sizes.append((len(inputs[0]), torch.is_grad_enabled())))
+    x = torch.ones(size, 6)  # all alike: every score is a tie
+    optimizer.minimize(x, torch.zeros(size, dtype=torch.long))
+    with_gradient = [n for n, graded in sizes if graded]
+    assert with_gradient == [size, kept]
+
+
+def test_esam_computes_no_weight_gradient_of_what_it_drops_and_perturbs_only_what_it_keeps():
+    def net():
+        return nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(20)], mlp())
+
+    model, optimizer = build("ESAM", net=net)
+    graded, moved, before = {}, {}, dict(zip(model.parameters(), weights_of(model), strict=True))
+    undo = optimizer.perturbation.after_ascent
+
+    def watch_gradients():
+        graded.update({p: p.grad is not None for p in before})
+        undo()
+
+    def watch_weights(*_):
+        if optimizer.perturbed and optimizer.phase == "descent":
+            moved.update({p: not torch.equal(p, w) for p, w in before.items()})
+
+    optimizer.perturbation.after_ascent = watch_gradients
+    model.register_forward_pre_hook(watch_weights)
+    optimizer.minimize(*batch())
+    assert graded == moved
+    assert 0 < sum(graded.values()) < len(graded)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_esam_scales_what_it_keeps_so_that_the_radius_is_rho_over_beta():
+    model, optimizer = build("ESAM", net=mlp, rho=0.3, beta=0.25, gamma=1.0, dtype=torch.float64)
+    before, lengths = weights_of(model), []
+    model.register_forward_pre_hook(lambda *_: lengths.append(distance(weights_of(model), before)))
+    optimizer.minimize(*batch(dtype=torch.float64))
+    assert lengths == pytest.approx([0.0, 0.3 / 0.25], rel=1e-9)
+
+
+def distance(a, b):
+    return torch.cat([(x - y).flatten() for x, y in zip(a, b, strict=True)]).norm().item()
+
+
+def test_esam_chooses_by_its_own_objective():
+    """ESAM by cross entropy, E-BiSAM by Q: on the same perturbation they may choose differently."""
+    chosen = {}
+    for name in ("ESAM", "EBiSAM(tanh)"):
+        model, optimizer = build(name, net=mlp, beta=1.0, rho=3.0)
+        model.register_forward_hook(lambda _, inputs, __, name=name: chosen.update({name: inputs[0]}))
+        optimizer.minimize(*batch(size=32))
+    assert not torch.equal(chosen["ESAM"], chosen["EBiSAM(tanh)"])
+
+
+def forward_backward_flops(optimizer, x, y):
+    with FlopCounterMode(display=False) as counter:
+        optimizer.minimize(x, y)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("SAM", 1.99, 2.01),
+        ("BiSAM(log)", 1.99, 2.01),
+        ("ESAM", 1.4, 1.70),
+        ("EBiSAM(log)", 1.4, 1.70),
+        ("KSAM", 1.2, 1.36),
+    ],
+)
+def test_counted_work_relative_to_sgd(name, least, most):
+    def net():
+        return nn.Sequential(*[nn.Linear(6, 6) for _ in range(40)], nn.Linear(6, 4))
+
+    _, sgd = build("SAM", net=net, rho=0.0)
+    _, optimizer = build(name, net=net)
+    x, y = batch(size=64)
+    ratios = [forward_backward_flops(optimizer, x, y) / forward_backward_flops(sgd, x, y) for _ in range(20)]
+    assert least <= sum(ratios) / len(ratios) <= most
+
+
+# The others
+
+
+def test_msam_is_the_micro_batches_one_by_one(base):
+    model, optimizer = build("BiSAM(log)", base, net=mlp, dtype=torch.float64, micro_batch=4)
+    twin, single = build("BiSAM(log)", base, net=mlp, dtype=torch.float64)
+    for seed in range(3):
+        x, y = batch(seed, dtype=torch.float64)
+        total = [torch.zeros_like(p) for p in twin.parameters()]
+        for part in zip(x.split(4), y.split(4), strict=True):
+            single.criterion(twin(part[0]), part[1]).backward()
+            single.ascend()
+            single.criterion(twin(part[0]), part[1]).backward()
+            total = [t + p.grad / 4 for t, p in zip(total, twin.parameters(), strict=True)]
+            single.restore()
+        for p, t in zip(twin.parameters(), total, strict=True):
+            p.grad = t
+        single.base.step()
+        single.zero_grad()
+        optimizer.minimize(x, y)
+    assert_close(tensors(model, optimizer), tensors(twin, single), 1e-9)
+
+
+@pytest.mark.parametrize("micro_batch", [16, 100])
+def test_micro_batches_of_the_whole_batch_are_the_plain_variant(micro_batch):
+    model, optimizer = build("BiSAM(log)", micro_batch=micro_batch)
+    twin, twin_optimizer = build("BiSAM(log)")
+    steps(optimizer, range(3))
+    steps(twin_optimizer, range(3))
+    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+
+def test_ksam_of_the_whole_batch_is_sam():
+    model, optimizer = build("KSAM", k=16)
+    twin, twin_optimizer = build("SAM")
+    steps(optimizer, range(3))
+    steps(twin_optimizer, range(3))
+    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("GSAM", {"alpha": 0.0, "rho_min": 0.05}),
+        ("LookSAM", {"every": 1}),
+        ("FriendlySAM", {"sigma": 0.0}),
+        ("RSAM", {"sigma": 0.0}),
+        ("periodic", {"every": 1}),
+    ],
+)
+def test_each_variant_without_its_own_idea_is_sam(name, options):
+    model, optimizer = build(name, dtype=torch.float64, **options)
+    twin, twin_optimizer = build("SAM", dtype=torch.float64)
+    for seed in range(4):
+        for o in (optimizer, twin_optimizer):
+            o.minimize(*batch(seed, dtype=torch.float64))
+    assert_close(tensors(model, optimizer), tensors(twin, twin_optimizer), 1e-13)
+
+
+@pytest.mark.parametrize(
+    ("name", "passes"),
+    [("LookSAM", [2, 1, 1, 2, 1]), ("periodic", [2, 1, 1, 2, 1]), ("LookSAM(log)", [3, 1, 1, 3, 1])],
+)
+def test_steps_between_perturbations_run_one_pass(name, passes):
+    model, optimizer = build(name, every=3)
+    counts = []
+    model.register_forward_hook(lambda *_: counts.append(1))
+    seen = []
+    for seed in range(5):
+        counts.clear()
+        optimizer.minimize(*batch(seed))
+        seen.append(len(counts))
+    assert seen == passes
+
+
+def test_gsams_radius_follows_the_learning_rate_and_resumes():
+    model, optimizer = build("GSAM", net=mlp, rho=0.4, rho_min=0.1, dtype=torch.float64)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=4)
+    before, radii = [], []
+
+    def watch(*_):
+        if optimizer.perturbed:
+            radii.append(distance(weights_of(model), before))
+
+    model.register_forward_pre_hook(watch)
+    for seed in range(4):
+        before[:] = weights_of(model)
+        optimizer.minimize(*batch(seed, dtype=torch.float64))
+        scheduler.step()
+    assert radii == pytest.approx([0.4, 0.325, 0.25, 0.175], rel=1e-9)
+    assert optimizer.state_dict()["param_groups"][0]["lr_max"] == 0.1
+
+
+@pytest.mark.parametrize("name", ["LookSAM", "FriendlySAM", "LookSAM(log)"])
+def test_an_overflow_is_not_remembered(name):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model, optimizer = build(name, net=mlp, scaler=scaler)
+    x, y = batch()
+
+    def closure(spoiled):
+        loss = optimizer.criterion(model(x), y)
+        scaler.scale(loss).backward()
+        if spoiled:
+            model[0].weight.grad[0, 0] = float("inf")
+        return loss
+
+    optimizer.step(lambda: closure(True))
+    assert scaler.get_scale() == 512.0
+    for _ in range(3):
+        optimizer.step(lambda: closure(False))
+    assert scaler.get_scale() == 512.0
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_non_finite_ascent_gradient_reaches_every_perturbed_weight(hand_variant):
+    model, optimizer = build(hand_variant, net=mlp)
+    optimizer.criterion(model(batch()[0]), batch()[1]).backward()
+    model[0].bias.grad[0] = float("inf")
+    optimizer.ascend()
+    assert all(p.isnan().all() for p in model.parameters())
+    optimizer.restore()
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("ESAM", {"beta": 0.0}, r"beta must lie in \(0, 1\], got 0.0"),
+        ("ESAM", {"beta": 1.5}, r"beta must lie in \(0, 1\], got 1.5"),
+        ("EBiSAM(log)", {"gamma": 0.0}, r"gamma must lie in \(0, 1\], got 0.0"),
+        ("ESAM", {"gamma": float("nan")}, r"gamma must lie in \(0, 1\], got nan"),
+        ("mSAM", {"micro_batch": 0}, "micro_batch must be a whole number of samples, at least 1, or None, got 0"),
+        ("mSAM", {"micro_batch": 2.5}, "micro_batch must be a whole number of samples"),
+        ("KSAM", {"k": 0}, "k must be a whole number of samples, at least 1, got 0"),
+        ("periodic", {"every": 0}, "every must be a whole number of steps, at least 1, got 0"),
+        ("LookSAM", {"every": 0}, "every must be a whole number of steps, at least 1, got 0"),
+        ("RSAM", {"sigma": -1.0}, "sigma must be non-negative and finite, got -1.0"),
+        ("FriendlySAM", {"decay": 1.0}, r"decay must lie in \[0, 1\), got 1.0"),
+        ("GSAM", {"alpha": -0.1}, "alpha must be non-negative, got -0.1"),
+        ("GSAM", {"rho_min": -0.1}, "rho_min must be non-negative and finite, got -0.1"),
+    ],
+)
+def test_options_of_variants_that_cannot_be(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(name, **options)
+
+
+def test_more_samples_than_the_batch_has_cannot_be_chosen():
+    model, optimizer = build("KSAM", k=17)
+    before = tensors(model, optimizer)
+    with pytest.raises(ValueError, match="k = 17 samples cannot be chosen from a batch of 16"):
+        optimizer.minimize(*batch())
+    assert_identical(tensors(model, optimizer), before)
+
+
+@pytest.mark.parametrize("variant_name", ["ESAM", "KSAM", "mSAM"])
+def test_what_needs_the_batch_is_refused_where_it_cannot_be_seen(variant_name):
+    model, optimizer = build(variant_name)
+    x, y = batch()
+    before = tensors(model, optimizer)
+    with pytest.raises(RuntimeError, match=r"cannot see them in step\(closure\). Use minimize\(x, y\)"):
+        optimizer.step(closure_of(model, optimizer, x, y))
+    model.eval()(x).sum().backward()
+    with pytest.raises(RuntimeError, match=r"cannot see them in ascend\(\)"):
+        optimizer.ascend()
+    assert_identical(tensors(model, optimizer), before)
+
+
+@pytest.mark.parametrize("variant_name", ["GSAM", "LookSAM", "RSAM", "periodic"])
+def test_what_acts_outside_the_two_passes_cannot_be_run_by_hand(variant_name):
+    model, optimizer = build(variant_name, net=mlp)
+    model(batch()[0]).sum().backward()
+    with pytest.raises(RuntimeError, match=r"ascend\(\) and descend\(\) cannot do between them"):
+        optimizer.ascend()
+
+
+@pytest.mark.parametrize("writer", ["SAM", "LookSAM", "FriendlySAM", "ESAM", "RSAM"])
+@pytest.mark.parametrize("reader", ["SAM", "LookSAM", "FriendlySAM", "ESAM", "RSAM"])
+def test_a_checkpoint_of_another_variants_memory_is_refused_and_changes_nothing(writer, reader):
+    _, written = build(writer)
+    steps(written, range(2))
+    model, optimizer = build(reader)
+    steps(optimizer, range(2))
+    if writer == reader:
+        optimizer.load_state_dict(written.state_dict())
+        return
+    before, state = tensors(model, optimizer), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match="this checkpoint is of another variant: it remembers"):
+        optimizer.load_state_dict(written.state_dict())
+    assert_identical(tensors(model, optimizer), before)
+    assert str(optimizer.state_dict()) == str(state)
+
+
+def test_samples_cannot_be_chosen_by_an_objective_without_a_value_for_each():
+    _, optimizer = build("ESAM", net=mlp, descent=lambda logits, y: nn.functional.cross_entropy(logits, y))
+    with pytest.raises(ValueError, match="choosing samples needs an objective with a reduction"):
+        optimizer.minimize(*batch())
+
+
+def test_a_random_start_and_an_adaptive_group_are_refused_together():
+    model = mlp()
+    base = torch.optim.SGD([{"params": model.parameters(), "adaptive": True}], lr=0.1)
+    with pytest.raises(ValueError, match="cannot be combined"):
+        bisam.RSAM(base, model)
+
+
+def test_the_grid_is_complete(capsys):
+    combinations = [(kind_of(name), base) for name in VARIANTS for base in BASES]
+    with capsys.disabled():
+        count = f"{len(VARIANTS)} variants × {len(BASES)} base optimizers = {len(combinations)} combinations"
+        print(f"\nThe contract runs over {count}.")
+    assert len({name for name in VARIANTS if "(" not in name}) == 10
+    for objective in ("log", "tanh"):
+        assert len([name for name in VARIANTS if name.endswith(f"({objective})")]) == 10

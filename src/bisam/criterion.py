@@ -217,7 +217,7 @@ def _merged(objective: Objective, parts: list[tuple[Tensor | None, float | Tenso
         torch.where(divisor == 0, 0.0, value * divisor) if isinstance(divisor, Tensor) else value * divisor
         for value, divisor in zip(values, divisors, strict=True)
     ]
-    return torch.stack(weighted).sum() / sum(divisors)
+    return (torch.stack(weighted).sum() / sum(divisors)).to(values[0].dtype)
 
 
 def _error(observations: list[Observation]) -> Tensor | None:

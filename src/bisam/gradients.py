@@ -18,9 +18,9 @@ def present(params: Iterable[Tensor]) -> bool:
     return any(param.grad is not None for param in params)
 
 
-def take(params: Sequence[Tensor]) -> Gradients:
-    """The gradients, which the parameters hold no more."""
-    taken = [param.grad for param in params]
+def take(params: Sequence[Tensor], *, copied: bool = False) -> Gradients:
+    """The gradients, which the parameters hold no more; copies of them where their memory will be used again."""
+    taken = copy(params) if copied else [param.grad for param in params]
     for param in params:
         param.grad = None
     return taken

@@ -90,7 +90,9 @@ class Reuse(Perturbed):
         along = _ratio(sharding.dot(at_perturbed, plain), sharding.dot(plain, plain))
         # a gradient that overflowed is not remembered: the steps until the next look use their own
         orthogonal = [torch.where(along.isfinite(), t, 0.0) for t in _minus(at_perturbed, plain, along)]
-        self.memory.tensors["orthogonal"] = dict(zip(owners, orthogonal, strict=True))
+        self.memory.tensors["orthogonal"] = {
+            p: sharding.shard_like(t, p) for p, t in zip(owners, orthogonal, strict=True)
+        }
 
     def plain(self, params: Sequence[Tensor]) -> None:
         assert self.memory is not None
@@ -100,7 +102,7 @@ class Reuse(Perturbed):
             return
         plain, orthogonal = [g for g, _ in known], [v for _, v in known]
         factor = self.alpha * _ratio(sharding.dot(plain, plain), sharding.dot(orthogonal, orthogonal)).sqrt()
-        torch._foreach_add_(_local(plain), torch._foreach_mul(orthogonal, factor))
+        torch._foreach_add_(_local(plain), torch._foreach_mul(_local(orthogonal), factor))
 
 
 def _local(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -258,7 +258,7 @@ class SharpnessAware(Wrapper):
         values: list[Any] = []
         at_weights: Gradients | None = None
         for number, part in enumerate(work, start=1):
-            before_ascent = gradients.take(params) if number > 1 else None
+            before_ascent = self._take(params) if number > 1 else None
             if self.merge.needs_gradient_at_weights and self.criterion.bilevel:
                 at_weights = gradients.add(at_weights, self._descent_gradient_at_weights(part, params), 1.0)
             more, random = self._ascent_pass(part)
@@ -299,7 +299,7 @@ class SharpnessAware(Wrapper):
         buffers.save()
         self._pass("plain", part.plain(), part.divisor, silent=True)
         buffers.restore()
-        return gradients.take(params)
+        return self._take(params)
 
     def _pass(
         self, phase: Phase, closures: Sequence[Closure], divisor: int, *, last: bool = True, silent: bool | None = None
@@ -407,6 +407,9 @@ class SharpnessAware(Wrapper):
     def _perturbs(self) -> bool:
         self._complete_groups()
         return self._steps % self.merge.every == 0 and not all(_is_zero(group["rho"]) for group in self.param_groups)
+
+    def _take(self, params: list[Tensor]) -> Gradients:
+        return gradients.take(params, copied=self._sync.reuses_gradient_memory)
 
     def _devices(self) -> set[torch.device]:
         return {param.device for param in self._parameters()}

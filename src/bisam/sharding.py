@@ -24,6 +24,14 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def shard_like(local: Tensor, whole: Tensor) -> Tensor:
+    """A tensor spread over the ranks as `whole` is, of which `local` is this rank's part."""
+    if not is_sharded(whole):
+        return local
+    layout = (whole.device_mesh, whole.placements)  # type: ignore[attr-defined]
+    return type(whole).from_local(local, *layout, shape=whole.shape, stride=whole.stride())  # type: ignore[attr-defined]
+
+
 def full(tensor: Tensor) -> Tensor:
     """The whole of a tensor, the same on every rank."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
@@ -103,6 +111,11 @@ class GradientSync:
                 "it: give the wrapped model, as in SAM(base, DistributedDataParallel(model))"
             )
         self._local = sharpness != "global" and not self._sharded
+
+    @property
+    def reuses_gradient_memory(self) -> bool:
+        """Whether a later backward pass may write into gradients that were taken away."""
+        return any(replica.gradient_as_bucket_view for replica in self._replicas)
 
     @property
     def perturbs_each_rank(self) -> bool:
