@@ -14,7 +14,6 @@ a busy machine.
 """
 
 import argparse
-import itertools
 import random
 import statistics
 import time
@@ -22,30 +21,12 @@ import time
 import receipt
 import torch
 import torch.nn.functional as F
+from nets import ConvNet
 from torch import Tensor, nn
 
 from bisam import ASAM, SAM, BiSAM
 
 BLOCK = 3
-
-
-class Net(nn.Module):
-    """A plain convolutional net: 53 convolutions with batch norm and a linear layer, 160 parameter tensors."""
-
-    def __init__(self, width: int = 16, depth: int = 53, classes: int = 10) -> None:
-        super().__init__()
-        channels = [3] + [width] * depth
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in itertools.pairwise(channels)
-        )
-        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(depth))
-        self.head = nn.Linear(width, classes, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            y = F.relu(norm(convolution(x)))
-            x = x + y if x.shape == y.shape else y
-        return self.head(x.mean((2, 3)))
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -138,7 +119,7 @@ def measure_once(batch: int, rounds: int, device: str) -> dict[str, tuple[float,
     """For each contestant, built anew: median seconds of a step, and of what it does outside its passes."""
     x, y = torch.randn(batch, 3, 16, 16, device=device), torch.randint(10, (batch,), device=device)
     names = random.sample(list(CONTESTANTS), len(CONTESTANTS))
-    passes = {name: Pass(Net().to(device), x, y) for name in names}
+    passes = {name: Pass(ConvNet().to(device), x, y) for name in names}
     steps = {name: CONTESTANTS[name](passes[name]) for name in names}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for _ in range(rounds):
@@ -188,7 +169,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--save", metavar="NAME", help="write results/NAME.json")
     arguments = parser.parse_args()
-    count = sum(1 for _ in Net().parameters())
+    count = sum(1 for _ in ConvNet().parameters())
     print(f"{count} parameter tensors, batch {arguments.batch}, {arguments.device}")
     result = measure(arguments.batch, arguments.repeats, arguments.rounds, arguments.device)
     print(f"{'':16} {'ms':>8} {'ratio':>7}   {'95 % interval':15}   outside the passes")

@@ -22,6 +22,11 @@ def pytest_generate_tests(metafunc):
             metafunc.parametrize(name, values)
 
 
+def pytest_report_header():
+    combinations = len(VARIANTS) * len(BASES)
+    return f"contract: {len(VARIANTS)} variants × {len(BASES)} base optimizers = {combinations} combinations"
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
