@@ -421,3 +421,60 @@ def test_the_grid_is_complete():
         cls for cls in vars(bisam.variants).values() if isinstance(cls, type) and cls.__module__ == "bisam.variants"
     }
     assert classes == {type(build(name)[1]) for name in VARIANTS}
+
+
+# Micro-batches as one batched computation
+
+
+def transformer():
+    layer = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (1, 6)), layer, nn.Flatten(), nn.Linear(6, 4))
+
+
+@pytest.mark.parametrize("name", ["SAM", "ASAM", "BiSAM(log)", "ABiSAM(tanh)", "FriendlySAM(log)"])
+@pytest.mark.parametrize("net", [mlp, transformer])
+@pytest.mark.parametrize("size", [4, 6])  # 6 does not divide 16: then it is the loop
+def test_vectorized_micro_batches_take_the_steps_of_the_loop(name, net, size, device):
+    model, optimizer = build(name, net=net, dtype=torch.float64, device=device, micro_batch=size, vectorize=True)
+    loop, loop_optimizer = build(name, net=net, dtype=torch.float64, device=device, micro_batch=size)
+    for seed in range(4):
+        x, y = batch(seed, dtype=torch.float64, device=device)
+        y[1] = y[0]
+        torch.testing.assert_close(optimizer.minimize(x, y), loop_optimizer.minimize(x, y))
+        torch.testing.assert_close(optimizer.telemetry.as_dict(), loop_optimizer.telemetry.as_dict())
+    assert_close(tensors(model, optimizer), tensors(loop, loop_optimizer), 1e-9)
+
+
+def test_vectorized_micro_batches_take_tuples_dicts_and_frozen_parameters():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp()
+            self.net[0].bias.requires_grad_(False)
+
+        def forward(self, left, *, right, flag=False):
+            return self.net(left + right) if flag else None
+
+    results = []
+    for vectorize in (False, True):
+        model, optimizer = build("BiSAM(log)", net=Sum, dtype=torch.float64, micro_batch=4, vectorize=vectorize)
+        x, y = batch(dtype=torch.float64)
+        optimizer.minimize({"left": x, "right": x, "flag": True}, y)
+        results.append(list(model.parameters()))
+    assert_close(*results, 1e-12)
+
+
+def test_what_cannot_be_vectorized_is_explained():
+    for name, options in (
+        ("SAM", {}),
+        ("ESAM", {"micro_batch": 4}),
+        ("GSAM", {"micro_batch": 4}),
+        ("RSAM", {"micro_batch": 4}),
+    ):
+        with pytest.raises(ValueError, match="vectorize runs micro-batches at once: it needs micro_batch="):
+            build(name, vectorize=True, **options)
+    model, optimizer = build("SAM", micro_batch=4, vectorize=True)
+    before = tensors(model, optimizer)
+    with pytest.raises(RuntimeError, match=r"cannot run as one batched computation.*Use vectorize=False"):
+        optimizer.minimize(*batch())
+    assert_identical(tensors(model, optimizer), before)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from bisam.objectives import Objective, divisor
 
@@ -23,7 +24,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.y)
 
-    def run(self, model: nn.Module) -> Any:
+    def run(self, model: Callable[..., Any]) -> Any:
         """model(x), model(*x) for a tuple or list, model(**x) for a mapping, as Hugging Face models take them."""
         if isinstance(self.x, Mapping):
             return model(**self.x)
@@ -52,6 +53,18 @@ class Batch:
     def rows(self, rows: slice | Tensor) -> Batch:
         """Some of the samples."""
         return Batch(_rows(self.x, rows, len(self)), self.y[rows])
+
+
+def stack(xs: Sequence[Any], size: int) -> tuple[Any, Any]:
+    """Inputs of equally large batches along a new first dimension, and which of them have it, as vmap asks."""
+    first = xs[0]
+    if isinstance(first, Mapping):
+        both = {key: stack([x[key] for x in xs], size) for key in first}
+        return {key: value for key, (value, _) in both.items()}, {key: axis for key, (_, axis) in both.items()}
+    if isinstance(first, (tuple, list)):
+        pairs = [stack(values, size) for values in zip(*xs, strict=True)]
+        return tuple(value for value, _ in pairs), tuple(axis for _, axis in pairs)
+    return (torch.stack(list(xs)), 0) if _is_per_sample(first, size) else (first, None)
 
 
 def share(objective: Objective, part: Tensor, whole: Tensor) -> float | Tensor:
@@ -156,6 +169,8 @@ def _rows(x: Any, rows: slice | Tensor, size: int) -> Any:
         return {key: _rows(value, rows, size) for key, value in x.items()}
     if isinstance(x, (tuple, list)):
         return tuple(_rows(value, rows, size) for value in x)
-    if isinstance(x, Tensor) and x.dim() > 0 and len(x) == size:
-        return x[rows]
-    return x
+    return x[rows] if _is_per_sample(x, size) else x
+
+
+def _is_per_sample(leaf: Any, size: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == size

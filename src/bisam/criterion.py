@@ -138,7 +138,7 @@ class Criterion:
                 'Use reduction="mean" or "sum"'
             )
         if not self.silent:
-            self._record(logits, target, loss)
+            self.record(logits, target, loss)
         return loss
 
     @property
@@ -171,10 +171,11 @@ class Criterion:
 
     def observe(self, logits: Tensor, target: Tensor) -> None:
         """Record what the descent's loss would be, where a pass looks at samples without descending them."""
-        self._record(logits, target, self.descent(logits, target))
+        self.record(logits, target, self.descent(logits, target))
 
     @torch.no_grad()
-    def _record(self, logits: Tensor, target: Tensor, value: Tensor) -> None:
+    def record(self, logits: Tensor, target: Tensor, value: Tensor) -> None:
+        """Take note of a pass of the phase that is on, which gave this value of its objective."""
         if self._step_is_over:
             self.enter("ascent")
         # cloned: what the caller does to the loss in place, such as dividing it, is not what was observed

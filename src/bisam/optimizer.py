@@ -6,7 +6,7 @@ second gives the descent gradient there; `descend` brings w back, bit for bit, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -21,7 +21,8 @@ from bisam.merge import Merge, Perturbed
 from bisam.objectives import Objective
 from bisam.perturbation import Ball, Bucket, Perturbation
 from bisam.snapshot import BufferSnapshot, RandomState, Snapshot
-from bisam.work import Given, Planned, Runner, Work
+from bisam.vectorized import Vectorized
+from bisam.work import Given, Planned, Runner, Work, precision
 from bisam.wrapper import Wrapper
 
 
@@ -31,6 +32,7 @@ class Options(TypedDict, total=False):
     ascent: Objective | None
     descent: Objective | None
     micro_batch: int | None
+    vectorize: bool
     every: int
     clip_norm: float | None
     sharpness: str | None
@@ -53,6 +55,8 @@ class SharpnessAware(Wrapper):
         ascent: the objective to climb; None is the descent's.
         descent: the objective to minimise at w + ε; None is cross entropy.
         micro_batch: `minimize` perturbs each micro-batch of so many samples by itself and averages gradients (mSAM).
+        vectorize: run the micro-batches as one batched computation (`torch.func`). Faster for nets of linear layers,
+            slower for convolutions, impossible with batch norm; holds a copy of the weights for each micro-batch.
         every: perturb in every so manieth step only.
         clip_norm: clip the gradient that reaches the base optimizer to this norm.
         sharpness: with several ranks, perturb each by its own gradient ("local") or all alike ("global").
@@ -74,6 +78,7 @@ class SharpnessAware(Wrapper):
         ascent: Objective | None = None,
         descent: Objective | None = None,
         micro_batch: int | None = None,
+        vectorize: bool = False,
         every: int = 1,
         clip_norm: float | None = None,
         sharpness: str | None = None,
@@ -88,12 +93,15 @@ class SharpnessAware(Wrapper):
         check_options(clip_norm, scaler, autocast, micro_batch)
         self.criterion = Criterion(ascent, descent)
         self.micro_batch = micro_batch
+        self.vectorize = vectorize
         self.clip_norm = clip_norm
         self.sharpness = sharpness
         self.scaler = scaler
         self.autocast = autocast
         self.same_dropout = same_dropout
         self.model = model
+        if vectorize:
+            self._refuse_to_vectorize()
         self._weights = Snapshot()
         self._stepping = False
         self._inside_pass = False
@@ -135,9 +143,7 @@ class SharpnessAware(Wrapper):
         Returns what the closure returned at w; for the bilevel variants the descent's loss there, if it used
         `criterion`. The gradient of the update stays in `.grad` until the next step, or `zero_grad`, clears it.
         """
-        if isinstance(
-            closure, _Batches
-        ):  # from minimize(), which comes this way so that hooks and schedulers see a step
+        if isinstance(closure, _Batches):  # from minimize(), by this way so that hooks and schedulers see a step
             work: Sequence[Work] = closure
         else:
             work = [Given(as_closures(closure))]
@@ -255,6 +261,8 @@ class SharpnessAware(Wrapper):
 
     def _run_perturbed(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
         """Leave the gradient of a perturbed step in `.grad`: each part of the work climbs by itself, and all add up."""
+        if self.vectorize and len(work) > 1 and len({len(part.batch) for part in work}) == 1:  # type: ignore[attr-defined]
+            return self._run_vectorized([part.batch for part in work], params)  # type: ignore[attr-defined]
         values: list[Any] = []
         at_weights: Gradients | None = None
         for number, part in enumerate(work, start=1):
@@ -278,6 +286,24 @@ class SharpnessAware(Wrapper):
         with torch.no_grad():
             self.merge.perturbed(params, at_weights)
         return values
+
+    def _run_vectorized(self, micro_batches: Sequence[Batch], params: list[Tensor]) -> list[Any]:
+        """The same gradient as of one micro-batch after the other."""
+        assert self.model is not None
+        self._save(self._buckets(with_gradients=False))
+        of_name = {param: name for name, param in self.model.named_parameters()}
+
+        def perturb(gradient: dict[str, Tensor]) -> None:
+            buckets = self._buckets(lambda param: gradient.get(of_name[param]))
+            for bucket in buckets:
+                bucket.weights = self._weights.copies_of(bucket.owners)
+            self.telemetry.ascent_norm = self.perturbation(buckets)
+
+        with torch.no_grad(), precision(self.autocast, params[0].device):
+            found = Vectorized(self.model, self.criterion, micro_batches).gradients(perturb)
+        self._bring_back()
+        gradients.put(params, [found.get(of_name[param]) for param in params])
+        return [None]
 
     def _ascent_pass(self, part: Work) -> tuple[list[Any], RandomState | None]:
         """The first pass, and the random numbers that it began with, if the second is to have them too."""
@@ -380,7 +406,9 @@ class SharpnessAware(Wrapper):
                 self.scaler.update()
         self._opt_called = True  # what torch's schedulers ask; descend() is a step too
 
-    def _buckets(self, *, with_gradients: bool = True) -> list[Bucket]:
+    def _buckets(
+        self, gradient_of: Callable[[Tensor], Tensor | None] = lambda param: param.grad, *, with_gradients: bool = True
+    ) -> list[Bucket]:
         """The parameters of the groups that are perturbed, cut so that each bucket is one foreach call; with their
         gradients, where they have one, or all of them without."""
         self._complete_groups()
@@ -390,7 +418,7 @@ class SharpnessAware(Wrapper):
             if _is_zero(group["rho"]):
                 continue
             for param in group["params"]:
-                gradient = param.grad if with_gradients else None
+                gradient = gradient_of(param) if with_gradients else None
                 if gradient is None and (with_gradients or not param.requires_grad):
                     continue
                 if gradient is not None and gradient.layout is not torch.strided:
@@ -456,6 +484,16 @@ class SharpnessAware(Wrapper):
             raise RuntimeError(
                 f"{reason} has something to do before the first pass, or after the second, that ascend() and descend() "
                 "cannot do between them. Use step(closure) or minimize(x, y), which run the passes"
+            )
+
+    def _refuse_to_vectorize(self) -> None:
+        simple = not (self.plan.chooses or self.perturbation.acts_before_ascent or self.merge.needs_gradient_at_weights)
+        alone = self._sync.is_alone
+        if self.micro_batch is None or not simple or not alone or self.scaler is not None or self.same_dropout:
+            raise ValueError(
+                "vectorize runs micro-batches at once: it needs micro_batch=, and works with perturbations of the ascent "
+                "gradient alone (SAM, ASAM, Friendly SAM and their bilevel forms), in one process, without a GradScaler "
+                "and without same_dropout"
             )
 
     def _refuse_without_the_batch(self, method: str) -> None:

@@ -113,6 +113,10 @@ class GradientSync:
         self._local = sharpness != "global" and not self._sharded
 
     @property
+    def is_alone(self) -> bool:
+        return not self._replicas and not self._sharded and ranks() == 1
+
+    @property
     def reuses_gradient_memory(self) -> bool:
         """Whether a later backward pass may write into gradients that were taken away."""
         return any(replica.gradient_as_bucket_view for replica in self._replicas)

@@ -17,6 +17,11 @@ from bisam.criterion import Criterion
 from bisam.objectives import Objective
 
 
+def precision(autocast: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
+    """Autocast to that type; None leaves on what the user has on."""
+    return nullcontext() if autocast is None else torch.autocast(device.type, autocast)
+
+
 class Work(Protocol):
     """What one perturbation is made of and made for. Each pass is closures whose gradients add up, over `divisor`."""
 
@@ -62,7 +67,7 @@ class Runner:
 
     def backward(self, batch: Batch, factor: float | Tensor, scores: list[Tensor] | None) -> Tensor:
         self.zero_grad()
-        with self._precision(batch):
+        with precision(self.autocast, batch.y.device):
             output = batch.run(self.model)
             loss = self.criterion(output, batch.y)
             if scores is not None:
@@ -76,16 +81,13 @@ class Runner:
         """The objective of each sample at the weights as they are."""
         scores = []
         for part in batch.split(pieces):
-            with self._precision(part):
+            with precision(self.autocast, part.y.device):
                 output = part.run(self.model)
                 logits = getattr(output, "logits", output)
                 scores.append(per_sample(objective, logits, part.y))
                 if observe:
                     self.criterion.observe(logits, part.y)
         return torch.cat(scores)
-
-    def _precision(self, batch: Batch) -> AbstractContextManager[Any]:
-        return nullcontext() if self.autocast is None else torch.autocast(batch.y.device.type, self.autocast)
 
 
 @dataclass

@@ -1,0 +1,61 @@
+"""All micro-batches of an mSAM step as one batched computation, with `torch.func`.
+
+One vmap gives the ascent gradient of each micro-batch at the shared weights, another the descent gradient of each at its
+own perturbed weights. It takes the steps that the loop takes and holds one copy of the weights for each micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from bisam.batches import Batch, stack
+from bisam.criterion import Criterion
+from bisam.objectives import Objective
+
+PerMicroBatch = dict[str, Tensor]
+"""A tensor for each parameter, by name, with the micro-batches along its first dimension."""
+
+
+class Vectorized:
+    """A model on equal micro-batches at once. `perturb` turns one micro-batch's gradients into ε, in place."""
+
+    def __init__(self, model: nn.Module, criterion: Criterion, micro_batches: Sequence[Batch]) -> None:
+        self.model, self.criterion, self.parts = model, criterion, len(micro_batches)
+        self.x, self.axes = stack([part.x for part in micro_batches], len(micro_batches[0]))
+        self.y = torch.stack([part.y for part in micro_batches])
+        self.params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+    def gradients(self, perturb: Callable[[dict[str, Tensor]], None]) -> dict[str, Tensor]:
+        """The mean over micro-batches of the descent gradients, each at its own perturbed weights."""
+        self.criterion.enter("ascent")
+        epsilon = self._gradients(self.criterion.ascent, self.params, shared=True)
+        for part in range(self.parts):
+            perturb({name: gradient[part] for name, gradient in epsilon.items()})
+        names = list(self.params)
+        torch._foreach_add_([epsilon[name] for name in names], [self.params[name] for name in names])
+        self.criterion.enter("descent")
+        descent = self._gradients(self.criterion.descent, epsilon, shared=False)
+        return {name: gradient.mean(0) for name, gradient in descent.items()}
+
+    def _gradients(self, objective: Objective, params: PerMicroBatch, *, shared: bool) -> PerMicroBatch:
+        def loss(weights: dict[str, Tensor], x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
+            output = Batch(x, y).run(lambda *args, **kwargs: functional_call(self.model, weights, args, kwargs))
+            logits = getattr(output, "logits", output)
+            return objective(logits, y), logits
+
+        # fresh dropout masks for each micro-batch, as the loop has them
+        run = vmap(grad_and_value(loss, has_aux=True), (None if shared else 0, self.axes, 0), randomness="different")
+        try:
+            gradients, (values, logits) = run(params, self.x, self.y)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"the micro-batches cannot run as one batched computation: {error}. Use vectorize=False, which runs them "
+                "one after the other (batch norm, for one, needs that)"
+            ) from error
+        self.criterion.record(logits.detach().flatten(0, 1), self.y.flatten(0, 1), values.detach().mean())
+        return gradients
