@@ -1,9 +1,8 @@
 """mSAM: do micro-batches run faster one after the other, or as one batched computation?
 
-The loop is `bisam.BiSAM(base, model, micro_batch=m)`. The batched form is `torch.func`: one vmap over micro-batches for
-the ascent gradients at shared weights, one over micro-batches and their perturbed weights for the descent. Both take the
-same steps (checked here); the ratio is batched time over the loop's, taking turns in one run. Memory is the peak of a step
-in copies of the weights, on CUDA.
+`bisam.BiSAM(base, model, micro_batch=m)` against the same with `vectorize=True`. Both take the same steps (checked
+here); the ratio is batched time over the loop's, taking turns in one run. Memory is the peak of a step in copies of the
+weights, on CUDA.
 
     python benchmarks/bench_micro_batches.py [--rounds 20] [--device cuda] [--save NAME]
 """
@@ -15,10 +14,8 @@ import time
 
 import receipt
 import torch
-import torch.nn.functional as F
 from nets import ConvNet, Transformer, perceptron
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
 import bisam
 
@@ -40,26 +37,6 @@ CASES = {
 SIZES = [(128, 32), (512, 128)]
 
 
-def batched_step(model, base, x, y, m, rho=0.05):
-    ascent = bisam.LowerBound()
-    params = {name: p.detach() for name, p in model.named_parameters()}
-    xs, ys = x.unflatten(0, (-1, m)), y.unflatten(0, (-1, m))
-
-    def climb(p, x, y):
-        return ascent(functional_call(model, p, (x,)), y)
-
-    def descend(p, x, y):
-        return F.cross_entropy(functional_call(model, p, (x,)), y)
-
-    g = vmap(grad(climb), (None, 0, 0), randomness="different")(params, xs, ys)
-    norm = torch.stack([t.flatten(1).norm(dim=1) for t in g.values()]).norm(dim=0)
-    moved = {name: params[name] + t * (rho / norm).view(-1, *[1] * (t.dim() - 1)) for name, t in g.items()}
-    descent = vmap(grad(descend), (0, 0, 0), randomness="different")(moved, xs, ys)
-    for name, p in model.named_parameters():
-        p.grad = descent[name].mean(0)
-    base.step()
-
-
 def measure(case, batch, m, rounds, device):
     make, shape = CASES[case]
     contestants = {}
@@ -68,11 +45,8 @@ def measure(case, batch, m, rounds, device):
         torch.manual_seed(0)
         model = make().to(device)
         base = torch.optim.SGD(model.parameters(), lr=0.1)
-        if name == "loop":
-            optimizer = bisam.BiSAM(base, model, micro_batch=m)
-            contestants[name] = (model, lambda optimizer=optimizer: optimizer.minimize(x, y))
-        else:
-            contestants[name] = (model, lambda model=model, base=base: batched_step(model, base, x, y, m))
+        optimizer = bisam.BiSAM(base, model, micro_batch=m, vectorize=name == "batched")
+        contestants[name] = (model, lambda optimizer=optimizer: optimizer.minimize(x, y))
     times = {name: [] for name in contestants}
     for number in range(-2, rounds):
         for name in random.sample(list(contestants), 2):

@@ -1,8 +1,8 @@
 """What does a step of each variant cost, beside a step of SGD?
 
 Three figures for each variant and objective: floating-point operations of forward and backward passes, counted by
-torch (`torch.utils.flop_counter`), as a mean over steps; wall time, taking turns; on CUDA, the peak memory beyond a plain
-step's, in copies of the weights.
+torch (`torch.utils.flop_counter`), as a mean over steps; wall time, taking turns; on CUDA, the peak memory beyond a
+plain step's, in copies of the weights.
 
     python benchmarks/bench_variants.py [--steps 20] [--batch 64] [--device cuda] [--save NAME]
 """

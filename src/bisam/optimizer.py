@@ -291,7 +291,7 @@ class SharpnessAware(Wrapper):
         """The same gradient as of one micro-batch after the other."""
         assert self.model is not None
         self._save(self._buckets(with_gradients=False))
-        of_name = {param: name for name, param in self.model.named_parameters()}
+        of_name: dict[Tensor, str] = {param: name for name, param in self.model.named_parameters()}
 
         def perturb(gradient: dict[str, Tensor]) -> None:
             buckets = self._buckets(lambda param: gradient.get(of_name[param]))
@@ -491,9 +491,9 @@ class SharpnessAware(Wrapper):
         alone = self._sync.is_alone
         if self.micro_batch is None or not simple or not alone or self.scaler is not None or self.same_dropout:
             raise ValueError(
-                "vectorize runs micro-batches at once: it needs micro_batch=, and works with perturbations of the ascent "
-                "gradient alone (SAM, ASAM, Friendly SAM and their bilevel forms), in one process, without a GradScaler "
-                "and without same_dropout"
+                "vectorize runs micro-batches at once: it needs micro_batch=, and works with perturbations of the "
+                "ascent gradient alone (SAM, ASAM, Friendly SAM and their bilevel forms), in one process, without a "
+                "GradScaler and without same_dropout"
             )
 
     def _refuse_without_the_batch(self, method: str) -> None:

@@ -1,7 +1,7 @@
 """All micro-batches of an mSAM step as one batched computation, with `torch.func`.
 
-One vmap gives the ascent gradient of each micro-batch at the shared weights, another the descent gradient of each at its
-own perturbed weights. It takes the steps that the loop takes and holds one copy of the weights for each micro-batch.
+One vmap gives the ascent gradient of each micro-batch at the shared weights, another the descent gradient of each at
+its own perturbed weights. It takes the steps that the loop takes and holds one copy of the weights for each micro-batch.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Vectorized:
             gradients, (values, logits) = run(params, self.x, self.y)
         except RuntimeError as error:
             raise RuntimeError(
-                f"the micro-batches cannot run as one batched computation: {error}. Use vectorize=False, which runs them "
-                "one after the other (batch norm, for one, needs that)"
+                f"the micro-batches cannot run as one batched computation: {error}. Use vectorize=False, which runs "
+                "them one after the other (batch norm, for one, needs that)"
             ) from error
         self.criterion.record(logits.detach().flatten(0, 1), self.y.flatten(0, 1), values.detach().mean())
         return gradients
