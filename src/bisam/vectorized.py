@@ -1,7 +1,7 @@
 """All micro-batches of an mSAM step as one batched computation, with `torch.func`.
 
 One vmap gives the ascent gradient of each micro-batch at the shared weights, another the descent gradient of each at
-its own perturbed weights. It takes the steps that the loop takes and holds one copy of the weights for each micro-batch.
+its own perturbed weights. It takes the steps that the loop takes and holds a copy of the weights for each micro-batch.
 """
 
 from __future__ import annotations
