@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,13 @@ def test_links_between_pages_lead_somewhere():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_page_on_variants_is_what_docstrings_and_measurements_make_it():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import tables
+    finally:
+        sys.path.pop(0)
+    assert tables.page() == tables.PAGE.read_text()
+    assert {cls.__name__ for cls in tables.family()} == set(tables.GAINS)

@@ -63,8 +63,9 @@ class SurrogateGap(Perturbed):
         pairs = [(p.grad, g) for p, g in zip(params, at_weights, strict=True) if p.grad is not None and g is not None]
         at_perturbed, plain = [p for p, _ in pairs], [g for _, g in pairs]
         along = _ratio(sharding.dot(plain, at_perturbed), sharding.dot(at_perturbed, at_perturbed))
-        orthogonal = _minus(plain, at_perturbed, along)
-        torch._foreach_sub_(_local(at_perturbed), orthogonal, alpha=self.alpha)
+        # g_p − α(g − c g_p) = (1 + αc) g_p − α g, in place
+        torch._foreach_mul_(_local(at_perturbed), 1 + self.alpha * along)
+        torch._foreach_sub_(_local(at_perturbed), _local(plain), alpha=self.alpha)
 
 
 class Reuse(Perturbed):
@@ -88,11 +89,14 @@ class Reuse(Perturbed):
         owners, plain = [p for p, _ in known], [g for _, g in known]
         at_perturbed: list[Tensor] = [p.grad for p in owners]  # type: ignore[misc]
         along = _ratio(sharding.dot(at_perturbed, plain), sharding.dot(plain, plain))
-        # a gradient that overflowed is not remembered: the steps until the next look use their own
-        orthogonal = [torch.where(along.isfinite(), t, 0.0) for t in _minus(at_perturbed, plain, along)]
-        self.memory.tensors["orthogonal"] = {
-            p: sharding.shard_like(t, p) for p, t in zip(owners, orthogonal, strict=True)
-        }
+        # g_s − c g, in the storage of g, which nobody else needs
+        orthogonal = _local(plain)
+        torch._foreach_mul_(orthogonal, -along)
+        torch._foreach_add_(orthogonal, _local(at_perturbed))
+        overflowed = ~along.isfinite()
+        for tensor in orthogonal:  # which is not to be remembered: the steps until the next look use their own
+            tensor.masked_fill_(overflowed, 0.0)
+        self.memory.tensors["orthogonal"] = dict(zip(owners, plain, strict=True))
 
     def plain(self, params: Sequence[Tensor]) -> None:
         assert self.memory is not None
@@ -112,13 +116,6 @@ def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
     """a/b, and 0 where b is: a direction that does not exist takes no part."""
     return torch.where(b == 0, 0.0, a / b)
-
-
-def _minus(a: Sequence[Tensor], b: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
-    """a − factor · b."""
-    result = torch._foreach_mul(_local(b), -factor)
-    torch._foreach_add_(result, _local(a))
-    return list(result)
 
 
 def _period(every: int) -> int:

@@ -312,7 +312,7 @@ class SharpnessAware(Wrapper):
             if self.perturbation.acts_before_ascent:
                 self._save(buckets := self._buckets(with_gradients=False))
                 with torch.no_grad():
-                    self.perturbation.before_ascent(buckets)
+                    self.perturbation.before_ascent(buckets, compiled=_is_compiled(self.model))
                 torch.clear_autocast_cache()
             random = RandomState(self._devices()) if self.same_dropout else None
             return self._pass("ascent", closures, part.divisor), random
@@ -364,7 +364,8 @@ class SharpnessAware(Wrapper):
             if buckets:
                 self.telemetry.ascent_norm = self.perturbation(buckets)
             for bucket in buckets:
-                torch._foreach_add_(bucket.params, bucket.gradients)
+                if bucket.params:
+                    torch._foreach_add_(bucket.params, bucket.gradients)
             torch.clear_autocast_cache()  # it holds low-precision copies of the weights as they were
         except BaseException:
             self.restore()
@@ -519,6 +520,12 @@ class SharpnessAware(Wrapper):
 
 class _Batches(list[Work]):
     """The work of `minimize`, on its way through `step`."""
+
+
+def _is_compiled(model: nn.Module | None) -> bool:
+    """Whether torch.compile was applied to the model or to any module in it."""
+    modules = model.modules() if model is not None else ()
+    return any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in modules)
 
 
 def _is_zero(rho: float | Tensor) -> bool:

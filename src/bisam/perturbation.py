@@ -43,6 +43,13 @@ class Bucket:
             self.gradients.append(sharding.local(gradient))
             self.whole_gradients.append(gradient)
 
+    def leave_out(self, params: Sequence[Tensor]) -> None:
+        """Perturb these no more."""
+        out = {id(param) for param in params}
+        keep = [id(owner) not in out for owner in self.owners]
+        for name in ("owners", "params", "gradients", "whole_gradients", "weights"):
+            setattr(self, name, [item for item, kept in zip(getattr(self, name), keep, strict=False) if kept])
+
 
 class Perturbation(Protocol):
     """Turns ascent gradients into ε."""
@@ -61,8 +68,8 @@ class Perturbation(Protocol):
     def check(self, group: dict[str, Any]) -> None:
         """Raise if a parameter group's options cannot be used."""
 
-    def before_ascent(self, buckets: Sequence[Bucket]) -> None:
-        """Before the ascent pass: buckets hold all parameters to perturb, their saved weights, and no gradients."""
+    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
+        """Before the ascent pass of a model, compiled or not: buckets hold all parameters to perturb, no gradients."""
 
     def after_ascent(self) -> None:
         """After the ascent pass, also when it raised: undo what is not to last."""
@@ -91,7 +98,7 @@ class Ball:
         for name in ("rho", "eta"):
             _check_radius(name, group[name])
 
-    def before_ascent(self, buckets: Sequence[Bucket]) -> None:
+    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
         pass
 
     def after_ascent(self) -> None:
@@ -153,7 +160,7 @@ class Around:
     def check(self, group: dict[str, Any]) -> None:
         self.inner.check(group)
 
-    def before_ascent(self, buckets: Sequence[Bucket]) -> None:
+    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
         pass
 
     def after_ascent(self) -> None:
@@ -166,7 +173,8 @@ class Around:
 class RandomTensors(Around):
     """ESAM's stochastic weight perturbation: each parameter tensor is perturbed with probability β, by ε/β.
 
-    The others take no part in the ascent: their weight gradients are not computed. At least one tensor is kept.
+    The others take no part in the ascent: their weight gradients are not computed, but where the model is compiled, for
+    a compiled graph has its gradients built in and does not ask again. At least one tensor is kept.
     """
 
     acts_before_ascent = True
@@ -178,8 +186,10 @@ class RandomTensors(Around):
             raise ValueError(f"beta must lie in (0, 1], got {beta}")
         self.beta = beta
         self._dropped: list[Tensor] = []
+        self._frozen: list[Tensor] = []
 
-    def before_ascent(self, buckets: Sequence[Bucket]) -> None:
+    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
+        self._dropped = []
         if self.beta == 1:
             return
         owners = [param for bucket in buckets for param in bucket.owners if param.requires_grad]
@@ -188,19 +198,23 @@ class RandomTensors(Around):
         draws = torch.rand(len(owners), generator=generator)
         kept = (draws < self.beta).index_fill(0, draws.argmin(), True).tolist()
         self._dropped = [param for param, keep in zip(owners, kept, strict=True) if not keep]
-        for param in self._dropped:
+        self._frozen = [] if compiled else self._dropped
+        for param in self._frozen:
             param.requires_grad_(False)
 
     def after_ascent(self) -> None:
-        for param in self._dropped:
+        for param in self._frozen:
             param.requires_grad_(True)
-        self._dropped = []
+        self._frozen = []
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
-        norm = self.inner(buckets)
+        for bucket in buckets:
+            bucket.leave_out(self._dropped)
+        norm = self.inner([bucket for bucket in buckets if bucket.owners])
         if self.beta != 1:
             for bucket in buckets:
-                torch._foreach_mul_(bucket.gradients, 1 / self.beta)
+                if bucket.owners:
+                    torch._foreach_mul_(bucket.gradients, 1 / self.beta)
         return norm
 
 
@@ -225,7 +239,7 @@ class RandomStart(Around):
         if group["adaptive"]:
             raise ValueError("a random start and an adaptive ball cannot be combined: set adaptive=False in the group")
 
-    def before_ascent(self, buckets: Sequence[Bucket]) -> None:
+    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
         assert self.memory is not None
         for bucket in buckets:
             for param in bucket.params:  # random numbers have no foreach form
@@ -251,11 +265,12 @@ class MinusMean(Around):
         assert self.memory is not None
         for bucket in buckets:
             means = self.memory.of("mean", bucket.owners)
-            new = torch._foreach_lerp(means, bucket.gradients, 1 - self.decay)
-            torch._foreach_sub_(bucket.gradients, new, alpha=self.sigma)
-            finite = torch.stack(torch._foreach_norm(new)).isfinite().all()
-            for mean, value in zip(means, new, strict=True):  # a gradient that overflowed is not remembered for ever
-                mean.copy_(torch.where(finite, value, mean))
+            overflowed = ~torch.stack(torch._foreach_norm(bucket.gradients)).isfinite().all()
+            for gradient in bucket.gradients:  # which is not to be remembered for ever
+                gradient.masked_fill_(overflowed, 0.0)
+            torch._foreach_lerp_(means, bucket.gradients, 1 - self.decay)
+            torch._foreach_sub_(bucket.gradients, means, alpha=self.sigma)
+            torch._foreach_mul_(bucket.gradients, torch.where(overflowed, math.nan, 1.0))  # and is to be noticed
         return self.inner(buckets)
 
 

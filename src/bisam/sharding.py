@@ -24,14 +24,6 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def shard_like(local: Tensor, whole: Tensor) -> Tensor:
-    """A tensor spread over the ranks as `whole` is, of which `local` is this rank's part."""
-    if not is_sharded(whole):
-        return local
-    layout = (whole.device_mesh, whole.placements)  # type: ignore[attr-defined]
-    return type(whole).from_local(local, *layout, shape=whole.shape, stride=whole.stride())  # type: ignore[attr-defined]
-
-
 def full(tensor: Tensor) -> Tensor:
     """The whole of a tensor, the same on every rank."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
@@ -61,10 +53,14 @@ def _bucket_norm(bucket: list[Tensor]) -> Tensor:
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     """⟨a, b⟩ over all tensors and, for sharded ones, all shards; in float32 at least."""
-    products = [x * y for x, y in zip(a, b, strict=True)]
-    wide = [torch.promote_types(product.dtype, torch.float32) for product in products]
-    sums = [full(product.sum(dtype=dtype)) for product, dtype in zip(products, wide, strict=True)]
-    return torch.stack([part.to(sums[0].device) for part in sums]).sum()
+    parts = [_tensor_dot(x, y) for x, y in zip(a, b, strict=True)]
+    return torch.stack([part.to(parts[0].device) for part in parts]).sum()
+
+
+def _tensor_dot(x: Tensor, y: Tensor) -> Tensor:
+    if is_sharded(x) or x.dtype in (torch.float16, torch.bfloat16):
+        return full((x.float() * y.float() if x.dtype.itemsize < 4 else x * y).sum())
+    return torch.dot(x.flatten(), y.flatten())  # unlike a product and its sum, it needs no memory
 
 
 def average_(tensors: Sequence[Tensor]) -> None:
