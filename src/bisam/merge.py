@@ -15,7 +15,7 @@ from bisam.memory import Memory
 
 class Merge(Protocol):
     every: int
-    """The weights are perturbed in every so manieth step, beginning with the first."""
+    """The weights are perturbed in every k-th step, beginning with the first."""
 
     needs_gradient_at_weights: bool
     """Whether perturbed steps need the descent's gradient at w beside that at w + ε."""

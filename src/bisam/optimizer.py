@@ -57,7 +57,7 @@ class SharpnessAware(Wrapper):
         micro_batch: `minimize` perturbs each micro-batch of so many samples by itself and averages gradients (mSAM).
         vectorize: run the micro-batches as one batched computation (`torch.func`). Faster for nets of linear layers,
             slower for convolutions, impossible with batch norm; holds a copy of the weights for each micro-batch.
-        every: perturb in every so manieth step only.
+        every: perturb in every k-th step only, beginning with the first.
         clip_norm: clip the gradient that reaches the base optimizer to this norm.
         sharpness: with several ranks, perturb each by its own gradient ("local") or all alike ("global").
             None is local for DistributedDataParallel, global for sharded parameters.
@@ -245,7 +245,8 @@ class SharpnessAware(Wrapper):
             else:
                 closures = [closure for part in work for closure in part.plain()]
                 values = self._pass("plain", closures, work[0].divisor)
-                self.merge.plain(params)
+                with torch.no_grad():
+                    self.merge.plain(params)
             self._update()
             self._steps += 1
             self._leftover = Leftover.of(params)
@@ -262,7 +263,7 @@ class SharpnessAware(Wrapper):
     def _run_perturbed(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
         """Leave the gradient of a perturbed step in `.grad`: each part of the work climbs by itself, and all add up."""
         if self.vectorize and len(work) > 1 and len({len(part.batch) for part in work}) == 1:  # type: ignore[attr-defined]
-            return self._run_vectorized([part.batch for part in work], params)  # type: ignore[attr-defined]
+            return self._run_vectorized(work, params)
         values: list[Any] = []
         at_weights: Gradients | None = None
         for number, part in enumerate(work, start=1):
@@ -287,22 +288,28 @@ class SharpnessAware(Wrapper):
             self.merge.perturbed(params, at_weights)
         return values
 
-    def _run_vectorized(self, micro_batches: Sequence[Batch], params: list[Tensor]) -> list[Any]:
+    def _run_vectorized(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
         """The same gradient as of one micro-batch after the other."""
         assert self.model is not None
         self._save(self._buckets(with_gradients=False))
         of_name: dict[Tensor, str] = {param: name for name, param in self.model.named_parameters()}
 
         def perturb(gradient: dict[str, Tensor]) -> None:
-            buckets = self._buckets(lambda param: gradient.get(of_name[param]))
+            buckets = self._buckets(lambda param: gradient.get(of_name.get(param, "")))
             for bucket in buckets:
                 bucket.weights = self._weights.copies_of(bucket.owners)
             self.telemetry.ascent_norm = self.perturbation(buckets)
+            perturbed = {of_name[owner] for bucket in buckets for owner in bucket.owners}
+            left_out = [value for name, value in gradient.items() if name not in perturbed]
+            if left_out:
+                torch._foreach_zero_(left_out)
 
         with torch.no_grad(), precision(self.autocast, params[0].device):
-            found = Vectorized(self.model, self.criterion, micro_batches).gradients(perturb)
+            micro_batches = [part.batch for part in work]  # type: ignore[attr-defined]
+            shares = [part.share for part in work]
+            found = Vectorized(self.model, self.criterion, micro_batches).gradients(perturb, shares)
         self._bring_back()
-        gradients.put(params, [found.get(of_name[param]) for param in params])
+        gradients.put(params, [found.get(of_name.get(param, "")) for param in params])
         return [None]
 
     def _ascent_pass(self, part: Work) -> tuple[list[Any], RandomState | None]:

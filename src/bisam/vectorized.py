@@ -30,8 +30,10 @@ class Vectorized:
         self.y = torch.stack([part.y for part in micro_batches])
         self.params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
-    def gradients(self, perturb: Callable[[dict[str, Tensor]], None]) -> dict[str, Tensor]:
-        """The mean over micro-batches of the descent gradients, each at its own perturbed weights."""
+    def gradients(
+        self, perturb: Callable[[dict[str, Tensor]], None], shares: Sequence[float | Tensor]
+    ) -> dict[str, Tensor]:
+        """The descent gradients, each at its own perturbed weights, added up by the shares of the micro-batches."""
         self.criterion.enter("ascent")
         epsilon = self._gradients(self.criterion.ascent, self.params, shared=True)
         for part in range(self.parts):
@@ -40,7 +42,8 @@ class Vectorized:
         torch._foreach_add_([epsilon[name] for name in names], [self.params[name] for name in names])
         self.criterion.enter("descent")
         descent = self._gradients(self.criterion.descent, epsilon, shared=False)
-        return {name: gradient.mean(0) for name, gradient in descent.items()}
+        weights = torch.stack([torch.as_tensor(part, device=self.y.device) for part in shares])
+        return {name: torch.tensordot(weights.to(gradient), gradient, 1) for name, gradient in descent.items()}
 
     def _gradients(self, objective: Objective, params: PerMicroBatch, *, shared: bool) -> PerMicroBatch:
         def loss(weights: dict[str, Tensor], x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,11 +54,12 @@ class Vectorized:
         # fresh dropout masks for each micro-batch, as the loop has them
         run = vmap(grad_and_value(loss, has_aux=True), (None if shared else 0, self.axes, 0), randomness="different")
         try:
-            gradients, (values, logits) = run(params, self.x, self.y)
+            gradients, (_, logits) = run(params, self.x, self.y)
         except RuntimeError as error:
             raise RuntimeError(
                 f"the micro-batches cannot run as one batched computation: {error}. Use vectorize=False, which runs "
                 "them one after the other (batch norm, for one, needs that)"
             ) from error
-        self.criterion.record(logits.detach().flatten(0, 1), self.y.flatten(0, 1), values.detach().mean())
+        everything, target = logits.detach().flatten(0, 1), self.y.flatten(0, 1)
+        self.criterion.record(everything, target, objective(everything, target))
         return gradients

@@ -118,11 +118,11 @@ class Wrapper(torch.optim.Optimizer):
 
     def _refuse_memory_of_another(self, state_dict: dict[str, Any]) -> None:
         """A checkpoint of the base optimizer alone has no memory and no ρ; any other must have this variant's."""
-        ours = set(self._memories()) | ({"every"} if self.merge.every > 1 else set())
+        ours = set(self._memories())
         sharpness = state_dict.get("sharpness")
         theirs = None if sharpness is None else set(sharpness["memory"])
         of_base_alone = theirs is None and all("rho" not in group for group in state_dict["param_groups"])
-        if not of_base_alone and (theirs or set()) != ours - {"every"}:
+        if not of_base_alone and (theirs or set()) != ours:
             raise ValueError(
                 f"this checkpoint is of another variant: it remembers {sorted(theirs or []) or 'nothing'}, and "
                 f"{type(self).__name__} {sorted(ours) or 'nothing'}. Load it into the variant that wrote it, or load "
