@@ -4,7 +4,7 @@ Three figures for each variant and objective: floating-point operations of forwa
 torch (`torch.utils.flop_counter`), as a mean over steps; wall time, taking turns; on CUDA, the peak memory beyond a
 plain step's, in copies of the weights.
 
-    python benchmarks/bench_variants.py [--steps 20] [--batch 64] [--device cuda] [--save NAME]
+    python benchmarks/bench_variants.py [--steps 20] [--batch 64] [--width 16] [--device cuda] [--save NAME]
 """
 
 import argparse
@@ -58,9 +58,9 @@ def flops(name, x, y, steps, device):
     return counter.get_total_flops() / steps
 
 
-def seconds(x, y, steps, device):
+def seconds(x, y, steps, device, width):
     """Median seconds of a step of each variant. LookSAM and the like take five steps for one figure, their period."""
-    optimizers = {name: build(name, ConvNet(depth=20).to(device)) for name in VARIANTS}
+    optimizers = {name: build(name, ConvNet(width, depth=20).to(device)) for name in VARIANTS}
     times = {name: [] for name in VARIANTS}
     for number in range(-1, max(steps // 5, 3)):
         for name in random.sample(list(VARIANTS), len(VARIANTS)):
@@ -106,15 +106,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20, help="a multiple of 5, the period of some variants")
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--width", type=int, default=16, help="of the net whose steps are timed")
+    parser.add_argument("--image", type=int, default=16, help="height and width of its inputs")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--save", metavar="NAME", help="write results/NAME.json")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     device = arguments.device
-    x = torch.randn(arguments.batch, 3, 16, 16, device=device)
+    x = torch.randn(arguments.batch, 3, arguments.image, arguments.image, device=device)
     y = torch.randint(10, (arguments.batch,), device=device)
     sgd = flops("SGD", x, y, 1, device)
-    wall = seconds(x, y, arguments.steps, device)
+    wall = seconds(x, y, arguments.steps, device, arguments.width)
     table = []
     print(f"{'':16} {'FLOPs':>7} {'wall':>7} {'memory':>7}   relative to SGD; memory in copies of the weights")
     for name in VARIANTS:
@@ -128,7 +130,8 @@ def main() -> None:
         memory = "–" if row["memory"] is None else f"{row['memory']:.2f}"
         print(f"{name:16} {row['flops']:7.3f} {row['wall']:7.3f} {memory:>7}", flush=True)
     if arguments.save:
-        settings = {"batch": arguments.batch, "steps": arguments.steps, "device": device}
+        settings = {name: getattr(arguments, name) for name in ("batch", "steps", "width", "image", "device")}
+        settings["SGD milliseconds"] = 1e3 * wall["SGD"]
         print("wrote", receipt.save(arguments.save, {**settings, "table": table}))
 
 

@@ -32,34 +32,41 @@ GAINS = {
 }
 
 
+# Options that make a variant of any other: the name of its row, what was measured, whose idea it is.
+EXTRAS = [
+    ("mSAM", "Each micro-batch climbs by itself, gradients are averaged: `micro_batch=16` of 128", "Foret et al. 2021"),
+    ("every=5", "Perturb in every fifth step, `every=5`", "–"),
+]
+
+
 def family() -> list[type]:
     return [
         value for value in vars(variants).values() if isinstance(value, type) and value.__module__ == variants.__name__
     ]
 
 
-def costs() -> dict[str, dict[str, Any]]:
-    return {row["variant"]: row for row in json.loads((RESULTS / "variants_h200.json").read_text())["table"]}
+def costs(result: str = "variants_h200") -> dict[str, dict[str, Any]]:
+    return {row["variant"]: row for row in json.loads((RESULTS / f"{result}.json").read_text())["table"]}
 
 
 def variant_table() -> str:
     known = costs()
     rows = [
-        "| variant | what it changes | defaults | FLOPs, cross entropy | FLOPs, Q | memory | where gains are reported |"
+        "| variant | what it changes | paper | defaults | FLOPs, cross entropy | FLOPs, Q | memory | where gains are reported |"
     ]
-    rows.append("| --- | --- | --- | --- | --- | --- | --- |")
+    rows.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for cls in family():
         name, bilevel = cls.__name__, {"BiSAM", "ABiSAM", "EBiSAM"}
         plain = known[name] if name not in bilevel else None
         climbing = known[name] if name in bilevel else known.get(f"{name} · Q")
         memory = (plain or climbing or {})["memory"]
         flops = [f"{row['flops']:.2f}" if row else "–" for row in (plain, climbing)]
-        cells = [f"`{name}`", summary(cls), defaults(cls), *flops, f"{memory:.1f}", GAINS[name]]
+        cells = [f"`{name}`", summary(cls), paper(cls), defaults(cls), *flops, f"{memory:.1f}", GAINS[name]]
         rows.append(f"| {' | '.join(cells)} |")
-    for name, words in (("mSAM", "`micro_batch=16` of 128 on SAM"), ("every=5", "`every=5` on SAM")):
+    for name, words, reference in EXTRAS:
         plain, climbing = known[name], known[f"{name} · Q"]
         numbers = f"{plain['flops']:.2f} | {climbing['flops']:.2f} | {plain['memory']:.1f}"
-        rows.append(f"| {name} | {words} | | {numbers} | |")
+        rows.append(f"| {name} | {words} | {reference} | | {numbers} | |")
     return "\n".join(rows)
 
 
@@ -73,19 +80,28 @@ def defaults(cls: type) -> str:
 
 
 def wall_table() -> str:
-    known = costs()
+    known, wide = costs(), costs("variants_h200_wide")
     names = ["SAM", "BiSAM", "ESAM", "EBiSAM", "KSAM", "LookSAM", "every=5", "mSAM", "GSAM", "GSAM · Q", "FriendlySAM"]
-    rows = ["| variant | FLOPs ÷ SGD | wall time ÷ SGD |", "| --- | --- | --- |"]
-    rows += [f"| {name} | {known[name]['flops']:.2f} | {known[name]['wall']:.2f} |" for name in names]
+    rows = ["| variant | FLOPs ÷ SGD | time ÷ SGD, wide net | time ÷ SGD, narrow net |", "| --- | --- | --- | --- |"]
+    for name in names:
+        rows.append(f"| {name} | {known[name]['flops']:.2f} | {wide[name]['wall']:.2f} | {known[name]['wall']:.2f} |")
     return "\n".join(rows)
 
 
+def paper(cls: type) -> str:
+    """First author and year, from the docstring, or that of the variant it is named after."""
+    text = " ".join((inspect.getdoc(cls) or "").split())
+    found = re.search(r"([A-Z][a-z]+)(?:, [A-Z][a-z]+)+: .*?, (20\d\d)\.", text)
+    return f"{found[1]} et al. {found[2]}" if found else paper(bisam.BiSAM)
+
+
 def micro_table() -> str:
-    rows = ["| net | batch, micro-batch | loop, ms | vectorized, ms | ratio | memory, loop | memory, vectorized |"]
+    gpu, cpu = (json.loads((RESULTS / f"micro_batches_{name}.json").read_text())["table"] for name in ("h200", "cpu"))
+    rows = ["| net | batch, micro-batch | loop, ms | vectorized, ms | ratio | memory, ratio | two CPU cores, ratio |"]
     rows.append("| --- | --- | --- | --- | --- | --- | --- |")
-    for row in json.loads((RESULTS / "micro_batches_h200.json").read_text())["table"]:
-        memory = f"{row['loop memory']:.1f} | {row['batched memory']:.1f}"
-        times = f"{row['loop ms']:.2f} | {row['batched ms']:.2f} | {row['ratio']:.2f}"
+    for row, slow in zip(gpu, cpu, strict=True):
+        times = f"{row['loop ms']:.1f} | {row['batched ms']:.1f} | {row['ratio']:.2f}"
+        memory = f"{row['batched memory'] / row['loop memory']:.1f} | {slow['ratio']:.2f}"
         rows.append(f"| {row['case']} | {row['batch']}, {row['micro_batch']} | {times} | {memory} |")
     return "\n".join(rows)
 

@@ -55,8 +55,8 @@ class SharpnessAware(Wrapper):
         ascent: the objective to climb; None is the descent's.
         descent: the objective to minimise at w + ε; None is cross entropy.
         micro_batch: `minimize` perturbs each micro-batch of so many samples by itself and averages gradients (mSAM).
-        vectorize: run the micro-batches as one batched computation (`torch.func`). Faster for nets of linear layers,
-            slower for convolutions, impossible with batch norm; holds a copy of the weights for each micro-batch.
+        vectorize: run the micro-batches as one batched computation (`torch.func`). Faster on a GPU, for several times
+            the memory; impossible with batch norm.
         every: perturb in every k-th step only, beginning with the first.
         clip_norm: clip the gradient that reaches the base optimizer to this norm.
         sharpness: with several ranks, perturb each by its own gradient ("local") or all alike ("global").

@@ -269,10 +269,11 @@ class LookSAM(SharpnessAware):
         model: nn.Module | None = None,
         *,
         rho: float = 0.05,
+        every: int = 5,
         alpha: float = 0.7,
-        **options: Unpack[Options],
+        **options: Unpack[Options],  # type: ignore[misc]
     ) -> None:
-        super().__init__(base, model, perturbation=Ball(rho), merge=Reuse(options.pop("every", 5), alpha), **options)
+        super().__init__(base, model, perturbation=Ball(rho), merge=Reuse(every, alpha), **options)
 
 
 class FriendlySAM(SharpnessAware):
