@@ -134,7 +134,7 @@ def msam(model, base, x, y, ascent, memory, rho=0.05, m=6) -> None:
 
 def esam(model, base, x, y, ascent, memory, rho=0.05, beta=0.5, gamma=0.5) -> None:
     params = list(model.parameters())
-    generator = memory.setdefault("generator", torch.Generator().manual_seed(torch.initial_seed()))
+    generator = memory.setdefault("generator", torch.Generator().manual_seed(torch.initial_seed() ^ 0x5A4D))
     draws = torch.rand(len(params), generator=generator)
     kept = [d < beta or d == draws.min() for d in draws]
     logits = model(x)
@@ -160,7 +160,8 @@ def ksam(model, base, x, y, ascent, memory, rho=0.05) -> None:
 
 
 def rsam(model, base, x, y, ascent, memory, rho=0.05, sigma=0.01) -> None:
-    generator = memory.setdefault("generator", torch.Generator().manual_seed(torch.initial_seed()))
+    seeds = memory.setdefault("generator", torch.Generator().manual_seed(torch.initial_seed() ^ 0x5A4D))
+    generator = torch.Generator().manual_seed(torch.randint(2**62, (1,), generator=seeds).item())
     delta = []
     for w in (p.detach() for p in model.parameters()):
         noise = torch.empty_like(w).normal_(generator=generator)

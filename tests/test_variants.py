@@ -6,6 +6,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import bisam
+from bisam.batches import HighestLoss
+from bisam.memory import Memory
+from bisam.merge import SurrogateGap
+from bisam.perturbation import Ball, RandomTensors
 
 import reference
 from contract import Contract
@@ -487,3 +491,208 @@ def test_what_cannot_be_vectorized_is_explained():
     with pytest.raises(RuntimeError, match=r"cannot run as one batched computation.*Use vectorize=False"):
         optimizer.minimize(*batch())
     assert_identical(tensors(model, optimizer), before)
+
+
+# Found by trying to break it
+
+
+class WithScalar(nn.Module):
+    """A temperature without dimensions, and a layer that the loss does not depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.unused = mlp(), nn.Linear(6, 4)
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        return self.net(x) * self.temperature
+
+
+def test_scalars_and_unused_parameters_train(variant):
+    model, optimizer = build(variant, net=WithScalar)
+    unused = model.unused.weight.detach().clone()
+    for seed in range(8):
+        optimizer.minimize(*batch(seed))
+    assert torch.equal(model.unused.weight, unused)  # no gradient, so no weight decay either
+    assert model.temperature != 1.0
+
+
+def test_vectorized_micro_batches_leave_unused_parameters_alone():
+    results = []
+    for vectorize in (False, True):
+        model, optimizer = build("SAM", net=WithScalar, dtype=torch.float64, micro_batch=4, vectorize=vectorize)
+        for seed in range(3):
+            optimizer.minimize(*batch(seed, dtype=torch.float64))
+        results.append(list(model.parameters()))
+    assert_close(*results, 1e-12)
+    stranger = nn.Parameter(torch.ones(()))
+    base = torch.optim.SGD([*mlp().parameters(), stranger], lr=0.1)
+    with pytest.raises(ValueError, match="vectorize sees the model's parameters only"):
+        bisam.SAM(base, mlp(), micro_batch=4, vectorize=True)
+
+
+@pytest.mark.parametrize(
+    ("group", "rates", "radii"),
+    [
+        ({"rho": 0.2}, [0.1, 0.05, 0.0], [0.2, 0.15, 0.1]),  # half of the group's own ρ, not of the constructor's
+        ({"rho": 0.2}, [0.0, 0.1, 0.05], [0.1, 0.2, 0.15]),  # a rate that starts at zero
+        ({"rho": 0.2}, [0.01, 0.1, 0.05], [0.2, 0.2, 0.15]),  # a warm-up that nobody announced
+        ({"rho": 0.2, "max_lr": 0.1}, [0.01, 0.1, 0.05], [0.11, 0.2, 0.15]),  # one that a scheduler did
+        ({"rho": 0.2, "rho_min": 0.0, "lr_max": 0.2}, [0.1, 0.2], [0.1, 0.2]),
+    ],
+)
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_gsams_radius_for_every_course_of_the_learning_rate(group, rates, radii, as_tensor):
+    model = mlp()
+    first = torch.tensor(rates[0]) if as_tensor else rates[0]
+    optimizer = bisam.GSAM(torch.optim.SGD([{"params": model.parameters(), **group}], lr=first), model, rho=0.7)
+    ball, options = optimizer.perturbation, optimizer.param_groups[0]
+    seen = []
+    for rate in rates:
+        if as_tensor:
+            options["lr"].fill_(rate)
+        else:
+            options["lr"] = rate
+        seen.append(float(ball.radius(options)))
+    assert seen == pytest.approx(radii, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda s: s["sharpness"].pop("steps"),
+        lambda s: s["sharpness"].pop("memory"),
+        lambda s: s["sharpness"]["memory"]["Reuse"].pop("tensors"),
+        lambda s: s["sharpness"]["memory"]["Reuse"]["tensors"]["orthogonal"].update({99: torch.zeros(2)}),
+        lambda s: s["sharpness"]["memory"]["Reuse"]["tensors"]["orthogonal"].update({0: torch.zeros(2)}),
+    ],
+)
+def test_a_damaged_memory_is_refused_and_changes_nothing(damage):
+    _, written = build("LookSAM", "Adam")
+    steps(written, range(2))
+    state = copy.deepcopy(written.state_dict())
+    damage(state)
+    model, optimizer = build("LookSAM", "Adam")
+    steps(optimizer, range(3, 4))
+    before, groups = tensors(model, optimizer), str(optimizer.state_dict())
+    with pytest.raises(ValueError, match="the checkpoint's memory is damaged"):
+        optimizer.load_state_dict(state)
+    assert_identical(tensors(model, optimizer), before)
+    assert str(optimizer.state_dict()) == groups
+
+
+def test_a_look_whose_step_failed_is_forgotten():
+    model, optimizer = build("KSAM", k=8)
+    armed = [True]
+
+    def break_once(*_):
+        if torch.is_grad_enabled() and armed:
+            armed.clear()
+            raise RuntimeError("out of memory")
+
+    model.head.register_forward_hook(break_once)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.minimize(*batch())
+    tracked = model.norm.num_batches_tracked.item()
+    optimizer.minimize(*batch(size=8))  # all of them, so nothing is looked at
+    assert model.norm.num_batches_tracked == tracked + 1
+
+
+def test_looksam_whose_radius_becomes_zero_is_the_base_optimizer():
+    model, optimizer = build("LookSAM", every=3, net=mlp)
+    steps(optimizer, range(1))
+    alone = copy.deepcopy(model)
+    base = BASES["SGD(foreach)"](alone.parameters())
+    state = copy.deepcopy(optimizer.base.state_dict()["state"])
+    base.load_state_dict({"state": state, "param_groups": base.state_dict()["param_groups"]})
+    optimizer.param_groups[0]["rho"] = 0.0
+    for seed in range(4):
+        optimizer.minimize(*batch(seed))
+        base.zero_grad()
+        nn.functional.cross_entropy(alone(batch(seed)[0]), batch(seed)[1]).backward()
+        base.step()
+    assert_identical(weights_of(model), weights_of(alone))
+
+
+@pytest.mark.parametrize("name", ["GSAM", "LookSAM", "GSAM(log)"])
+def test_sparse_gradients_that_are_not_perturbed_pass_every_merge(name):
+    torch.manual_seed(0)
+    embedding, head = nn.Embedding(10, 6, sparse=True), nn.Linear(6, 4)
+    groups = [{"params": embedding.parameters(), "rho": 0.0}, {"params": head.parameters()}]
+    optimizer = VARIANTS[name](torch.optim.SGD(groups, lr=0.1), nn.Sequential(embedding, head))
+    before = embedding.weight.detach().clone()
+    for _ in range(3):
+        optimizer.minimize(torch.randint(10, (16,)), batch()[1])
+    assert not torch.equal(embedding.weight, before)
+
+
+def test_a_merge_that_needs_the_gradient_at_w_gets_it_in_any_composition():
+    """From all tensors, at w, on the samples that were chosen."""
+    model = mlp().double()
+    seen = {}
+
+    class Watch(SurrogateGap):
+        def perturbed(self, params, at_weights):
+            seen["at_weights"] = [g.clone() for g in at_weights]
+
+    optimizer = bisam.SharpnessAware(
+        torch.optim.SGD(model.parameters(), lr=0.1), model,
+        perturbation=RandomTensors(Ball(), 0.3), plan=HighestLoss(4), merge=Watch(0.1),
+    )  # fmt: skip
+    x, y = batch(dtype=torch.float64)
+    chosen = nn.functional.cross_entropy(model(x), y, reduction="none").topk(4).indices
+    expected = torch.autograd.grad(nn.functional.cross_entropy(model(x[chosen]), y[chosen]), list(model.parameters()))
+    optimizer.minimize(x, y)
+    assert_close(seen["at_weights"], list(expected), 1e-12)
+    with pytest.raises(ValueError, match="every is the merge's own"):
+        bisam.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), model, merge=SurrogateGap(0.1), every=5)
+
+
+def test_esam_never_chooses_an_ignored_sample_over_one_that_counts():
+    model, optimizer = build("ESAM", net=mlp, rho=0.5)
+    chosen = []
+    model.register_forward_hook(lambda _, inputs, __: chosen.append(inputs[0]) if torch.is_grad_enabled() else None)
+    x, y = batch()
+    y[:8] = -100
+    for _ in range(10):
+        optimizer.minimize(x, y)
+        counted = {tuple(row.tolist()) for row in x[8:]}
+        assert {tuple(row.tolist()) for row in chosen[-1]} == counted
+
+
+def test_esam_looks_with_the_dropout_masks_it_is_to_compare_with():
+    net = lambda: nn.Sequential(nn.Dropout(0.5), mlp())  # noqa: E731
+    model, optimizer = build("ESAM", net=net, same_dropout=True)
+    masks = []
+    model[0].register_forward_hook(lambda _, inputs, output: masks.append(output == 0))
+    optimizer.minimize(*batch())
+    at_weights, look, _ = masks
+    assert torch.equal(at_weights, look)
+
+
+def test_inputs_shared_by_all_samples_are_never_cut():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x, table):
+            assert table.shape == (4, 6)  # as long as a micro-batch
+            return self.net(x + table.mean(0))
+
+    _, optimizer = build("SAM", net=Shared, micro_batch=4)
+    optimizer.minimize((batch()[0], torch.ones(4, 6)), batch()[1], accumulate=2)
+
+
+def test_a_last_micro_batch_too_small_to_choose_from_is_found_before_anything_runs():
+    model, optimizer = build("KSAM", k=3, micro_batch=6)
+    before = tensors(model, optimizer)
+    with pytest.raises(ValueError, match="k = 3 samples cannot be chosen from a batch of 2"):
+        optimizer.minimize(*batch(size=8))
+    assert_identical(tensors(model, optimizer), before)
+
+
+def test_random_numbers_are_not_those_that_the_weights_were_initialised_with():
+    torch.manual_seed(7)
+    weight = torch.randn(1000)
+    assert abs(torch.cosine_similarity(torch.randn(1000, generator=Memory().generator), weight, dim=0)) < 0.2

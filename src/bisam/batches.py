@@ -20,6 +20,12 @@ class Batch:
 
     x: Any
     y: Tensor
+    per_sample: Any = None
+    """Which of the inputs have a row for each sample: decided once, by the whole batch."""
+
+    def __post_init__(self) -> None:
+        if self.per_sample is None:
+            self.per_sample = _per_sample(self.x, len(self.y))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -52,19 +58,28 @@ class Batch:
 
     def rows(self, rows: slice | Tensor) -> Batch:
         """Some of the samples."""
-        return Batch(_rows(self.x, rows, len(self)), self.y[rows])
+        return Batch(_rows(self.x, rows, self.per_sample), self.y[rows], self.per_sample)
 
 
-def stack(xs: Sequence[Any], size: int) -> tuple[Any, Any]:
+def stack(xs: Sequence[Any], per_sample: Any) -> tuple[Any, Any]:
     """Inputs of equally large batches along a new first dimension, and which of them have it, as vmap asks."""
     first = xs[0]
     if isinstance(first, Mapping):
-        both = {key: stack([x[key] for x in xs], size) for key in first}
+        both = {key: stack([x[key] for x in xs], per_sample[key]) for key in first}
         return {key: value for key, (value, _) in both.items()}, {key: axis for key, (_, axis) in both.items()}
     if isinstance(first, (tuple, list)):
-        pairs = [stack(values, size) for values in zip(*xs, strict=True)]
+        pairs = [stack(values, mark) for values, mark in zip(zip(*xs, strict=True), per_sample, strict=True)]
         return tuple(value for value, _ in pairs), tuple(axis for _, axis in pairs)
-    return (torch.stack(list(xs)), 0) if _is_per_sample(first, size) else (first, None)
+    return (torch.stack(list(xs)), 0) if per_sample else (first, None)
+
+
+def ignored(objective: Objective, target: Tensor) -> Tensor | None:
+    """Which samples the objective ignores altogether; None if it cannot ignore any."""
+    ignore_index = getattr(objective, "ignore_index", None)
+    if ignore_index is None or target.is_floating_point():
+        return None
+    found = target == ignore_index
+    return found.flatten(1).all(1) if found.dim() > 1 else found
 
 
 def share(objective: Objective, part: Tensor, whole: Tensor) -> float | Tensor:
@@ -106,6 +121,9 @@ class Plan(Protocol):
     needs_scores_of_ascent: bool
     """Whether `for_descent` compares with the ascent objective of each sample at w."""
 
+    def check(self, size: int) -> None:
+        """Raise if it cannot choose from so many samples."""
+
     def for_ascent(self, batch: Batch, look: Look) -> Batch:
         """The samples for both passes; `look` gives the descent's loss at w."""
 
@@ -118,6 +136,9 @@ class Everyone:
 
     chooses = False
     needs_scores_of_ascent = False
+
+    def check(self, size: int) -> None:
+        pass
 
     def for_ascent(self, batch: Batch, look: Look) -> Batch:
         return batch
@@ -143,7 +164,7 @@ class MostSensitive(Everyone):
             return batch
         assert before is not None
         # rounded first, so that 0.1 · 30 = 3.0000000000000004 keeps three, not four
-        count = math.ceil(round(self.gamma * len(batch), 6))
+        count = max(1, math.ceil(round(self.gamma * len(batch), 6)))
         return batch.rows((look(batch) - before).topk(count).indices)
 
 
@@ -157,20 +178,26 @@ class HighestLoss(Everyone):
             raise ValueError(f"k must be a whole number of samples, at least 1, got {k!r}")
         self.k = k
 
+    def check(self, size: int) -> None:
+        if self.k is not None and self.k > size:
+            raise ValueError(f"k = {self.k} samples cannot be chosen from a batch of {size}")
+
     def for_ascent(self, batch: Batch, look: Look) -> Batch:
         k = math.ceil(len(batch) / 2) if self.k is None else self.k
-        if k > len(batch):
-            raise ValueError(f"k = {k} samples cannot be chosen from a batch of {len(batch)}")
         return batch if k == len(batch) else batch.rows(look(batch).topk(k).indices)
 
 
-def _rows(x: Any, rows: slice | Tensor, size: int) -> Any:
+def _rows(x: Any, rows: slice | Tensor, per_sample: Any) -> Any:
     if isinstance(x, Mapping):
-        return {key: _rows(value, rows, size) for key, value in x.items()}
+        return {key: _rows(value, rows, per_sample[key]) for key, value in x.items()}
     if isinstance(x, (tuple, list)):
-        return tuple(_rows(value, rows, size) for value in x)
-    return x[rows] if _is_per_sample(x, size) else x
+        return tuple(_rows(value, rows, mark) for value, mark in zip(x, per_sample, strict=True))
+    return x[rows] if per_sample else x
 
 
-def _is_per_sample(leaf: Any, size: int) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == size
+def _per_sample(x: Any, size: int) -> Any:
+    if isinstance(x, Mapping):
+        return {key: _per_sample(value, size) for key, value in x.items()}
+    if isinstance(x, (tuple, list)):
+        return tuple(_per_sample(value, size) for value in x)
+    return isinstance(x, Tensor) and x.dim() > 0 and len(x) == size

@@ -59,10 +59,11 @@ class Leftover:
     version: int
 
     @classmethod
-    def of(cls, params: Sequence[Tensor]) -> Leftover:
-        param = next(param for param in reversed(params) if param.grad is not None)
-        assert param.grad is not None
-        return cls(param, param.grad, param.grad._version)
+    def of(cls, params: Sequence[Tensor]) -> Leftover | None:
+        for param in reversed(params):
+            if param.grad is not None:
+                return cls(param, param.grad, param.grad._version)
+        return None
 
     def is_present(self) -> bool:
         return self.param.grad is self.gradient

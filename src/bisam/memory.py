@@ -12,11 +12,13 @@ from bisam import sharding
 
 
 class Memory:
-    """Tensors by name for each parameter, and one random generator: what a part of a variant keeps between steps."""
+    """Tensors by name for each parameter, and a random generator: what a part of a variant keeps between steps."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, dict[Tensor, Tensor]] = {}
-        self.generators: dict[str, torch.Generator] = {}
+        # one of our own, on the CPU: a checkpoint resumes its numbers, whatever else draws from torch, on any device.
+        # Another seed than torch's, or it would repeat the numbers that the weights were initialised with
+        self.generator = torch.Generator().manual_seed((torch.initial_seed() ^ 0x5A4D) % 2**63)
 
     def of(self, name: str, params: Sequence[Tensor]) -> list[Tensor]:
         """The tensor of that name of each parameter, zeros at first; this rank's shard, where there are shards."""
@@ -26,36 +28,34 @@ class Memory:
                 table[param] = torch.zeros_like(sharding.local(param.detach()))
         return [table[param] for param in params]
 
-    def generator(self, device: torch.device) -> torch.Generator:
-        """A generator of our own: a checkpoint resumes the same random numbers, whatever else draws from torch."""
-        if str(device) not in self.generators:
-            self.generators[str(device)] = torch.Generator(device).manual_seed(torch.initial_seed() % 2**63)
-        return self.generators[str(device)]
-
     def state_dict(self, params: Sequence[Tensor]) -> dict[str, Any]:
         index = {param: i for i, param in enumerate(params)}
-        return {
-            "tensors": {name: {index[p]: t for p, t in table.items()} for name, table in self.tensors.items()},
-            "generators": {device: generator.get_state() for device, generator in self.generators.items()},
-        }
+        tensors = {name: {index[p]: t for p, t in table.items()} for name, table in self.tensors.items()}
+        return {"tensors": tensors, "generator": self.generator.get_state()}
 
-    def load_state_dict(self, state: dict[str, Any], params: Sequence[Tensor]) -> None:
-        self.tensors = {
-            name: {params[i]: t.to(device=params[i].device, dtype=params[i].dtype, copy=True) for i, t in table.items()}
-            for name, table in state["tensors"].items()
-        }
-        self._set_generators(state["generators"])
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any], params: Sequence[Tensor]) -> Memory:
+        """What `state_dict` gave, checked, for these parameters."""
+        memory = cls()
+        try:
+            memory.generator.set_state(state["generator"].cpu())
+            for name, table in state["tensors"].items():
+                memory.tensors[name] = {params[i]: _fitted(tensor, params[i]) for i, tensor in table.items()}
+        except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"the checkpoint's memory is damaged or of another model: {error!r}") from error
+        return memory
 
     def __getstate__(self) -> dict[str, Any]:
-        numbers = {device: generator.get_state() for device, generator in self.generators.items()}
-        return {"tensors": self.tensors, "generators": numbers}
+        return {"tensors": self.tensors, "generator": self.generator.get_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
         self.tensors = state["tensors"]
-        self._set_generators(state["generators"])
+        self.generator = torch.Generator()
+        self.generator.set_state(state["generator"])
 
-    def _set_generators(self, states: dict[str, Tensor]) -> None:
-        self.generators = {}
-        for device, numbers in states.items():
-            self.generator(torch.device(device)).set_state(numbers.cpu())
+
+def _fitted(tensor: Tensor, param: Tensor) -> Tensor:
+    shapes = (param.shape, sharding.local(param.detach()).shape)
+    if tensor.shape not in shapes:
+        raise TypeError(f"a tensor of shape {tuple(tensor.shape)} for a parameter of shape {tuple(param.shape)}")
+    return tensor.to(device=param.device, dtype=param.dtype, copy=True)

@@ -60,8 +60,11 @@ class SurrogateGap(Perturbed):
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients | None) -> None:
         assert at_weights is not None
-        pairs = [(p.grad, g) for p, g in zip(params, at_weights, strict=True) if p.grad is not None and g is not None]
-        at_perturbed, plain = [p for p, _ in pairs], [g for _, g in pairs]
+        pairs = [(p.grad, g) for p, g in zip(params, at_weights, strict=True) if _dense(p.grad) and _dense(g)]
+        if not pairs:
+            return
+        at_perturbed: list[Tensor] = [p for p, _ in pairs]  # type: ignore[misc]
+        plain: list[Tensor] = [g for _, g in pairs]  # type: ignore[misc]
         along = _ratio(sharding.dot(plain, at_perturbed), sharding.dot(at_perturbed, at_perturbed))
         # g_p − α(g − c g_p) = (1 + αc) g_p − α g, in place
         torch._foreach_mul_(_local(at_perturbed), 1 + self.alpha * along)
@@ -85,8 +88,11 @@ class Reuse(Perturbed):
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients | None) -> None:
         assert at_weights is not None
         assert self.memory is not None
-        known = [(p, g) for p, g in zip(params, at_weights, strict=True) if p.grad is not None and g is not None]
-        owners, plain = [p for p, _ in known], [g for _, g in known]
+        known = [(p, g) for p, g in zip(params, at_weights, strict=True) if _dense(p.grad) and _dense(g)]
+        self.memory.tensors["orthogonal"] = {}
+        if not known:
+            return
+        owners, plain = [p for p, _ in known], [g for _, g in known if g is not None]
         at_perturbed: list[Tensor] = [p.grad for p in owners]  # type: ignore[misc]
         along = _ratio(sharding.dot(at_perturbed, plain), sharding.dot(plain, plain))
         # g_s − c g, in the storage of g, which nobody else needs
@@ -101,12 +107,17 @@ class Reuse(Perturbed):
     def plain(self, params: Sequence[Tensor]) -> None:
         assert self.memory is not None
         table = self.memory.tensors.get("orthogonal", {})
-        known = [(p.grad, table[p]) for p in params if p.grad is not None and p in table]
+        known = [(p.grad, table[p]) for p in params if p.grad is not None and _dense(p.grad) and p in table]
         if not known:
             return
         plain, orthogonal = [g for g, _ in known], [v for _, v in known]
         factor = self.alpha * _ratio(sharding.dot(plain, plain), sharding.dot(orthogonal, orthogonal)).sqrt()
         torch._foreach_add_(_local(plain), torch._foreach_mul(_local(orthogonal), factor))
+
+
+def _dense(gradient: Tensor | None) -> bool:
+    """Whether it takes part: a sparse gradient, of a group that is not perturbed, reaches the update as it is."""
+    return gradient is not None and gradient.layout is torch.strided
 
 
 def _local(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -89,6 +89,10 @@ class SharpnessAware(Wrapper):
         self.perturbation: Perturbation = Ball() if perturbation is None else perturbation
         self.plan: Plan = Everyone() if plan is None else plan
         self.merge: Merge = Perturbed(every) if merge is None else merge
+        if merge is not None and every != 1:
+            raise ValueError(
+                f"every is the merge's own: give it to {type(merge).__name__}, got every={every} beside it"
+            )
         check_base(base, self.perturbation)
         check_options(clip_norm, scaler, autocast, micro_batch)
         self.criterion = Criterion(ascent, descent)
@@ -99,9 +103,8 @@ class SharpnessAware(Wrapper):
         self.scaler = scaler
         self.autocast = autocast
         self.same_dropout = same_dropout
+        self.base = base
         self.model = model
-        if vectorize:
-            self._refuse_to_vectorize()
         self._weights = Snapshot()
         self._stepping = False
         self._inside_pass = False
@@ -117,12 +120,15 @@ class SharpnessAware(Wrapper):
     def model(self, model: nn.Module | None) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
-        self._sync = sharding.GradientSync(model, self.sharpness)
-        if not self.perturbation.alike_on_all_ranks and not self._sync.perturbs_each_rank:
+        sync = sharding.GradientSync(model, self.sharpness)
+        if self.vectorize:
+            self._refuse_to_vectorize(model, sync)
+        if not self.perturbation.alike_on_all_ranks and not sync.perturbs_each_rank:
             raise ValueError(
                 f"{type(self).__name__} draws random numbers, and ranks would not draw the same: it cannot perturb all "
                 'of them alike (sharpness="global", or sharded parameters)'
             )
+        self._sync = sync
         self._buffers = BufferSnapshot(model)
         self._model = model
 
@@ -178,6 +184,8 @@ class SharpnessAware(Wrapper):
             self.model, self.criterion, self.plan, self.autocast, self._scaled, self.zero_grad, self._buffers.save_early
         )
         micro_batches = Batch(x, y).cut(self.micro_batch if self.micro_batch and self._perturbs() else len(y))
+        for micro_batch in micro_batches:
+            self.plan.check(len(micro_batch))
         shares = [1.0 if len(micro_batches) == 1 else share(self.criterion.descent, b.y, y) for b in micro_batches]
         self.step(_Batches(Planned(runner, b, accumulate, part) for b, part in zip(micro_batches, shares, strict=True)))  # type: ignore[arg-type]
         loss = self.telemetry.loss
@@ -245,13 +253,15 @@ class SharpnessAware(Wrapper):
             else:
                 closures = [closure for part in work for closure in part.plain()]
                 values = self._pass("plain", closures, work[0].divisor)
-                with torch.no_grad():
-                    self.merge.plain(params)
+                if self._has_radius():
+                    with torch.no_grad():
+                        self.merge.plain(params)
             self._update()
             self._steps += 1
             self._leftover = Leftover.of(params)
         except BaseException:
             self.restore()
+            self._buffers.forget()
             if self._pass_began_clear:  # what a broken pass left is of no use
                 self.zero_grad()
             raise
@@ -262,27 +272,33 @@ class SharpnessAware(Wrapper):
 
     def _run_perturbed(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
         """Leave the gradient of a perturbed step in `.grad`: each part of the work climbs by itself, and all add up."""
-        if self.vectorize and len(work) > 1 and len({len(part.batch) for part in work}) == 1:  # type: ignore[attr-defined]
+        if self.vectorize and len(work) > 1 and len({len(part.batch) for part in work}) == work[0].pieces == 1:  # type: ignore[attr-defined]
             return self._run_vectorized(work, params)
         values: list[Any] = []
         at_weights: Gradients | None = None
+        # the ascent pass gives the descent's gradient at w if it climbs the same objective, at w, with all parameters
+        elsewhere = self.criterion.bilevel or self.perturbation.acts_before_ascent
+        own_pass = self.merge.needs_gradient_at_weights and elsewhere
         for number, part in enumerate(work, start=1):
             before_ascent = self._take(params) if number > 1 else None
-            if self.merge.needs_gradient_at_weights and self.criterion.bilevel:
+            closures = part.ascent()
+            if own_pass:
                 at_weights = gradients.add(at_weights, self._descent_gradient_at_weights(part, params), 1.0)
-            more, random = self._ascent_pass(part)
+            more, random = self._ascent_pass(part, closures)
             values += more
-            if self.merge.needs_gradient_at_weights and not self.criterion.bilevel:
+            if self.merge.needs_gradient_at_weights and not own_pass:
                 at_weights = gradients.add(at_weights, gradients.copy(params), part.share)
             self._ascend()
-            closures = part.descent()
+            if random is not None:
+                random.restore()
+            closures = part.descent()  # which may look at the samples
             if random is not None:
                 random.restore()
             if before_ascent is not None:
                 gradients.put(params, before_ascent)  # what the parts before have left; this one's adds up in place
             self._pass("descent", closures, part.divisor, last=number == len(work))
             self._bring_back(last=number == len(work))
-        if at_weights is not None and self._sync.leaves_ascent_to_each_rank and not self.criterion.bilevel:
+        if at_weights is not None and self._sync.leaves_ascent_to_each_rank and not own_pass:
             sharding.average_([gradient for gradient in at_weights if gradient is not None])
         with torch.no_grad():
             self.merge.perturbed(params, at_weights)
@@ -312,9 +328,8 @@ class SharpnessAware(Wrapper):
         gradients.put(params, [found.get(of_name.get(param, "")) for param in params])
         return [None]
 
-    def _ascent_pass(self, part: Work) -> tuple[list[Any], RandomState | None]:
+    def _ascent_pass(self, part: Work, closures: Sequence[Closure]) -> tuple[list[Any], RandomState | None]:
         """The first pass, and the random numbers that it began with, if the second is to have them too."""
-        closures = part.ascent()
         try:
             if self.perturbation.acts_before_ascent:
                 self._save(buckets := self._buckets(with_gradients=False))
@@ -442,7 +457,10 @@ class SharpnessAware(Wrapper):
 
     def _perturbs(self) -> bool:
         self._complete_groups()
-        return self._steps % self.merge.every == 0 and not all(_is_zero(group["rho"]) for group in self.param_groups)
+        return self._steps % self.merge.every == 0 and self._has_radius()
+
+    def _has_radius(self) -> bool:
+        return not all(_is_zero(group["rho"]) for group in self.param_groups)
 
     def _take(self, params: list[Tensor]) -> Gradients:
         return gradients.take(params, copied=self._sync.reuses_gradient_memory)
@@ -494,10 +512,13 @@ class SharpnessAware(Wrapper):
                 "cannot do between them. Use step(closure) or minimize(x, y), which run the passes"
             )
 
-    def _refuse_to_vectorize(self) -> None:
+    def _refuse_to_vectorize(self, model: nn.Module | None, sync: sharding.GradientSync) -> None:
+        if model is not None and not {*self._parameters()} <= {*model.parameters()}:
+            raise ValueError(
+                "vectorize sees the model's parameters only, and the base optimizer has others beside them"
+            )
         simple = not (self.plan.chooses or self.perturbation.acts_before_ascent or self.merge.needs_gradient_at_weights)
-        alone = self._sync.is_alone
-        if self.micro_batch is None or not simple or not alone or self.scaler is not None or self.same_dropout:
+        if self.micro_batch is None or not simple or not sync.is_alone or self.scaler is not None or self.same_dropout:
             raise ValueError(
                 "vectorize runs micro-batches at once: it needs micro_batch=, and works with perturbations of the "
                 "ascent gradient alone (SAM, ASAM, Friendly SAM and their bilevel forms), in one process, without a "

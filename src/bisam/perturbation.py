@@ -127,23 +127,31 @@ class Ball:
 class BallFollowingLearningRate(Ball):
     """A ball whose radius goes with the learning rate, as in GSAM: ρ at the group's largest rate, `rho_min` at 0.
 
-    ρ_t = ρ_min + (ρ − ρ_min) · lr_t / lr_max. The largest rate is the group's initial one unless its `lr_max` says so.
+    ρ_t = ρ_min + (ρ − ρ_min) · lr_t / lr_max, with `rho_min` = None for half of the group's ρ. The largest rate is what
+    the group says (`lr_max`, or a scheduler's `max_lr` or `initial_lr`), or the largest that was seen.
     """
 
-    def __init__(self, rho: float, rho_min: float) -> None:
+    def __init__(self, rho: float, rho_min: float | None = None) -> None:
         super().__init__(rho)
         self.defaults.update(rho_min=rho_min, lr_max=None)
         self.check(self.defaults)
 
     def check(self, group: dict[str, Any]) -> None:
         super().check(group)
-        _check_radius("rho_min", group.get("rho_min", 0.0))
+        if group.get("rho_min") is not None:
+            _check_radius("rho_min", group["rho_min"])
 
     def radius(self, options: dict[str, Any]) -> float | Tensor:
+        rate, high = options["lr"], options["rho"]
+        low = high / 2 if options["rho_min"] is None else options["rho_min"]
         if options["lr_max"] is None:  # the group's first step; from now on it is in the checkpoint
-            options["lr_max"] = options.get("initial_lr", options["lr"])
-        low, high = options["rho_min"], options["rho"]
-        return low + (high - low) * (options["lr"] / options["lr_max"])
+            options["lr_max"] = options.get("max_lr", options.get("initial_lr", rate))
+        largest = options["lr_max"]
+        if isinstance(rate, Tensor) or isinstance(largest, Tensor):
+            options["lr_max"] = torch.maximum(torch.as_tensor(largest, device=rate.device), rate)  # a tensor of its own
+            return low + (high - low) * torch.where(options["lr_max"] == 0, 0.0, rate / options["lr_max"])
+        options["lr_max"] = max(largest, rate)
+        return low + (high - low) * (rate / options["lr_max"] if options["lr_max"] else 0.0)
 
 
 class Around:
@@ -187,16 +195,19 @@ class RandomTensors(Around):
         self.beta = beta
         self._dropped: list[Tensor] = []
         self._frozen: list[Tensor] = []
+        self._kept: list[Tensor] = []
+        self._unused: set[Tensor] = set()
 
     def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
         self._dropped = []
         if self.beta == 1:
             return
-        owners = [param for bucket in buckets for param in bucket.owners if param.requires_grad]
+        owners = [param for bucket in buckets for param in bucket.owners]
+        owners = [param for param in owners if param.requires_grad and param not in self._unused]
         assert self.memory is not None
-        generator = self.memory.generator(torch.device("cpu"))
-        draws = torch.rand(len(owners), generator=generator)
+        draws = torch.rand(len(owners), generator=self.memory.generator)
         kept = (draws < self.beta).index_fill(0, draws.argmin(), True).tolist()
+        self._kept = [param for param, keep in zip(owners, kept, strict=True) if keep]
         self._dropped = [param for param, keep in zip(owners, kept, strict=True) if not keep]
         self._frozen = [] if compiled else self._dropped
         for param in self._frozen:
@@ -206,6 +217,8 @@ class RandomTensors(Around):
         for param in self._frozen:
             param.requires_grad_(True)
         self._frozen = []
+        if any(param.grad is not None for param in self._kept):  # what the loss does not depend on is drawn no more
+            self._unused.update(param for param in self._kept if param.grad is None)
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         for bucket in buckets:
@@ -241,12 +254,18 @@ class RandomStart(Around):
 
     def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
         assert self.memory is not None
+        # a seed of each step's own, so that the memory is one generator, whatever device the noise is for
+        (seed,) = torch.randint(2**62, (1,), generator=self.memory.generator).tolist()
+        generators: dict[torch.device, torch.Generator] = {}
         for bucket in buckets:
+            device = bucket.params[0].device
+            if device not in generators:
+                generators[device] = torch.Generator(device).manual_seed(seed)
             for param in bucket.params:  # random numbers have no foreach form
-                noise = torch.empty_like(param).normal_(generator=self.memory.generator(param.device))
+                noise = torch.empty_like(param).normal_(generator=generators[device])
                 rows = param.flatten(1) if param.dim() > 1 else param.reshape(1, -1)
                 scale = torch.linalg.vector_norm(rows, dim=1) * (self.sigma / math.sqrt(max(rows.shape[1], 1)))
-                param.add_(noise * scale.view(-1, *[1] * max(param.dim() - 1, 0)))
+                param.add_(noise * (scale.view(-1, *[1] * (param.dim() - 1)) if param.dim() > 1 else scale[0]))
 
 
 class MinusMean(Around):
@@ -263,14 +282,15 @@ class MinusMean(Around):
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         assert self.memory is not None
+        finite = sharding.norm(bucket.whole_gradients for bucket in buckets).isfinite()
         for bucket in buckets:
             means = self.memory.of("mean", bucket.owners)
-            overflowed = ~torch.stack(torch._foreach_norm(bucket.gradients)).isfinite().all()
-            for gradient in bucket.gradients:  # which is not to be remembered for ever
-                gradient.masked_fill_(overflowed, 0.0)
+            here = finite.to(means[0].device)
+            for gradient, mean in zip(bucket.gradients, means, strict=True):  # an overflow is not to be remembered
+                gradient.copy_(torch.where(here, gradient, mean))
             torch._foreach_lerp_(means, bucket.gradients, 1 - self.decay)
             torch._foreach_sub_(bucket.gradients, means, alpha=self.sigma)
-            torch._foreach_mul_(bucket.gradients, torch.where(overflowed, math.nan, 1.0))  # and is to be noticed
+            torch._foreach_mul_(bucket.gradients, torch.where(here, 1.0, math.nan))  # but to be noticed
         return self.inner(buckets)
 
 

@@ -62,6 +62,11 @@ class BufferSnapshot:
         self.save()
         self._early = True
 
+    def forget(self) -> None:
+        """What was saved is not to be brought back."""
+        self._early = False
+        self._tables = []
+
     def save(self) -> None:
         if self._early:
             self._early = False

@@ -226,8 +226,9 @@ class RSAM(SharpnessAware):
 class GSAM(SharpnessAware):
     """Surrogate-gap SAM: g ← g_p − α g_⊥, with g_p = ∇L(w + ε) and g_⊥ the part of ∇L(w) orthogonal to it.
 
-    ρ goes with the learning rate: ρ_t = ρ_min + (ρ − ρ_min) lr_t/lr_max, where `rho_min` = None is half of `rho`, as
-    the paper has it for ResNets, and lr_max is each group's initial rate or its own `lr_max`.
+    ρ goes with the learning rate: ρ_t = ρ_min + (ρ − ρ_min) lr_t/lr_max, where `rho_min` = None is half of ρ, as the
+    paper has it for ResNets, and lr_max is each group's `lr_max`, its scheduler's `max_lr` or `initial_lr`, or the
+    largest rate seen.
 
     Zhuang, Gong, Yuan, Cui, Adam, Dvornek, Tatikonda, Duncan, Liu: Surrogate Gap Minimization Improves Sharpness-Aware
     Training, 2022. With another ascent, ∇L(w) takes a pass of its own.
@@ -246,7 +247,7 @@ class GSAM(SharpnessAware):
         alpha: float = 0.4,
         **options: Unpack[Options],
     ) -> None:
-        ball = BallFollowingLearningRate(rho, rho / 2 if rho_min is None else rho_min)
+        ball = BallFollowingLearningRate(rho, rho_min)
         merge = SurrogateGap(alpha, options.pop("every", 1))
         super().__init__(base, model, perturbation=ball, merge=merge, **options)
 
@@ -263,7 +264,7 @@ class LookSAM(SharpnessAware):
     >>> losses = [optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(4)]
     """
 
-    def __init__(
+    def __init__(  # type: ignore[misc]  # every has another default here
         self,
         base: torch.optim.Optimizer,
         model: nn.Module | None = None,
@@ -271,7 +272,7 @@ class LookSAM(SharpnessAware):
         rho: float = 0.05,
         every: int = 5,
         alpha: float = 0.7,
-        **options: Unpack[Options],  # type: ignore[misc]
+        **options: Unpack[Options],
     ) -> None:
         super().__init__(base, model, perturbation=Ball(rho), merge=Reuse(every, alpha), **options)
 

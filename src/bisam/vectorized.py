@@ -7,6 +7,7 @@ its own perturbed weights. It takes the steps that the loop takes and holds a co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class Vectorized:
 
     def __init__(self, model: nn.Module, criterion: Criterion, micro_batches: Sequence[Batch]) -> None:
         self.model, self.criterion, self.parts = model, criterion, len(micro_batches)
-        self.x, self.axes = stack([part.x for part in micro_batches], len(micro_batches[0]))
+        self.x, self.axes = stack([part.x for part in micro_batches], micro_batches[0].per_sample)
         self.y = torch.stack([part.y for part in micro_batches])
         self.params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
@@ -38,16 +39,17 @@ class Vectorized:
         epsilon = self._gradients(self.criterion.ascent, self.params, shared=True)
         for part in range(self.parts):
             perturb({name: gradient[part] for name, gradient in epsilon.items()})
-        names = list(self.params)
+        names = list(epsilon)
         torch._foreach_add_([epsilon[name] for name in names], [self.params[name] for name in names])
         self.criterion.enter("descent")
-        descent = self._gradients(self.criterion.descent, epsilon, shared=False)
+        fixed = {name: p.expand(self.parts, *p.shape) for name, p in self.params.items() if name not in epsilon}
+        descent = self._gradients(self.criterion.descent, {**epsilon, **fixed}, shared=False)
         weights = torch.stack([torch.as_tensor(part, device=self.y.device) for part in shares])
-        return {name: torch.tensordot(weights.to(gradient), gradient, 1) for name, gradient in descent.items()}
+        return {name: torch.tensordot(weights.to(descent[name]), descent[name], 1) for name in epsilon}
 
     def _gradients(self, objective: Objective, params: PerMicroBatch, *, shared: bool) -> PerMicroBatch:
         def loss(weights: dict[str, Tensor], x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
-            output = Batch(x, y).run(lambda *args, **kwargs: functional_call(self.model, weights, args, kwargs))
+            output = Batch(x, y, per_sample=False).run(partial(_call, self.model, weights))
             logits = getattr(output, "logits", output)
             return objective(logits, y), logits
 
@@ -62,4 +64,9 @@ class Vectorized:
             ) from error
         everything, target = logits.detach().flatten(0, 1), self.y.flatten(0, 1)
         self.criterion.record(everything, target, objective(everything, target))
-        return gradients
+        # what the loss does not depend on comes back as one zero, expanded; the loop has no gradient there
+        return {name: gradient for name, gradient in gradients.items() if 0 not in gradient.stride()}
+
+
+def _call(model: nn.Module, weights: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    return functional_call(model, weights, args, kwargs)

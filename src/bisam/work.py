@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bisam.batches import Batch, Plan, per_sample, share
+from bisam.batches import Batch, Plan, ignored, per_sample, share
 from bisam.checks import Closure
 from bisam.criterion import Criterion
 from bisam.objectives import Objective
@@ -72,7 +72,9 @@ class Runner:
             loss = self.criterion(output, batch.y)
             if scores is not None:
                 logits = getattr(output, "logits", output).detach()
-                scores.append(per_sample(self.criterion.ascent, logits, batch.y))
+                values = per_sample(self.criterion.ascent, logits, batch.y)
+                left_out = ignored(self.criterion.ascent, batch.y)
+                scores.append(values if left_out is None else values.masked_fill(left_out, torch.inf))
         self.scaled(loss if isinstance(factor, float) and factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
         return loss
 
@@ -87,6 +89,7 @@ class Runner:
                 scores.append(per_sample(objective, logits, part.y))
                 if observe:
                     self.criterion.observe(logits, part.y)
+        torch.clear_autocast_cache()  # what it holds was cast without gradients
         return torch.cat(scores)
 
 

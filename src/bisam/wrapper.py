@@ -82,16 +82,18 @@ class Wrapper(torch.optim.Optimizer):
         """Load what `state_dict` gave, or a state dict of the base optimizer alone: then ρ and the like stay."""
         self._refuse_while_perturbed("load_state_dict()")
         self._refuse_memory_of_another(state_dict)
+        sharpness = state_dict.get("sharpness", {"steps": 0, "memory": {}})
+        steps, params = int(sharpness["steps"]), self._parameters()
+        memories = {name: Memory.from_state_dict(entry, params) for name, entry in sharpness["memory"].items()}
         self._complete_groups()
         options = [{name: group[name] for name in self.perturbation.defaults} for group in self.param_groups]
         self.base.load_state_dict({key: value for key, value in state_dict.items() if key != "sharpness"})
         for group, kept in zip(self.param_groups, options, strict=True):
             for name, value in kept.items():
                 group.setdefault(name, value)
-        sharpness = state_dict.get("sharpness", {"steps": 0, "memory": {}})
-        self._steps = sharpness["steps"]
-        for name, memory in self._memories().items():
-            memory.load_state_dict(sharpness["memory"].get(name, Memory().state_dict([])), self._parameters())
+        self._steps = steps
+        for name, part in self._parts_with_memory().items():
+            part.memory = memories.get(name, Memory())
 
     # What a variant adds to it.
 
@@ -104,22 +106,22 @@ class Wrapper(torch.optim.Optimizer):
     def _parameters(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
+    def _parts_with_memory(self) -> dict[str, Any]:
+        """The parts of this variant that remember, by name."""
+        parts: list[Any] = [self.merge, self.perturbation]
+        while hasattr(parts[-1], "inner"):
+            parts.append(parts[-1].inner)
+        return {type(part).__name__: part for part in parts if part.memory is not None}
+
     def _memories(self) -> dict[str, Memory]:
-        """What the parts of this variant remember, by the name of the part."""
-        found: dict[str, Memory] = {}
-        part: Any = self.perturbation
-        while part is not None:
-            if part.memory is not None:
-                found[type(part).__name__] = part.memory
-            part = getattr(part, "inner", None)
-        if self.merge.memory is not None:
-            found[type(self.merge).__name__] = self.merge.memory
-        return found
+        return {name: part.memory for name, part in self._parts_with_memory().items()}
 
     def _refuse_memory_of_another(self, state_dict: dict[str, Any]) -> None:
         """A checkpoint of the base optimizer alone has no memory and no ρ; any other must have this variant's."""
         ours = set(self._memories())
         sharpness = state_dict.get("sharpness")
+        if sharpness is not None and not (isinstance(sharpness, dict) and {"steps", "memory"} <= sharpness.keys()):
+            raise ValueError(f"the checkpoint's memory is damaged: {str(sharpness)[:80]}")
         theirs = None if sharpness is None else set(sharpness["memory"])
         of_base_alone = theirs is None and all("rho" not in group for group in state_dict["param_groups"])
         if not of_base_alone and (theirs or set()) != ours:
