@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from bisam.batches import Plan
+from bisam.merge import Merge
 from bisam.perturbation import Perturbation
+from bisam.sharding import GradientSync
 
 Closure = Callable[[], Any]
 
@@ -52,6 +55,59 @@ def check_options(clip_norm: Any, scaler: Any, autocast: Any, micro_batch: Any) 
         raise TypeError(f"autocast must be a type such as torch.bfloat16, or None, got {autocast!r}")
     if not (micro_batch is None or (isinstance(micro_batch, int) and micro_batch >= 1)):
         raise ValueError(f"micro_batch must be a whole number of samples, at least 1, or None, got {micro_batch!r}")
+
+
+class Variant(Protocol):
+    """What decides whether a form of the step can be used."""
+
+    base: torch.optim.Optimizer
+    perturbation: Perturbation
+    plan: Plan
+    merge: Merge
+    micro_batch: int | None
+    scaler: torch.amp.GradScaler | None
+    same_dropout: bool
+
+
+def check_sees_batch(variant: Variant, method: str) -> None:
+    """That the variant has no need to see the samples, where `method` does not show them."""
+    if variant.plan.chooses or variant.micro_batch is not None:
+        raise RuntimeError(
+            f"{type(variant).__name__} chooses samples, or perturbs micro-batches, and cannot see them in {method}. "
+            "Use minimize(x, y)"
+        )
+
+
+def check_by_hand(variant: Variant) -> None:
+    """That all it does happens in `ascend` and `descend`."""
+    check_sees_batch(variant, "ascend()")
+    merged = variant.merge.needs_gradient_at_weights or variant.merge.every > 1
+    if variant.same_dropout or variant.perturbation.acts_before_ascent or merged:
+        reason = "same_dropout" if variant.same_dropout else type(variant).__name__
+        raise RuntimeError(
+            f"{reason} has something to do before the first pass, or after the second, that ascend() and descend() "
+            "cannot do between them. Use step(closure) or minimize(x, y), which run the passes"
+        )
+
+
+def check_vectorize(variant: Variant, model: torch.nn.Module | None, sync: GradientSync) -> None:
+    """That its micro-batches can be one batched computation."""
+    params = {param for group in variant.base.param_groups for param in group["params"]}
+    if model is not None and not params <= {*model.parameters()}:
+        raise ValueError("vectorize sees the model's parameters only, and the base optimizer has others beside them")
+    more = (
+        variant.plan.chooses
+        or variant.perturbation.acts_before_ascent
+        or variant.merge.needs_gradient_at_weights
+        or variant.scaler is not None
+        or variant.same_dropout
+    )
+    if variant.micro_batch is None or more or not sync.is_alone:
+        raise ValueError(
+            "vectorize runs micro-batches at once: it needs micro_batch=, and works with perturbations of the ascent "
+            "gradient alone (SAM, ASAM, Friendly SAM and their bilevel forms), in one process, without a GradScaler "
+            "and without same_dropout"
+        )
 
 
 def as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure]:

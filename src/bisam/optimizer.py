@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from bisam import gradients, sharding
 from bisam.batches import Batch, Everyone, Plan, share
-from bisam.checks import Closure, as_closures, check_base, check_options
+from bisam.checks import (
+    Closure,
+    as_closures,
+    check_base,
+    check_by_hand,
+    check_options,
+    check_sees_batch,
+    check_vectorize,
+)
 from bisam.criterion import Criterion, Phase, Telemetry
 from bisam.gradients import Gradients, Leftover
 from bisam.merge import Merge, Perturbed
@@ -122,7 +130,7 @@ class SharpnessAware(Wrapper):
             raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
         sync = sharding.GradientSync(model, self.sharpness)
         if self.vectorize:
-            self._refuse_to_vectorize(model, sync)
+            check_vectorize(self, model, sync)
         if not self.perturbation.alike_on_all_ranks and not sync.perturbs_each_rank:
             raise ValueError(
                 f"{type(self).__name__} draws random numbers, and ranks would not draw the same: it cannot perturb all "
@@ -153,7 +161,7 @@ class SharpnessAware(Wrapper):
             work: Sequence[Work] = closure
         else:
             work = [Given(as_closures(closure))]
-            self._refuse_without_the_batch("step(closure)")
+            check_sees_batch(self, "step(closure)")
         self._refuse_while_perturbed("step()")
         values = self._run(work)
         value = values[0] if len(values) == 1 or values[0] is None else sum(values) / len(values)
@@ -199,7 +207,8 @@ class SharpnessAware(Wrapper):
                 "ascend() called twice: the weights are perturbed already. Call descend() after the second backward "
                 "pass, or restore() to give this step up."
             )
-        self._refuse_by_hand()
+        self._refuse_leftovers()
+        check_by_hand(self)
         self._require_gradients("ascend()", "the first backward pass")
         self._ascend()
 
@@ -490,46 +499,18 @@ class SharpnessAware(Wrapper):
                 "each micro-batch, or use minimize(x, y, accumulate=n). If they are left over, call zero_grad() first."
             )
 
-    def _require_gradients(self, method: str, source: str) -> None:
-        if not gradients.present(self._parameters()):
-            raise RuntimeError(
-                f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on "
-                "the loss, on a model whose parameters this optimizer holds."
-            )
-
-    def _refuse_by_hand(self) -> None:
+    def _refuse_leftovers(self) -> None:
         if self._leftover is not None and self._leftover.is_present():
             raise RuntimeError(
                 "ascend() found the gradient of the last step() beneath the new one. Call zero_grad() before the first "
                 "backward pass"
             )
-        self._refuse_without_the_batch("ascend()")
-        merged = self.merge.needs_gradient_at_weights or self.merge.every > 1
-        if self.same_dropout or self.perturbation.acts_before_ascent or merged:
-            reason = "same_dropout" if self.same_dropout else type(self).__name__
-            raise RuntimeError(
-                f"{reason} has something to do before the first pass, or after the second, that ascend() and descend() "
-                "cannot do between them. Use step(closure) or minimize(x, y), which run the passes"
-            )
 
-    def _refuse_to_vectorize(self, model: nn.Module | None, sync: sharding.GradientSync) -> None:
-        if model is not None and not {*self._parameters()} <= {*model.parameters()}:
-            raise ValueError(
-                "vectorize sees the model's parameters only, and the base optimizer has others beside them"
-            )
-        simple = not (self.plan.chooses or self.perturbation.acts_before_ascent or self.merge.needs_gradient_at_weights)
-        if self.micro_batch is None or not simple or not sync.is_alone or self.scaler is not None or self.same_dropout:
-            raise ValueError(
-                "vectorize runs micro-batches at once: it needs micro_batch=, and works with perturbations of the "
-                "ascent gradient alone (SAM, ASAM, Friendly SAM and their bilevel forms), in one process, without a "
-                "GradScaler and without same_dropout"
-            )
-
-    def _refuse_without_the_batch(self, method: str) -> None:
-        if self.plan.chooses or self.micro_batch is not None:
+    def _require_gradients(self, method: str, source: str) -> None:
+        if not gradients.present(self._parameters()):
             raise RuntimeError(
-                f"{type(self).__name__} chooses samples, or perturbs micro-batches, and cannot see them in {method}. "
-                "Use minimize(x, y)"
+                f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on "
+                "the loss, on a model whose parameters this optimizer holds."
             )
 
     def __repr__(self) -> str:
