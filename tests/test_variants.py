@@ -696,3 +696,15 @@ def test_random_numbers_are_not_those_that_the_weights_were_initialised_with():
     torch.manual_seed(7)
     weight = torch.randn(1000)
     assert abs(torch.cosine_similarity(torch.randn(1000, generator=Memory().generator), weight, dim=0)) < 0.2
+
+
+def test_esams_telemetry_compares_all_samples_before_and_after():
+    model, optimizer = build("ESAM", net=mlp, rho=1.0)
+    logits = []
+    model.register_forward_hook(lambda _, __, output: logits.append(output.detach()))
+    x, y = batch(size=64)
+    optimizer.minimize(x, y)
+    before, after, _ = logits
+    flipped = (before.argmax(1) == y) & (after.argmax(1) != y)
+    assert optimizer.telemetry.flips == flipped.sum() > 0
+    torch.testing.assert_close(optimizer.telemetry.perturbed_loss, nn.functional.cross_entropy(after, y))
