@@ -5,7 +5,7 @@ optimizer, written by hand; our step; the two-step SAM class written the usual w
 batch-norm statistics out of the second pass.
 
 Two figures for each. *Ratio* is wall time over the hand-written step's: contestants take turns, a few steps each, in
-random order, and are built anew for each repeat, because where a net happens to lie in memory makes it up to 5 % faster
+random order, and are built anew for each repeat, because where a net happens to lie in memory makes it faster
 or slower; the median over repeats has a bootstrap interval. *Outside the passes* is the time that a step spends on
 anything but its two forward-backward passes, as a share of the hand-written step: it resolves what the ratio cannot on
 a busy machine.
