@@ -22,6 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bisam.kernels.lower_bound import Formula, can_fuse
+from bisam.kernels.lower_bound import lower_bound as fused_lower_bound
+
 __all__ = [
     "GAMMA",
     "CrossEntropy",
@@ -159,6 +162,18 @@ class LowerBound(nn.Module):
         self._phi = _resolve(phi, alpha)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        check_classification(logits, target)
+        phi = self.phi if isinstance(self.phi, str) else "own"
+        formula = Formula(phi, self.mu, self.alpha, self.ignore_index, self.reduction)
+        if not can_fuse(formula, logits, target, self.weight):
+            return self.plain(logits, target)
+        try:
+            return fused_lower_bound(formula, logits, as_target(target), self.weight, self.plain)
+        except RuntimeError as error:
+            raise _explained(error, target, logits.shape[1]) from None
+
+    def plain(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The same in plain torch: what the fused kernels of `bisam.kernels` are measured against."""
         return self._evaluate(logits, target, offset=0.0)
 
     def bound(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -315,9 +330,11 @@ def _of_label(logits: Tensor, labels: Tensor, dim: int = 1) -> Tensor:
     try:
         return logits.gather(dim, labels.unsqueeze(dim))
     except RuntimeError as error:  # on a CPU; CUDA's own assertion stops the kernel
-        if "out of bounds" not in str(error):
-            raise
-        raise _outside(labels, logits.shape[dim]) from None
+        raise _explained(error, labels, logits.shape[dim]) from None
+
+
+def _explained(error: RuntimeError, labels: Tensor, classes: int) -> Exception:
+    return _outside(labels, classes) if "out of bounds" in str(error) else error
 
 
 def _outside(labels: Tensor, classes: int) -> IndexError:

@@ -1,0 +1,108 @@
+"""Q and its gradient in closed form, each in one pass over the logits.
+
+With F_j = z_j − z_y, w_j = exp(μ φ(F_j)) and S = Σ_j w_j, of which w_y = exp(μ φ(0)) = 1 is one:
+
+    Q = log(S)/μ,      ∂Q/∂z_j = w_j φ′(F_j)/S  for j ≠ y,      ∂Q/∂z_y = −Σ_{j≠y} ∂Q/∂z_j
+
+S lies between 1 and K e^μ, so there is no maximum to subtract first, as other sums of exponentials need, while e^μ is
+far from the largest float: up to `LARGEST_MU`. The plain form in `bisam.objectives` takes what is not fused (a φ of the
+user's own, probabilities as targets, a larger μ, forward-mode derivatives, `torch.func`), gives the gradient's own
+derivatives, and is what the tests compare with.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+LARGEST_MU = 40.0
+
+Plain = Callable[[Tensor, Tensor], Tensor]
+Saved = tuple[Tensor, ...]
+
+
+class Formula(NamedTuple):
+    """Which Q: the constants of the closed form, and how its rows are reduced."""
+
+    phi: str
+    mu: float
+    alpha: float
+    ignore_index: int
+    reduction: str
+
+
+class Backend(Protocol):
+    """A place to compute it, for logits (N, K) and labels (N)."""
+
+    def value(
+        self, formula: Formula, logits: Tensor, labels: Tensor, weight: Tensor | None, *, keep: bool
+    ) -> tuple[Tensor, Saved]:
+        """Q, and what `gradient` needs of it, if that is to be kept."""
+
+    def gradient(self, formula: Formula, logits: Tensor, labels: Tensor, saved: Saved, upstream: Tensor) -> Tensor:
+        """∂Q/∂z, times the upstream gradient."""
+
+
+def can_fuse(formula: Formula, logits: Tensor, target: Tensor, weight: Tensor | None) -> bool:
+    """Whether `lower_bound` computes this; it looks at types, shapes and places only."""
+    return (
+        formula.phi in ("log", "tanh")
+        and formula.mu <= LARGEST_MU
+        and logits.dim() > 1
+        and not target.is_floating_point()
+        and not (weight is not None and weight.requires_grad)
+        and backend(logits.device.type) is not None
+        and not torch.compiler.is_compiling()  # the compiler fuses the plain form by itself
+        and not torch._C._are_functorch_transforms_active()
+        and torch.autograd.forward_ad._current_level < 0
+    )
+
+
+def lower_bound(formula: Formula, logits: Tensor, labels: Tensor, weight: Tensor | None, plain: Plain) -> Tensor:
+    """Q of logits (N, K, …) and class indices (N, …); `plain` is the same function, for derivatives of derivatives."""
+    if logits.dim() == 2:
+        return _Fused.apply(logits, labels, weight, formula, plain)
+    values: Tensor = _Fused.apply(logits.movedim(1, -1).flatten(0, -2), labels.flatten(), weight, formula, plain)
+    return values.view(labels.shape) if formula.reduction == "none" else values
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, weight: Tensor | None, formula: Formula, plain: Plain
+    ) -> Tensor:
+        place = backend(logits.device.type)
+        assert place is not None
+        value, saved = place.value(formula, logits, labels, weight, keep=ctx.needs_input_grad[0])
+        ctx.save_for_backward(logits, labels, *saved)
+        ctx.formula, ctx.plain, ctx.place = formula, plain, place
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        logits, labels, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the graph of the gradient is wanted too
+            value = ctx.plain(logits, labels)
+            (gradient,) = torch.autograd.grad(value, logits, upstream, create_graph=True)
+        else:
+            gradient = ctx.place.gradient(ctx.formula, logits, labels, tuple(saved), upstream)
+        return gradient, None, None, None, None
+
+
+@cache
+def backend(device: str) -> Backend | None:
+    """What computes it on such a device, if anything does."""
+    if device == "cpu":
+        from bisam.kernels.lower_bound_cpu import OnePass
+
+        return OnePass()
+    if device == "cuda" and importlib.util.find_spec("triton") is not None:
+        from bisam.kernels.lower_bound_triton import Fused
+
+        return Fused()
+    return None
