@@ -1,7 +1,12 @@
+import os
+
 import pytest
 import torch
 
-from family import BASES, BY_HAND, VARIANTS, WITH_CLOSURE, WITHOUT_MEMORY
+from family import BASES, BY_HAND, CAPTURABLE, VARIANTS, WITH_CLOSURE, WITHOUT_MEMORY
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported: they run on the CPU then
 
 torch.set_num_threads(1)  # tests run beside each other
 
@@ -13,6 +18,7 @@ def pytest_generate_tests(metafunc):
         "variant": VARIANTS,
         "closure_variant": WITH_CLOSURE,
         "hand_variant": BY_HAND,
+        "capturable_variant": CAPTURABLE,
         "plain_variant": WITHOUT_MEMORY,
         "base": BASES,
         "device": devices,

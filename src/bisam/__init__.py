@@ -1,6 +1,7 @@
 """Sharpness-aware training for PyTorch, built around BiSAM: each player has its own objective."""
 
 from bisam import compat, objectives
+from bisam.capture import capture, capture_together
 from bisam.criterion import Criterion, Telemetry
 from bisam.objectives import CrossEntropy, LowerBound, bound, lower_bound, zero_one_error
 from bisam.optimizer import SharpnessAware
@@ -29,6 +30,8 @@ __all__ = [
     "SharpnessAware",
     "Telemetry",
     "bound",
+    "capture",
+    "capture_together",
     "compat",
     "lower_bound",
     "objectives",

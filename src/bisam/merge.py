@@ -89,20 +89,23 @@ class Reuse(Perturbed):
         assert at_weights is not None
         assert self.memory is not None
         known = [(p, g) for p, g in zip(params, at_weights, strict=True) if _dense(p.grad) and _dense(g)]
-        self.memory.tensors["orthogonal"] = {}
+        owners, plain = [p for p, _ in known], [g for _, g in known if g is not None]
+        before = self.memory.tensors.get("orthogonal", {})
+        # in the same storage as ever, so that a captured step finds it
+        remembered = {p: before[p] if p in before else torch.empty_like(g) for p, g in zip(owners, plain, strict=True)}
+        self.memory.tensors["orthogonal"] = remembered
         if not known:
             return
-        owners, plain = [p for p, _ in known], [g for _, g in known if g is not None]
         at_perturbed: list[Tensor] = [p.grad for p in owners]  # type: ignore[misc]
         along = _ratio(sharding.dot(at_perturbed, plain), sharding.dot(plain, plain))
-        # g_s − c g, in the storage of g, which nobody else needs
+        # g_s − c g, by way of the storage of g, which nobody else needs
         orthogonal = _local(plain)
         torch._foreach_mul_(orthogonal, -along)
         torch._foreach_add_(orthogonal, _local(at_perturbed))
         overflowed = ~along.isfinite()
         for tensor in orthogonal:  # which is not to be remembered: the steps until the next look use their own
             tensor.masked_fill_(overflowed, 0.0)
-        self.memory.tensors["orthogonal"] = dict(zip(owners, plain, strict=True))
+        torch._foreach_copy_(_local([*remembered.values()]), orthogonal)
 
     def plain(self, params: Sequence[Tensor]) -> None:
         assert self.memory is not None

@@ -7,6 +7,8 @@ second gives the descent gradient there; `descend` brings w back, bit for bit, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypedDict
 
 import torch
@@ -27,7 +29,7 @@ from bisam.criterion import Criterion, Phase, Telemetry
 from bisam.gradients import Gradients, Leftover
 from bisam.merge import Merge, Perturbed
 from bisam.objectives import Objective
-from bisam.perturbation import Ball, Bucket, Perturbation
+from bisam.perturbation import Ball, Bucket, Perturbation, into_buckets, is_zero
 from bisam.snapshot import BufferSnapshot, RandomState, Snapshot
 from bisam.vectorized import Vectorized
 from bisam.work import Given, Planned, Runner, Work, precision
@@ -118,6 +120,7 @@ class SharpnessAware(Wrapper):
         self._inside_pass = False
         self._pass_began_clear = True
         self._leftover: Leftover | None = None
+        self._fixed_radii: list[Tensor] | None = None
         super().__init__(base)
 
     @property
@@ -149,7 +152,7 @@ class SharpnessAware(Wrapper):
 
     # The step, in its three forms.
 
-    def step(self, closure: Closure | Sequence[Closure] | None = None) -> Any:
+    def step(self, closure: Closure | Sequence[Closure] | Prepared | None = None) -> Any:
         """One step. The closure computes `criterion(model(x), y)`, calls `backward` on it and returns it, twice.
 
         A list of closures, each of an equally large micro-batch, is one step on all of them together.
@@ -157,16 +160,9 @@ class SharpnessAware(Wrapper):
         Returns what the closure returned at w; for the bilevel variants the descent's loss there, if it used
         `criterion`. The gradient of the update stays in `.grad` until the next step, or `zero_grad`, clears it.
         """
-        if isinstance(closure, _Batches):  # from minimize(), by this way so that hooks and schedulers see a step
-            work: Sequence[Work] = closure
-        else:
-            work = [Given(as_closures(closure))]
-            check_sees_batch(self, "step(closure)")
-        self._refuse_while_perturbed("step()")
-        values = self._run(work)
-        value = values[0] if len(values) == 1 or values[0] is None else sum(values) / len(values)
-        loss = self.telemetry.loss
-        return value if loss is None or not (self.criterion.bilevel or value is None) else loss
+        if isinstance(closure, Prepared):
+            return closure.run()
+        return self.run(self.plan_closure(closure))
 
     def minimize(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Tensor:
         """The whole step on one batch: forward and backward passes, accumulation, autocast, clipping, update.
@@ -176,29 +172,8 @@ class SharpnessAware(Wrapper):
 
         Returns the descent's loss at w.
         """
-        if self.model is None:
-            raise RuntimeError(f"minimize() runs the model: give it, as in {type(self).__name__}(base, model)")
-        if accumulate < 1:
-            raise ValueError(f"accumulate must be at least 1, got {accumulate}")
-        if len(y) == 0:
-            raise ValueError(f"the batch is empty: y has shape {tuple(y.shape)}")
-        if not self._sync.averages:
-            raise RuntimeError(
-                f"minimize() runs the model that this optimizer was given, and {sharding.ranks()} ranks would drift "
-                "apart: it is neither wrapped by DistributedDataParallel nor sharded. Wrap it and set optimizer.model"
-            )
-        self._refuse_while_perturbed("minimize()")
-        runner = Runner(
-            self.model, self.criterion, self.plan, self.autocast, self._scaled, self.zero_grad, self._buffers.save_early
-        )
-        micro_batches = Batch(x, y).cut(self.micro_batch if self.micro_batch and self._perturbs() else len(y))
-        for micro_batch in micro_batches:
-            self.plan.check(len(micro_batch))
-        shares = [1.0 if len(micro_batches) == 1 else share(self.criterion.descent, b.y, y) for b in micro_batches]
-        self.step(_Batches(Planned(runner, b, accumulate, part) for b, part in zip(micro_batches, shares, strict=True)))  # type: ignore[arg-type]
-        loss = self.telemetry.loss
-        assert loss is not None
-        return loss
+        work = self.plan_batch(x, y, accumulate=accumulate)
+        return self.step(Prepared(partial(self.run, work)))
 
     def ascend(self) -> None:
         """After the first backward pass: move the weights to w + ε and clear the gradients."""
@@ -248,6 +223,53 @@ class SharpnessAware(Wrapper):
 
     # The parts of a step.
 
+    def plan_closure(self, closure: Closure | Sequence[Closure] | None) -> Sequence[Work]:
+        """What `step` runs."""
+        work = [Given(as_closures(closure))]
+        check_sees_batch(self, "step(closure)")
+        self._refuse_while_perturbed("step()")
+        return work
+
+    def plan_batch(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Sequence[Work]:
+        """What `minimize` runs."""
+        if self.model is None:
+            raise RuntimeError(f"minimize() runs the model: give it, as in {type(self).__name__}(base, model)")
+        if accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+        if len(y) == 0:
+            raise ValueError(f"the batch is empty: y has shape {tuple(y.shape)}")
+        if not self._sync.averages:
+            raise RuntimeError(
+                f"minimize() runs the model that this optimizer was given, and {sharding.ranks()} ranks would drift "
+                "apart: it is neither wrapped by DistributedDataParallel nor sharded. Wrap it and set optimizer.model"
+            )
+        self._refuse_while_perturbed("minimize()")
+        runner = Runner(
+            self.model, self.criterion, self.plan, self.autocast, self._scaled, self.zero_grad, self._buffers.save_early
+        )
+        micro_batches = Batch(x, y).cut(self.micro_batch if self.micro_batch and self._perturbs() else len(y))
+        for micro_batch in micro_batches:
+            self.plan.check(len(micro_batch))
+        shares = [1.0 if len(micro_batches) == 1 else share(self.criterion.descent, b.y, y) for b in micro_batches]
+        return [Planned(runner, b, accumulate, part) for b, part in zip(micro_batches, shares, strict=True)]
+
+    def run(self, work: Sequence[Work]) -> Any:
+        """The step on this work. Returns the loss, as `step` does."""
+        values = self._run(work)
+        value = values[0] if len(values) == 1 or values[0] is None else sum(values) / len(values)
+        loss = self.telemetry.loss
+        seen_alike = isinstance(work[0], Given) and not self.criterion.bilevel and value is not None
+        return value if loss is None or seen_alike else loss
+
+    def abandon(self) -> None:
+        """Forget a step that never ran, as after a failed capture: nothing is brought back, for nothing was moved."""
+        self._perturbed = False
+        self._weights.forget()
+        self._buffers.forget()
+        self.criterion.finish()
+        self.base.zero_grad(set_to_none=True)
+        self._leftover = None
+
     def _run(self, work: Sequence[Work]) -> list[Any]:
         """Both passes of all the work, and the update. Returns what the closures returned at w."""
         params = self._parameters()
@@ -283,6 +305,8 @@ class SharpnessAware(Wrapper):
         """Leave the gradient of a perturbed step in `.grad`: each part of the work climbs by itself, and all add up."""
         if self.vectorize and len(work) > 1 and len({len(part.batch) for part in work}) == work[0].pieces == 1:  # type: ignore[attr-defined]
             return self._run_vectorized(work, params)
+        if self._fixed_radii is None:
+            self.perturbation.begin_step()
         values: list[Any] = []
         at_weights: Gradients | None = None
         # the ascent pass gives the descent's gradient at w if it climbs the same objective, at w, with all parameters
@@ -441,35 +465,21 @@ class SharpnessAware(Wrapper):
     def _buckets(
         self, gradient_of: Callable[[Tensor], Tensor | None] = lambda param: param.grad, *, with_gradients: bool = True
     ) -> list[Bucket]:
-        """The parameters of the groups that are perturbed, cut so that each bucket is one foreach call; with their
-        gradients, where they have one, or all of them without."""
         self._complete_groups()
-        buckets: dict[tuple[Any, ...], Bucket] = {}
-        for index, group in enumerate(self.param_groups):
+        for group in self.param_groups:
             self.perturbation.check(group)
-            if _is_zero(group["rho"]):
-                continue
-            for param in group["params"]:
-                gradient = gradient_of(param) if with_gradients else None
-                if gradient is None and (with_gradients or not param.requires_grad):
-                    continue
-                if gradient is not None and gradient.layout is not torch.strided:
-                    raise RuntimeError(
-                        f"a parameter of shape {tuple(param.shape)} in group {index} has a sparse gradient, which "
-                        "cannot be perturbed. Build its layer with sparse=False, or put it into a group with rho=0."
-                    )
-                key = (index, *sharding.kind(param))
-                if key not in buckets:
-                    buckets[key] = Bucket(group)
-                buckets[key].add(param, gradient)
-        return list(buckets.values())
+        return into_buckets(self.param_groups, self._radii(), gradient_of if with_gradients else None)
+
+    def _radii(self) -> Sequence[float | Tensor]:
+        """The radius of each group in this step: of the host's arithmetic, but in a captured step, which is told."""
+        return self._fixed_radii or [self.perturbation.radius(group) for group in self.param_groups]
 
     def _perturbs(self) -> bool:
         self._complete_groups()
         return self._steps % self.merge.every == 0 and self._has_radius()
 
     def _has_radius(self) -> bool:
-        return not all(_is_zero(group["rho"]) for group in self.param_groups)
+        return not all(is_zero(group["rho"]) for group in self.param_groups)
 
     def _take(self, params: list[Tensor]) -> Gradients:
         return gradients.take(params, copied=self._sync.reuses_gradient_memory)
@@ -527,16 +537,14 @@ class SharpnessAware(Wrapper):
         return {**state, "_weights": Snapshot(), "_buffers": BufferSnapshot(self.model), "_leftover": None}
 
 
-class _Batches(list[Work]):
-    """The work of `minimize`, on its way through `step`."""
+@dataclass
+class Prepared:
+    """A whole step, on its way through `step`, so that hooks and schedulers see that there is one."""
+
+    run: Callable[[], Any]
 
 
 def _is_compiled(model: nn.Module | None) -> bool:
     """Whether torch.compile was applied to the model or to any module in it."""
     modules = model.modules() if model is not None else ()
     return any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in modules)
-
-
-def _is_zero(rho: float | Tensor) -> bool:
-    """Whether a group is left out. A tensor is not asked: that would wait for the device."""
-    return not isinstance(rho, Tensor) and rho == 0

@@ -9,7 +9,7 @@ here change what goes into this ball or what comes out of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ class Bucket:
     """
 
     options: dict[str, Any]
+    radius: float | Tensor
     owners: list[Tensor] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
@@ -51,6 +52,33 @@ class Bucket:
             setattr(self, name, [item for item, kept in zip(getattr(self, name), keep, strict=False) if kept])
 
 
+def into_buckets(
+    groups: Sequence[dict[str, Any]],
+    radii: Sequence[float | Tensor],
+    gradient_of: Callable[[Tensor], Tensor | None] | None,
+) -> list[Bucket]:
+    """The parameters of the groups that are perturbed, cut so that each bucket is one foreach call; with their
+    gradients, where they have one, or all of them without."""
+    buckets: dict[tuple[Any, ...], Bucket] = {}
+    for index, (group, radius) in enumerate(zip(groups, radii, strict=True)):
+        if is_zero(group["rho"]):
+            continue
+        for param in group["params"]:
+            gradient = None if gradient_of is None else gradient_of(param)
+            if gradient is None and (gradient_of is not None or not param.requires_grad):
+                continue
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(param.shape)} in group {index} has a sparse gradient, which "
+                    "cannot be perturbed. Build its layer with sparse=False, or put it into a group with rho=0."
+                )
+            key = (index, *sharding.kind(param))
+            if key not in buckets:
+                buckets[key] = Bucket(group, radius)
+            buckets[key].add(param, gradient)
+    return list(buckets.values())
+
+
 class Perturbation(Protocol):
     """Turns ascent gradients into ε."""
 
@@ -65,8 +93,20 @@ class Perturbation(Protocol):
 
     memory: Memory | None
 
+    chooses_on_host: str | None
+    """What it decides in Python at every step, in words, so that the step cannot be captured; None if nothing."""
+
     def check(self, group: dict[str, Any]) -> None:
         """Raise if a parameter group's options cannot be used."""
+
+    def radius(self, options: dict[str, Any]) -> float | Tensor:
+        """The radius of a group in this step, from its options. The host asks once a step, also of a captured one."""
+
+    def begin_step(self) -> None:
+        """A step that perturbs begins: what the host has to do for it, also for a captured one."""
+
+    def generators(self) -> list[torch.Generator]:
+        """The random generators, on their devices, that a step draws from beside torch's own."""
 
     def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
         """Before the ascent pass of a model, compiled or not: buckets hold all parameters to perturb, no gradients."""
@@ -89,6 +129,7 @@ class Ball:
     acts_before_ascent = False
     alike_on_all_ranks = True
     memory: Memory | None = None
+    chooses_on_host: str | None = None
 
     def __init__(self, rho: float | Tensor = 0.05, *, adaptive: bool = False, eta: float = 0.0) -> None:
         self.defaults: dict[str, Any] = {"rho": rho, "adaptive": adaptive, "eta": eta}
@@ -107,6 +148,12 @@ class Ball:
     def radius(self, options: dict[str, Any]) -> float | Tensor:
         return options["rho"]
 
+    def begin_step(self) -> None:
+        pass
+
+    def generators(self) -> list[torch.Generator]:
+        return []
+
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         for bucket in buckets:
             if bucket.options["adaptive"]:
@@ -117,7 +164,7 @@ class Ball:
         unit = torch.where(norm == 0, 0.0, torch.where(norm.isfinite(), 1 / norm, math.nan))
         for bucket in buckets:
             gradients = bucket.gradients
-            torch._foreach_mul_(gradients, (self.radius(bucket.options) * unit).to(gradients[0].device))
+            torch._foreach_mul_(gradients, (bucket.radius * unit).to(gradients[0].device))
             if bucket.options["adaptive"]:
                 torch._foreach_mul_(gradients, bucket.params)
                 torch._foreach_copy_(bucket.params, bucket.weights)
@@ -159,6 +206,7 @@ class Around:
 
     acts_before_ascent = False
     alike_on_all_ranks = True
+    chooses_on_host: str | None = None
 
     def __init__(self, inner: Perturbation) -> None:
         self.inner = inner
@@ -167,6 +215,15 @@ class Around:
 
     def check(self, group: dict[str, Any]) -> None:
         self.inner.check(group)
+
+    def radius(self, options: dict[str, Any]) -> float | Tensor:
+        return self.inner.radius(options)
+
+    def begin_step(self) -> None:
+        self.inner.begin_step()
+
+    def generators(self) -> list[torch.Generator]:
+        return self.inner.generators()
 
     def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
         pass
@@ -193,6 +250,7 @@ class RandomTensors(Around):
         if not 0 < beta <= 1:
             raise ValueError(f"beta must lie in (0, 1], got {beta}")
         self.beta = beta
+        self.chooses_on_host = None if beta == 1 else "which tensors to perturb"
         self._dropped: list[Tensor] = []
         self._frozen: list[Tensor] = []
         self._kept: list[Tensor] = []
@@ -246,23 +304,32 @@ class RandomStart(Around):
         if not (sigma >= 0 and math.isfinite(sigma)):
             raise ValueError(f"sigma must be non-negative and finite, got {sigma}")
         self.sigma = sigma
+        self._seed = 0
+        self._generators: dict[torch.device, torch.Generator] = {}
 
     def check(self, group: dict[str, Any]) -> None:
         super().check(group)
         if group["adaptive"]:
             raise ValueError("a random start and an adaptive ball cannot be combined: set adaptive=False in the group")
 
-    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
+    def begin_step(self) -> None:
+        super().begin_step()
         assert self.memory is not None
         # a seed of each step's own, so that the memory is one generator, whatever device the noise is for
-        (seed,) = torch.randint(2**62, (1,), generator=self.memory.generator).tolist()
-        generators: dict[torch.device, torch.Generator] = {}
+        (self._seed,) = torch.randint(2**62, (1,), generator=self.memory.generator).tolist()
+        for generator in self._generators.values():
+            generator.manual_seed(self._seed)
+
+    def generators(self) -> list[torch.Generator]:
+        return [*self._generators.values(), *super().generators()]
+
+    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
         for bucket in buckets:
             device = bucket.params[0].device
-            if device not in generators:
-                generators[device] = torch.Generator(device).manual_seed(seed)
+            if device not in self._generators:
+                self._generators[device] = torch.Generator(device).manual_seed(self._seed)
             for param in bucket.params:  # random numbers have no foreach form
-                noise = torch.empty_like(param).normal_(generator=generators[device])
+                noise = torch.empty_like(param).normal_(generator=self._generators[device])
                 rows = param.flatten(1) if param.dim() > 1 else param.reshape(1, -1)
                 scale = torch.linalg.vector_norm(rows, dim=1) * (self.sigma / math.sqrt(max(rows.shape[1], 1)))
                 param.add_(noise * (scale.view(-1, *[1] * (param.dim() - 1)) if param.dim() > 1 else scale[0]))
@@ -300,6 +367,11 @@ def _scale_by_weights(bucket: Bucket) -> None:
     if isinstance(bucket.options["eta"], Tensor) or bucket.options["eta"] != 0:
         torch._foreach_add_(bucket.params, bucket.options["eta"])
     torch._foreach_mul_(bucket.gradients, bucket.params)
+
+
+def is_zero(rho: float | Tensor) -> bool:
+    """Whether a group is left out. A tensor is not asked: that would wait for the device."""
+    return not isinstance(rho, Tensor) and rho == 0
 
 
 def _check_radius(name: str, value: Any) -> None:

@@ -35,6 +35,10 @@ class Snapshot:
     def restore(self) -> None:
         if self._originals:
             self._copy(self._originals, self.copies)
+        self.forget()
+
+    def forget(self) -> None:
+        """What was saved is not to be brought back."""
         self._originals = []
         self._by_owner = {}
 
@@ -66,6 +70,7 @@ class BufferSnapshot:
         """What was saved is not to be brought back."""
         self._early = False
         self._tables = []
+        self._values.forget()
 
     def save(self) -> None:
         if self._early:

@@ -66,8 +66,9 @@ def can_fuse(formula: Formula, logits: Tensor, target: Tensor, weight: Tensor | 
 def lower_bound(formula: Formula, logits: Tensor, labels: Tensor, weight: Tensor | None, plain: Plain) -> Tensor:
     """Q of logits (N, K, …) and class indices (N, …); `plain` is the same function, for derivatives of derivatives."""
     if logits.dim() == 2:
-        return _Fused.apply(logits, labels, weight, formula, plain)
-    values: Tensor = _Fused.apply(logits.movedim(1, -1).flatten(0, -2), labels.flatten(), weight, formula, plain)
+        return _Fused.apply(logits, labels, weight, formula, plain)  # type: ignore[no-untyped-call]
+    rows = logits.movedim(1, -1).flatten(0, -2)
+    values: Tensor = _Fused.apply(rows, labels.flatten(), weight, formula, plain)  # type: ignore[no-untyped-call]
     return values.view(labels.shape) if formula.reduction == "none" else values
 
 

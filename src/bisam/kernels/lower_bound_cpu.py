@@ -45,7 +45,8 @@ def _slopes(terms: _LogTerms | _TanhTerms, column: Tensor, shares: Tensor | None
         slopes = terms.slopes(divisors.reciprocal_())
     else:  # what is ignored may hold anything
         slopes = terms.slopes(shares / divisors).masked_fill_(shares == 0, 0.0)
-    return slopes.scatter_add_(1, column, slopes.sum(1, keepdim=True).neg_())
+    slopes.scatter_(1, column, 0.0)  # subtracting it from the sum would leave little of a confident sample's gradient
+    return slopes.scatter_(1, column, slopes.sum(1, keepdim=True).neg_())
 
 
 class _LogTerms:
@@ -53,7 +54,7 @@ class _LogTerms:
 
     def __init__(self, formula: Formula, logits: Tensor, own: Tensor) -> None:
         self.mu = formula.mu
-        x = torch.sub(logits, own.add_(GAMMA))
+        x = torch.sub(logits, own).sub_(GAMMA)  # in this order: F_y is to be 0 exactly
         if self.mu == 1:
             self.weights = self.sigmoid = x.sigmoid_()
         else:  # by the logarithm: σ(x) itself may underflow where its power does not

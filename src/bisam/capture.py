@@ -1,0 +1,527 @@
+"""The whole step as one CUDA graph; several independent trainings side by side in one.
+
+    step = bisam.capture(optimizer)
+    for x, y in loader:
+        loss = step(x, y)                     # optimizer.minimize(x, y), with one launch instead of thousands
+
+The first steps run eagerly, and are steps like any other. Then one is captured: forward, backward, perturb, forward,
+backward, restore, update and telemetry become one graph, which each further call replays on its own batch. Learning
+rate and ρ are read anew at every step, so schedulers work; batch-norm statistics, dropout, hooks and checkpoints work
+as in an eager step. What a graph cannot hold runs eagerly, with a warning that says why.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bisam.criterion import Observation, Telemetry
+from bisam.gradients import Gradients, Leftover
+from bisam.optimizer import Prepared, SharpnessAware
+from bisam.perturbation import is_zero
+
+__all__ = ["CapturedStep", "CapturedSteps", "capture", "capture_together"]
+
+_LIVE = {"params", "lr", "initial_lr", "max_lr", "min_lr", "rho", "rho_min", "lr_max"}
+"""Options of a parameter group that a graph does not hold: lr and the radius are read anew, the others lead to them."""
+
+MOST_GRAPHS = 8
+"""Shapes, and kinds of steps, that have a graph of their own; what is seen after them runs eagerly."""
+
+
+def capture(
+    optimizer: SharpnessAware,
+    closure: Callable[..., Any] | None = None,
+    *,
+    warmup: int = 3,
+    seed: int | None = None,
+) -> CapturedStep:
+    """A function that takes `(x, y)` and does what `optimizer.minimize(x, y)` does, as one CUDA graph.
+
+    Args:
+        optimizer: any variant. Its model may be compiled: call `model.compile()` first, in its default mode.
+        closure: instead of `minimize`, what to run in both passes: called with a batch, it computes
+            `optimizer.criterion(…)`, calls `backward` on it and returns it. It must not wait for the device.
+        warmup: steps to run eagerly before the first capture.
+        seed: for random numbers (dropout) of this training's own, whatever else draws from torch's generator.
+
+    The base optimizer is switched to its fused or capturable form. A batch of another shape gets a graph of its own
+    when it comes for the second time. `optimizer.telemetry` is of the last step, until the next one begins.
+    """
+    return CapturedStep(CapturedSteps([_Training(optimizer, closure, seed)], warmup))
+
+
+def capture_together(
+    optimizers: Sequence[SharpnessAware], *, warmup: int = 3, seeds: Sequence[int] | None = None
+) -> CapturedSteps:
+    """A function that takes a batch for each optimizer and does one step of each, in parallel branches of one graph.
+
+    The trainings share nothing but the device: each computes what it computes alone. Small models, which leave most of
+    a large GPU idle, train several times as fast in all. With `seeds`, each draws its dropout from its own generator.
+
+    >>> models = [torch.nn.Linear(4, 3) for _ in range(2)]
+    >>> bases = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    >>> optimizers = [bisam.BiSAM(base, model) for base, model in zip(bases, models)]
+    >>> with warnings.catch_warnings(action="ignore"):  # that there is no GPU here
+    ...     step = capture_together(optimizers)
+    >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    >>> losses = step([(x, y), (x, y)])
+    """
+    if not optimizers:
+        raise ValueError("there is nothing to train: the list of optimizers is empty")
+    if seeds is not None and len(seeds) != len(optimizers):
+        raise ValueError(f"{len(optimizers)} optimizers need as many seeds, got {len(seeds)}")
+    return CapturedSteps(
+        [_Training(o, None, None if seeds is None else seeds[i]) for i, o in enumerate(optimizers)], warmup
+    )
+
+
+class CapturedStep:
+    """What `capture` returns."""
+
+    def __init__(self, steps: CapturedSteps) -> None:
+        self._steps = steps
+
+    def __call__(self, *batch: Any) -> Tensor:
+        """One step on a batch. Returns the loss at w, as `minimize` does: a tensor of its own."""
+        return self._steps([batch])[0]
+
+    @property
+    def eager_because(self) -> str | None:
+        """Why no step can be captured here; None where they are."""
+        return self._steps.eager_because
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The random generator of this training, if it was given a seed: to be kept in checkpoints."""
+        return self._steps.generators[0]
+
+    def reset(self) -> None:
+        """Drop the graphs, for what they cannot notice: say, a constant of an objective that was changed."""
+        self._steps.reset()
+
+
+class CapturedSteps:
+    """What `capture_together` returns."""
+
+    def __init__(self, trainings: list[_Training], warmup: int) -> None:
+        if warmup < 1:
+            raise ValueError(f"warmup must be at least 1, for state that the first step creates, got {warmup}")
+        self._trainings = trainings
+        self._warmup = warmup
+        self._seen: dict[Any, int] = {}
+        self._graphs: dict[Any, _Graph] = {}
+        self._streams: list[torch.cuda.Stream] = []
+        self.eager_because = _reason(trainings)
+        if self.eager_because is not None:
+            _warn(f"{self.eager_because}. Every step runs eagerly, as optimizer.minimize does")
+            return
+        self._pool = torch.cuda.graph_pool_handle()
+        self._streams = [torch.cuda.Stream(training.device) for training in trainings]  # type: ignore[no-untyped-call]
+        for training in trainings:
+            training.make_capturable()
+            training.optimizer.register_load_state_dict_post_hook(lambda _: self.reset())
+
+    @property
+    def generators(self) -> list[torch.Generator | None]:
+        """The random generators of the trainings, where they were given seeds: to be kept in checkpoints."""
+        return [training.generator for training in self._trainings]
+
+    def __call__(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
+        """One step of each training on its batch `(x, y)`. Returns the losses at w."""
+        if len(batches) != len(self._trainings):
+            raise ValueError(f"{len(self._trainings)} trainings need as many batches, got {len(batches)}")
+        if self.eager_because is not None:
+            return [training.eager(batch) for training, batch in zip(self._trainings, batches, strict=True)]
+        key = tuple(training.signature(batch) for training, batch in zip(self._trainings, batches, strict=True))
+        if key not in self._graphs and not self._is_time_to_capture(key, batches):
+            return self._eager(batches)
+        return self._graphs[key].replay(batches)
+
+    def reset(self) -> None:
+        """Drop the graphs; they are captured anew when they are needed."""
+        self._graphs.clear()
+
+    def _is_time_to_capture(self, key: Any, batches: Sequence[Sequence[Any]]) -> bool:
+        """Whether there is a graph for this kind of step now."""
+        seen = self._seen[key] = self._seen.get(key, 0) + 1
+        if seen == 1 or sum(self._seen.values()) <= self._warmup:
+            return False
+        if len(self._graphs) >= MOST_GRAPHS:
+            if seen == 2:
+                _warn(
+                    f"{MOST_GRAPHS} graphs are captured already, and this step would need another: its shape, or an "
+                    "option other than lr and rho, has changed. It runs eagerly"
+                )
+            return False
+        try:
+            self._graphs[key] = self._capture(batches)
+        except torch.cuda.OutOfMemoryError as error:
+            self.reset()
+            self.eager_because = f"there is not enough memory for a captured step: {str(error).splitlines()[0]}"
+            _warn(f"{self.eager_because} Every step runs eagerly from now on")
+            return False
+        return True
+
+    def _capture(self, batches: Sequence[Sequence[Any]]) -> _Graph:
+        recordings = [t.recording(batch) for t, batch in zip(self._trainings, batches, strict=True)]
+        graph = torch.cuda.CUDAGraph()
+        for training in self._trainings:
+            for generator in training.generators():
+                graph.register_generator_state(generator)
+        outside = sys.exc_info()[1]
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._streams[0]):
+                self._record(recordings)
+        except Exception as error:
+            for training in self._trainings:
+                training.optimizer.abandon()
+            raise _explained(_first(error, outside)) from None
+        return _Graph(graph, recordings)
+
+    def _record(self, recordings: list[_Recording]) -> None:
+        main, *others = self._streams
+        for stream in others:
+            stream.wait_stream(main)
+        # the first branch is recorded last: it is on the main stream, which the others start from
+        for recording, stream in [*zip(recordings, self._streams, strict=True)][::-1]:
+            with torch.cuda.stream(stream):
+                recording.record()
+        for stream in others:
+            main.wait_stream(stream)
+
+    def _eager(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
+        """On the streams of the capture: a gradient that is accumulated knows the stream that it began on."""
+        caller = torch.cuda.current_stream(self._trainings[0].device)
+        losses = []
+        for training, batch, stream in zip(self._trainings, batches, self._streams, strict=True):
+            stream.wait_stream(caller)
+            with torch.cuda.stream(stream):
+                losses.append(training.eager(batch))
+            caller.wait_stream(stream)
+        return losses
+
+
+class _Training:
+    """One optimizer, and how to run its step."""
+
+    def __init__(self, optimizer: SharpnessAware, closure: Callable[..., Any] | None, seed: int | None) -> None:
+        if not isinstance(optimizer, SharpnessAware):
+            raise TypeError(
+                f"a sharpness-aware optimizer is captured, such as bisam.BiSAM(base, model), got {optimizer!r}"
+            )
+        if optimizer.model is None and closure is None:
+            raise ValueError(f"a captured step runs the model: give it, as in {type(optimizer).__name__}(base, model)")
+        self.optimizer, self.closure = optimizer, closure
+        self.device = optimizer._parameters()[0].device
+        self.generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
+
+    def eager(self, batch: Sequence[Any]) -> Tensor:
+        with self.own_random_numbers():
+            if self.closure is None:
+                return self.optimizer.minimize(*batch)
+            return self.optimizer.step(partial(self.closure, *batch))
+
+    def run_without_hooks(self, batch: Sequence[Any]) -> Tensor:
+        """The same, but `step` is not entered: its hooks are for the replays."""
+        with self.own_random_numbers():
+            if self.closure is None:
+                return self.optimizer.run(self.optimizer.plan_batch(*batch))
+            return self.optimizer.run(self.optimizer.plan_closure(partial(self.closure, *batch)))
+
+    def generators(self) -> list[torch.Generator]:
+        own = [] if self.generator is None else [self.generator]
+        return own + self.optimizer.perturbation.generators()
+
+    @contextmanager
+    def own_random_numbers(self) -> Iterator[None]:
+        """Let torch's default generator draw from this training's."""
+        if self.generator is None:
+            yield
+        elif self.device.type == "cuda":
+            default = torch.cuda.default_generators[self.device.index]
+            others = default.graphsafe_get_state()
+            default.graphsafe_set_state(self.generator)
+            try:
+                yield
+            finally:
+                default.graphsafe_set_state(others)
+        else:
+            state = torch.get_rng_state()
+            torch.set_rng_state(self.generator.get_state())
+            try:
+                yield
+            finally:
+                self.generator.set_state(torch.get_rng_state())
+                torch.set_rng_state(state)
+
+    def make_capturable(self) -> None:
+        """Have the base optimizer keep its step counters, and read its learning rate, on the device."""
+        for group in self.optimizer.param_groups:
+            if "fused" in group:
+                group.update(fused=True, foreach=False)
+            if "capturable" in group:
+                group["capturable"] = True
+        for param, state in self.optimizer.state.items():
+            if isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].to(param.device)
+
+    def signature(self, batch: Sequence[Any]) -> Any:
+        """What a graph was captured for: nothing else may differ in a step that replays it."""
+        optimizer, model = self.optimizer, self.optimizer.model
+        options = [
+            (is_zero(group["rho"]), *((name, value) for name, value in group.items() if name not in _LIVE))
+            for group in optimizer.param_groups
+        ]
+        return (
+            _shape(batch),
+            optimizer._perturbs(),
+            tuple(map(str, options)),
+            tuple((p.data_ptr(), p.requires_grad) for p in optimizer._parameters()),
+            tuple(module.training for module in model.modules()) if model is not None else (),
+            (optimizer.clip_norm, optimizer.autocast, optimizer.micro_batch, optimizer.vectorize),
+            (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
+        )
+
+    def recording(self, batch: Sequence[Any]) -> _Recording:
+        """What a graph reads from: tensors for the batch and for the numbers that change from step to step."""
+        optimizer = self.optimizer
+        rates = [group["lr"] for group in optimizer.param_groups]
+        return _Recording(
+            self,
+            perturbs=optimizer._perturbs(),
+            batch=_map(Tensor.clone, tuple(batch)),
+            rates=[None if _is_on(self.device, rate) else _Number(rate, self.device) for rate in rates],
+            radii=[_Number(radius, self.device) for radius in optimizer._radii()],
+        )
+
+
+@dataclass
+class _Recording:
+    """One training's part of a graph: what goes in, and what comes out."""
+
+    training: _Training
+    perturbs: bool
+    batch: tuple[Any, ...]
+    rates: list[_Number | None]
+    radii: list[_Number]
+    loss: Tensor = field(init=False)
+    telemetry: Telemetry = field(init=False)
+    gradients: Gradients = field(init=False)
+    leftover: Leftover | None = field(init=False)
+    replays: int = 0
+
+    def record(self) -> None:
+        optimizer, groups = self.training.optimizer, self.training.optimizer.param_groups
+        before = [group["lr"] for group in groups]
+        try:
+            for group, rate in zip(groups, self.rates, strict=True):
+                group["lr"] = group["lr"] if rate is None else rate.tensor
+            optimizer._fixed_radii = [radius.tensor for radius in self.radii]
+            steps = optimizer._steps
+            self.loss = self.training.run_without_hooks(self.batch)
+            optimizer._steps = steps
+        finally:
+            optimizer._fixed_radii = None
+            for group, rate in zip(groups, before, strict=True):
+                group["lr"] = rate
+        self.telemetry = optimizer.telemetry
+        self.gradients = [param.grad for param in optimizer._parameters()]
+        self.leftover = optimizer._leftover
+
+    def refresh(self, batch: Sequence[Any]) -> None:
+        """Before a replay: this step's batch and numbers."""
+        optimizer = self.training.optimizer
+        for static, given in zip(_tensors(self.batch), _tensors(tuple(batch)), strict=True):
+            if static is not given:
+                static.copy_(given, non_blocking=True)
+        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
+            if rate is not None:
+                rate.update(group["lr"])
+        if self.perturbs:
+            optimizer.perturbation.begin_step()
+            for radius, value in zip(self.radii, optimizer._radii(), strict=True):
+                radius.update(value)
+
+    def finish(self) -> Tensor:
+        """After a replay: what an eager step would have left behind."""
+        self.replays += 1
+        optimizer = self.training.optimizer
+        optimizer._steps += 1
+        optimizer._opt_called = True
+        optimizer.criterion.telemetry = _Borrowed(self)
+        for param, gradient in zip(optimizer._parameters(), self.gradients, strict=True):
+            if param.grad is not gradient:
+                param.grad = gradient
+        optimizer._leftover = self.leftover
+        return self.loss.clone()
+
+
+@dataclass
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    recordings: list[_Recording]
+
+    def replay(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
+        for recording, batch in zip(self.recordings, batches, strict=True):
+            recording.training.optimizer._refuse_while_perturbed("a captured step")
+            recording.refresh(batch)
+        return self._through_steps(0)
+
+    def _through_steps(self, number: int) -> list[Tensor]:
+        """Replay inside of every optimizer's `step`, whose hooks belong around it."""
+        if number == len(self.recordings):
+            self.graph.replay()
+            return [recording.finish() for recording in self.recordings]
+        optimizer = self.recordings[number].training.optimizer
+        return optimizer.step(Prepared(partial(self._through_steps, number + 1)))
+
+
+class _Number:
+    """A number that a graph reads from the device, and the host may change between replays."""
+
+    def __init__(self, value: float | Tensor, device: torch.device) -> None:
+        self._value: float | Tensor = value
+        self.tensor = torch.as_tensor(value, dtype=torch.float32, device=device).clone()
+
+    def update(self, value: float | Tensor) -> None:
+        if isinstance(value, Tensor):
+            self.tensor.copy_(value, non_blocking=True)
+        elif isinstance(self._value, Tensor) or value != self._value:
+            self.tensor.fill_(value)
+        self._value = value
+
+
+class _Borrowed(Telemetry):
+    """Telemetry in the tensors of a graph: the next replay writes over them."""
+
+    def __init__(self, recording: _Recording) -> None:
+        self._recording, self._replay = recording, recording.replays
+        self._ascent, self._descent = recording.telemetry._ascent, recording.telemetry._descent
+
+    def _captured(self) -> Telemetry:
+        if self._recording.replays != self._replay:
+            raise RuntimeError(
+                "this telemetry is of an earlier captured step, and the next one has written over it. Read "
+                "optimizer.telemetry before the next step"
+            )
+        return self._recording.telemetry
+
+    @property
+    def _at_weights(self) -> list[Observation]:  # type: ignore[override]
+        return [_own(observation) for observation in self._captured()._at_weights]
+
+    @property
+    def _at_perturbed(self) -> list[Observation]:  # type: ignore[override]
+        return [_own(observation) for observation in self._captured()._at_perturbed]
+
+    @property
+    def ascent_norm(self) -> Tensor | None:  # type: ignore[override]
+        return _cloned(self._captured().ascent_norm)
+
+    @property
+    def descent_norm(self) -> Tensor | None:  # type: ignore[override]
+        return _cloned(self._captured().descent_norm)
+
+
+def _reason(trainings: Sequence[_Training]) -> str | None:
+    """Why no step of theirs can be captured, if so."""
+    devices = {param.device for training in trainings for param in training.optimizer._parameters()}
+    if any(device.type != "cuda" for device in devices):
+        kinds = ", ".join(sorted({device.type for device in devices}))
+        return f"a CUDA graph needs parameters on a CUDA device, and these are on {kinds}"
+    if len(devices) > 1:
+        return f"a captured step runs on one device, and the parameters are on {len(devices)}"
+    for training in trainings:
+        optimizer = training.optimizer
+        name = type(optimizer).__name__
+        if optimizer.perturbation.chooses_on_host is not None:
+            return f"{name} chooses {optimizer.perturbation.chooses_on_host} on the host, anew at every step"
+        if optimizer.same_dropout:
+            return "same_dropout sets random states from the host in the middle of a step"
+        if optimizer.scaler is not None:
+            return "a GradScaler decides on the host whether to update: use autocast=torch.bfloat16, which needs none"
+        if not optimizer._sync.is_alone:
+            return "a step of several processes is not captured"
+    return None
+
+
+def _explained(error: BaseException) -> BaseException:
+    """An error of the capture, in terms of the line that caused it."""
+    text = str(error).lower()
+    if isinstance(error, torch.cuda.OutOfMemoryError) or "captur" not in text:
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    # the innermost line that is neither torch's nor ours is the user's
+    theirs = [f for f in frames if "/torch/" not in f.filename and "/bisam/" not in f.filename and f.line]
+    frame = theirs[-1] if theirs else frames[-1]
+    return RuntimeError(
+        f"the step waited for the device, or copied from it, while it was captured: {frame.filename}, line "
+        f"{frame.lineno}, in {frame.name}: {frame.line}. A graph runs without the host: take .item(), print, .cpu(), "
+        "and decisions on values out of the model, the objective and the closure, or use optimizer.minimize. "
+        f"(CUDA says: {str(error).splitlines()[0]})"
+    )
+
+
+def _first(error: BaseException, outside: BaseException | None) -> BaseException:
+    """The error that the others came from: after the first, a capture makes everything fail."""
+    while error.__context__ is not None and error.__context__ is not outside:
+        error = error.__context__
+    return error
+
+
+def _is_on(device: torch.device, value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device == device
+
+
+def _own(o: Observation) -> Observation:
+    return replace(o, loss=o.loss.clone(), ascent=_cloned(o.ascent), bound=_cloned(o.bound))
+
+
+def _cloned(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
+
+
+# A batch: tensors in tuples, lists and mappings.
+
+
+def _shape(value: Any) -> Any:
+    """Structure, shapes and types; whatever is no tensor by its value."""
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), value.dtype, value.device)
+    if isinstance(value, Mapping):
+        return tuple((key, _shape(item)) for key, item in value.items())
+    if isinstance(value, (tuple, list)):
+        return tuple(_shape(item) for item in value)
+    return repr(value)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (tuple, list)) else []
+
+
+def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: _map(function, item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return tuple(_map(function, item) for item in value)
+    return value

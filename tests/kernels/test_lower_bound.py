@@ -1,0 +1,266 @@
+"""The fused bound against the plain form in float64, on each backend: torch on a CPU, Triton on CUDA or interpreted."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from bisam import LowerBound
+from bisam.kernels import lower_bound as module
+from bisam.kernels.lower_bound import LARGEST_MU, Formula, can_fuse
+
+triton = pytest.importorskip("triton", reason="Triton is not on this platform")
+from bisam.kernels.lower_bound_cpu import OnePass  # noqa: E402
+from bisam.kernels.lower_bound_triton import Fused  # noqa: E402
+
+# the interpreter computes with NumPy, which warns of what is NaN on purpose; torch's forward mode uses torch.jit
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning"),
+]
+CUDA = torch.cuda.is_available()
+BACKENDS = {"cpu": (OnePass(), "cpu"), "triton": (Fused(), "cuda" if CUDA else "cpu")}
+FORMS = [("log", 1.0), ("log", 0.3), ("log", 5.0), ("tanh", 10.0), ("tanh", 1.0)]
+# float32 rounds w and S; half-precision gradients are rounded once, when they are stored
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@pytest.fixture(params=BACKENDS, autouse=True)
+def place(request, monkeypatch):
+    """Where to put the logits so that this backend computes them."""
+    chosen, where = BACKENDS[request.param]
+    monkeypatch.setattr(module, "backend", lambda _: chosen)
+    return where
+
+
+def reference(objective: LowerBound, logits: Tensor, target: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and gradient by autograd of the plain form in float64, on the CPU."""
+    wide = logits.detach().double().cpu().requires_grad_()
+    weight = None if objective.weight is None else objective.weight.double().cpu()
+    plain = LowerBound(objective.phi, objective.mu, objective.alpha, weight=weight, ignore_index=objective.ignore_index,
+                       reduction=objective.reduction)  # fmt: skip
+    value = plain.plain(wide, target.cpu())
+    return value.detach(), torch.autograd.grad(value, wide, upstream.double().cpu())[0]
+
+
+def check(objective: LowerBound, logits: Tensor, target: Tensor) -> None:
+    logits = logits.requires_grad_()
+    formula = Formula(objective.phi, objective.mu, objective.alpha, objective.ignore_index, objective.reduction)
+    assert can_fuse(formula, logits, target, objective.weight)
+    value = objective(logits, target)
+    upstream = torch.randn_like(value)
+    (gradient,) = torch.autograd.grad(value, logits, upstream)
+    expected_value, expected = reference(objective, logits, target, upstream)
+    tolerance = TOLERANCE[logits.dtype]
+    assert value.dtype == (torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    assert gradient.dtype == logits.dtype
+    assert gradient.shape == logits.shape
+    value_tolerance = max(TOLERANCE[value.dtype] * max(1.0, expected_value.abs().max().item()), 1e-12)
+    torch.testing.assert_close(value.double().cpu(), expected_value, atol=value_tolerance, rtol=1e-6)
+    scale = upstream.abs().max().item() * max(expected.abs().max().item() / upstream.abs().max().item(), 1e-3)
+    torch.testing.assert_close(gradient.double().cpu(), expected, atol=tolerance * scale, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("phi", "mu"), FORMS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 2), (128, 10), (300, 7), (5, 100), (2, 5000)], ids=str)
+def test_value_and_gradient_are_those_of_the_plain_form(phi, mu, dtype, shape, place):
+    logits = (4 * torch.randn(shape)).to(place, dtype)
+    check(LowerBound(phi, mu), logits, torch.randint(shape[1], shape[:1], device=place))
+
+
+@pytest.mark.parametrize("phi", ["log", "tanh"])
+@pytest.mark.parametrize(
+    ("reduction", "weighted", "ignores"), [*itertools.product(["mean", "sum", "none"], [False, True], [-100, 3, None])]
+)
+@pytest.mark.parametrize("shape", [(40, 6), (4, 6, 3, 2), (300, 6)], ids=str)
+def test_reduction_class_weights_and_ignored_labels_are_those_of_cross_entropy(
+    phi, reduction, weighted, ignores, shape, place
+):
+    weight = torch.rand(6, device=place) if weighted else None
+    target = torch.randint(6, (shape[0], *shape[2:]), device=place)
+    if ignores is not None:
+        target.view(-1)[::3] = ignores
+    objective = LowerBound(phi, weight=weight, reduction=reduction, ignore_index=-100 if ignores is None else ignores)
+    check(objective, torch.randn(shape, device=place), target)
+
+
+@pytest.mark.parametrize("phi", ["log", "tanh"])
+def test_what_is_ignored_may_hold_anything(phi, place):
+    logits = torch.randn(4, 5, device=place)
+    logits[1] = math.nan
+    logits.requires_grad_()
+    target = torch.tensor([0, -100, 2, 3], device=place)
+    value = LowerBound(phi)(logits, target)
+    value.backward()
+    keep = [0, 2, 3]
+    torch.testing.assert_close(value, LowerBound(phi)(logits[keep], target[keep]))
+    assert (logits.grad[1] == 0).all()
+    assert logits.grad.isfinite().all()
+
+
+def test_a_batch_that_is_all_ignored_is_nan_as_in_cross_entropy(place):
+    logits = torch.randn(2, 5, device=place)
+    assert LowerBound()(logits, torch.tensor([-100, -100], device=place)).isnan()
+
+
+@pytest.mark.parametrize("phi", ["log", "tanh"])
+@pytest.mark.parametrize("margin", [-1e4, -200.0, -30.0, 30.0, 200.0, 1e4])
+def test_huge_margins_neither_overflow_nor_lose_the_gradient(phi, margin, place):
+    logits = torch.tensor([[0.0, margin, margin], [margin, 0.0, 0.0]], device=place)
+    check(LowerBound(phi), logits, torch.tensor([0, 0], device=place))
+
+
+@pytest.mark.parametrize("phi", ["log", "tanh"])
+def test_a_class_that_is_masked_out_by_minus_infinity_takes_no_part_in_the_gradient(phi, place):
+    logits = torch.tensor([[0.5, -math.inf, 1.0]], device=place, requires_grad=True)
+    LowerBound(phi)(logits, torch.tensor([0], device=place)).backward()
+    assert logits.grad.isfinite().all()
+    assert logits.grad[0, 1] == 0
+
+
+@pytest.mark.parametrize("phi", ["log", "tanh"])
+def test_the_gradient_sums_to_zero_over_the_classes(phi, place):
+    logits = torch.randn(64, 33, device=place, dtype=torch.float64, requires_grad=True)
+    LowerBound(phi, reduction="sum")(logits, torch.randint(33, (64,), device=place)).backward()
+    assert logits.grad.sum(1).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize("layout", ["transposed", "strided", "expanded"])
+def test_logits_of_any_layout_are_read_right(layout, place):
+    logits = {
+        "transposed": lambda: torch.randn(6, 40, device=place).T,
+        "strided": lambda: torch.randn(40, 12, device=place)[:, ::2],
+        "expanded": lambda: torch.randn(1, 6, device=place).expand(40, 6),
+    }[layout]()
+    target = torch.randint(6, (40,), device=place)
+    torch.testing.assert_close(LowerBound()(logits, target), LowerBound().plain(logits, target))
+    rows = logits.detach().requires_grad_()
+    check(LowerBound(), rows, target)
+
+
+@pytest.mark.parametrize("phi", ["log", "tanh"])
+def test_the_derivative_of_the_gradient_is_right(phi, place):
+    logits = torch.randn(3, 4, device=place, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([0, 3, 1], device=place)
+    fused = torch.autograd.functional.hessian(lambda z: LowerBound(phi)(z, target), logits)
+    plain = torch.autograd.functional.hessian(lambda z: LowerBound(phi).plain(z, target), logits)
+    assert fused.abs().max() > 1e-3
+    torch.testing.assert_close(fused, plain)
+
+
+def test_two_backward_passes_through_one_value_give_the_same_gradient(place):
+    logits = torch.randn(8, 5, device=place, requires_grad=True)
+    value = LowerBound()(logits, torch.randint(5, (8,), device=place))
+    first = torch.autograd.grad(value, logits, retain_graph=True)
+    assert torch.equal(first[0], torch.autograd.grad(value, logits)[0])
+
+
+def test_no_gradient_is_computed_where_none_is_asked_for(place):
+    logits = torch.randn(8, 5, device=place)
+    assert not LowerBound()(logits, torch.randint(5, (8,), device=place)).requires_grad
+
+
+@pytest.mark.parametrize("case", ["own phi", "probabilities", "large mu", "weight with gradient", "one sample"])
+def test_what_is_not_fused_is_left_to_the_plain_form(case, place):
+    logits, target = torch.randn(4, 3, device=place, requires_grad=True), torch.tensor([0, 1, 2, 0], device=place)
+    objective = LowerBound()
+    if case == "own phi":
+        objective = LowerBound(lambda x: torch.tanh(x) / 2, mu=1.0)
+    elif case == "probabilities":
+        target = torch.softmax(torch.randn(4, 3, device=place), 1)
+    elif case == "large mu":
+        objective = LowerBound(mu=2 * LARGEST_MU)
+    elif case == "weight with gradient":
+        objective = LowerBound(weight=torch.rand(3, device=place, requires_grad=True))
+    else:
+        logits, target = logits[0], target[0]
+    value = objective(logits, target)
+    torch.testing.assert_close(value, objective.plain(logits, target), rtol=0, atol=0)
+    assert "Fused" not in type(value.grad_fn).__name__
+
+
+@pytest.mark.parametrize("transform", ["vmap", "forward mode", "func.grad"])
+def test_functional_transforms_see_the_plain_form(transform, place):
+    logits, target = torch.randn(4, 3, device=place), torch.tensor([0, 1, 2, 0], device=place)
+    objective = LowerBound()
+    if transform == "vmap":
+        batch = torch.stack([logits, 2 * logits])
+        values = torch.func.vmap(objective, (0, None))(batch, target)
+        torch.testing.assert_close(values[1], objective.plain(2 * logits, target))
+    elif transform == "func.grad":
+        got = torch.func.grad(objective)(logits, target)
+        torch.testing.assert_close(got, torch.func.grad(objective.plain)(logits, target))
+    else:
+        _, tangent = torch.func.jvp(lambda z: objective(z, target), (logits,), (torch.ones_like(logits),))
+        assert tangent.abs() < 1e-6  # Q does not change when all logits move alike
+
+
+def test_the_largest_mu_that_is_fused_does_not_overflow(place):
+    logits = 100 * torch.randn(8, 1000, device=place)
+    check(LowerBound("tanh", mu=LARGEST_MU), logits, torch.randint(1000, (8,), device=place))
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("classes", [2, 1000, 32_000, 256_000])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_any_number_of_classes_on_cuda(classes, dtype):
+    logits = (4 * torch.randn(64, classes, device="cuda")).to(dtype)
+    check(LowerBound(), logits, torch.randint(classes, (64,), device="cuda"))
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_more_than_two_to_the_31_logits_on_cuda():
+    rows, classes = 70_000, 32_000
+    logits = torch.randn(rows, classes, device="cuda", dtype=torch.bfloat16)
+    target = torch.randint(classes, (rows,), device="cuda")
+    last = slice(rows - 50, rows)
+    logits.requires_grad_()
+    value = LowerBound(reduction="none")(logits, target)
+    (gradient,) = torch.autograd.grad(value.sum(), logits)
+    expected, slope = reference(
+        LowerBound(reduction="none"), logits[last].detach(), target[last], torch.ones(50, device="cuda")
+    )
+    torch.testing.assert_close(value[last].double().cpu(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradient[last].double().cpu(), slope, atol=1e-6, rtol=1e-2)
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_a_label_outside_is_nan_on_cuda_and_leaves_the_device_alive():
+    assert LowerBound()(torch.randn(2, 3, device="cuda"), torch.tensor([0, 7], device="cuda")).isnan()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("phi", ["log", "tanh"])
+def test_a_compiled_loss_has_the_same_value_and_gradient(phi, place):
+    if place == "cpu":
+        pytest.skip("inductor on a CPU takes half a minute to warm up; test_precision compiles whole steps")
+    logits, target = torch.randn(64, 10, device=place, requires_grad=True), torch.randint(10, (64,), device=place)
+    compiled = torch.compile(LowerBound(phi), fullgraph=True)
+    value, expected = compiled(logits, target), LowerBound(phi)(logits, target)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(v, logits)[0] for v in (value, expected)))
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("shape", [(128, 10), (512, 1000)], ids=str)
+def test_it_can_be_captured_in_a_cuda_graph(shape):
+    logits = torch.randn(shape, device="cuda", requires_grad=True)
+    target = torch.randint(shape[1], shape[:1], device="cuda")
+
+    def run():
+        value = LowerBound()(logits, target)
+        return value, torch.autograd.grad(value, logits)[0]
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value, gradient = run()
+    with torch.no_grad():
+        logits.normal_()
+    graph.replay()
+    expected = run()
+    assert torch.equal(value, expected[0])
+    assert torch.equal(gradient, expected[1])

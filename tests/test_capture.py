@@ -1,0 +1,454 @@
+"""A captured step is the eager step: the same numbers, with one launch. What cannot be captured runs eagerly."""
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import bisam
+from bisam.capture import MOST_GRAPHS, capture, capture_together
+
+from family import CLASSES, FEATURES, ConvNet, batch, build, mlp
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def deterministic():
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = before
+
+
+def twins(variant="BiSAM(log)", base="SGD(foreach)", **options):
+    """Two equal trainings. The base of the first, which is not captured, gets the form that capturing gives a base."""
+    eager, eager_optimizer = build(variant, base, device="cuda", **options)
+    model, optimizer = build(variant, base, device="cuda", **options)
+    for group in eager_optimizer.param_groups:
+        group.update({"fused": True, "foreach": False} if "fused" in group else {})
+        group.update({"capturable": True} if "capturable" in group else {})
+    return eager, eager_optimizer, model, optimizer
+
+
+def tensors_of(model, optimizer):
+    """Parameters, buffers and the optimizer's state."""
+    state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
+    return [*model.parameters(), *model.buffers(), *state]
+
+
+def assert_same(one, other, tolerance=0.0):
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+# On a CPU, and wherever a graph cannot be: the eager step.
+
+
+def test_without_cuda_it_says_so_and_runs_the_eager_step():
+    model, optimizer = build()
+    twin, twin_optimizer = build()
+    with pytest.warns(UserWarning, match=r"parameters on a CUDA device, and these are on cpu.*runs eagerly"):
+        step = capture(optimizer)
+    assert "cpu" in step.eager_because
+    for seed in range(4):
+        assert torch.equal(step(*batch(seed)), twin_optimizer.minimize(*batch(seed)))
+    assert_same(tensors_of(model, optimizer), tensors_of(twin, twin_optimizer))
+    assert optimizer.telemetry.flips is not None
+
+
+@pytest.mark.filterwarnings("ignore:a CUDA graph needs")
+def test_a_closure_may_run_the_passes_without_cuda_too():
+    model, optimizer = build()
+    twin, twin_optimizer = build()
+
+    def closure(x, y):
+        optimizer.zero_grad()
+        loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        return loss
+
+    step = capture(optimizer, closure)
+    for seed in range(3):
+        assert torch.equal(step(*batch(seed)), twin_optimizer.minimize(*batch(seed)))
+    assert_same(model.parameters(), twin.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:a CUDA graph needs")
+def test_several_trainings_without_cuda_are_what_each_is_alone():
+    names = ["SAM", "BiSAM(log)", "ABiSAM(tanh)"]
+    together, alone = [build(name) for name in names], [build(name) for name in names]
+    step = capture_together([optimizer for _, optimizer in together])
+    for seed in range(3):
+        losses = step([batch(seed + i) for i in range(3)])
+        assert losses == [optimizer.minimize(*batch(seed + i)) for i, (_, optimizer) in enumerate(alone)]
+    for (model, _), (twin, _) in zip(together, alone, strict=True):
+        assert_same(model.parameters(), twin.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:a CUDA graph needs")
+def test_a_seed_gives_a_training_random_numbers_that_nobody_else_disturbs(device):
+    def train(disturb):
+        model, optimizer = build(net=lambda: ConvNet(dropout=0.5), device=device)
+        step = capture(optimizer, seed=7)
+        for seed in range(6):
+            step(*batch(seed, device=device))
+            if disturb:
+                torch.rand(3, device=device)
+        return [p.detach().clone() for p in model.parameters()]
+
+    assert_same(train(disturb=True), train(disturb=False))
+
+
+@pytest.mark.filterwarnings("ignore:a CUDA graph needs")
+def test_the_generator_of_a_training_resumes_from_a_checkpoint(device):
+    model, optimizer = build(net=lambda: ConvNet(dropout=0.5), device=device)
+    step = capture(optimizer, seed=7)
+    for seed in range(5):
+        step(*batch(seed, device=device))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict())), step.generator.get_state()
+    losses = [step(*batch(seed, device=device)) for seed in range(5)]
+    model.load_state_dict(saved[0][0])
+    optimizer.load_state_dict(saved[0][1])
+    step.generator.set_state(saved[1])
+    assert losses == [step(*batch(seed, device=device)) for seed in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: capture(torch.optim.SGD(mlp().parameters(), lr=0.1)), TypeError, "sharpness-aware optimizer"),
+        (lambda: capture(bisam.SAM(torch.optim.SGD(mlp().parameters(), lr=0.1))), ValueError, r"SAM\(base, model\)"),
+        (lambda: capture_together([]), ValueError, "list of optimizers is empty"),
+        (lambda: capture_together([build()[1]], seeds=[1, 2]), ValueError, "1 optimizers need as many seeds, got 2"),
+        (lambda: capture(build()[1], warmup=0), ValueError, "warmup must be at least 1.* got 0"),
+    ],
+)
+def test_bad_arguments_are_explained(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.filterwarnings("ignore:a CUDA graph needs")
+def test_a_batch_for_each_training_is_asked_for():
+    step = capture_together([build()[1], build()[1]])
+    with pytest.raises(ValueError, match="2 trainings need as many batches, got 1"):
+        step([batch()])
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"variant": "ESAM"}, "ESAM chooses which tensors to perturb on the host"),
+        ({"same_dropout": True}, "same_dropout"),
+        ({"scaler": lambda: torch.amp.GradScaler("cuda")}, "GradScaler decides on the host.*bfloat16"),
+    ],
+)
+def test_what_a_graph_cannot_hold_runs_eagerly_and_says_why(options, reason):
+    def made():
+        return {name: value() if callable(value) else value for name, value in options.items()}
+
+    model, optimizer = build(device="cuda", **made())
+    twin, twin_optimizer = build(device="cuda", **made())
+    with pytest.warns(UserWarning, match=reason):
+        step = capture(optimizer)
+    for seed in range(5):
+        step(*batch(seed, device="cuda"))
+        twin_optimizer.minimize(*batch(seed, device="cuda"))
+    assert_same(model.parameters(), twin.parameters(), 1e-6)
+
+
+# On CUDA: the graph.
+
+
+@needs_cuda
+def test_a_captured_step_is_the_eager_step_of_every_variant(capturable_variant):
+    eager, eager_optimizer, model, optimizer = twins(capturable_variant, clip_norm=5.0)
+    step = capture(optimizer)
+    for seed in range(10):
+        for either in (eager_optimizer, optimizer):
+            either.param_groups[0].update(lr=0.1 / (1 + seed), rho=0.05 * (1 + seed))
+        expected = eager_optimizer.minimize(*batch(seed, device="cuda"))
+        torch.testing.assert_close(step(*batch(seed, device="cuda")), expected, rtol=1e-5, atol=1e-6)
+    assert step._steps._graphs
+    assert_same(tensors_of(model, optimizer), tensors_of(eager, eager_optimizer), 1e-5)
+    told, expected = optimizer.telemetry.as_dict(), eager_optimizer.telemetry.as_dict()
+    assert told.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(told[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@needs_cuda
+@pytest.mark.parametrize("net", [ConvNet, mlp])
+def test_a_captured_step_is_the_eager_step_bit_for_bit_with_every_base(base, net):
+    eager, eager_optimizer, model, optimizer = twins(base=base, net=net)
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 12) for o in (eager_optimizer, optimizer)]
+    step = capture(optimizer)
+    for seed in range(12):
+        # the eager step reads a rate that is rounded as the graph's is
+        rate = torch.tensor(eager_optimizer.param_groups[0]["lr"], device="cuda")
+        eager_optimizer.param_groups[0]["lr"], number = rate, eager_optimizer.param_groups[0]["lr"]
+        eager_optimizer.minimize(*batch(seed, device="cuda"))
+        eager_optimizer.param_groups[0]["lr"] = number
+        step(*batch(seed, device="cuda"))
+        for schedule in schedules:
+            schedule.step()
+    assert isinstance(optimizer.param_groups[0]["lr"], float)
+    assert_same(tensors_of(model, optimizer), tensors_of(eager, eager_optimizer))
+
+
+@needs_cuda
+def test_every_call_is_one_step_also_that_which_captures():
+    _, _, model, optimizer = twins()
+    counts = []
+    optimizer.register_step_post_hook(lambda *_: counts.append(model.norm.num_batches_tracked.item()))
+    step = capture(optimizer)
+    for seed in range(7):
+        step(*batch(seed, device="cuda"))
+    assert counts == [1, 2, 3, 4, 5, 6, 7]
+
+
+@needs_cuda
+def test_dropout_masks_are_fresh_in_every_replay_and_as_in_eager_steps():
+    _, eager_optimizer, _, optimizer = twins(net=lambda: ConvNet(dropout=0.5))
+    step = capture(optimizer)
+    for group in [*optimizer.param_groups, *eager_optimizer.param_groups]:
+        group["lr"] = 0.0
+    x, y = batch(device="cuda")
+    torch.manual_seed(3)
+    losses = [step(x, y).item() for _ in range(8)]
+    assert len(set(losses)) == 8
+    torch.manual_seed(3)
+    assert losses == pytest.approx([eager_optimizer.minimize(x, y).item() for _ in range(8)], rel=1e-6)
+
+
+@needs_cuda
+def test_bf16_autocast_inside_and_outside():
+    eager, eager_optimizer, model, optimizer = twins(autocast=torch.bfloat16)
+    step = capture(optimizer)
+    for seed in range(8):
+        eager_optimizer.minimize(*batch(seed, device="cuda"))
+        step(*batch(seed, device="cuda"))
+    assert_same(model.parameters(), eager.parameters(), 1e-6)
+
+
+@needs_cuda
+def test_a_smaller_last_batch_is_handled():
+    eager, eager_optimizer, model, optimizer = twins()
+    step = capture(optimizer)
+    for _ in range(3):
+        for seed, size in enumerate([16, 16, 16, 5]):
+            eager_optimizer.minimize(*batch(seed, size, device="cuda"))
+            step(*batch(seed, size, device="cuda"))
+            grads = [[p.grad for p in m.parameters()] for m in (model, eager)]
+            assert_same(*grads, 1e-5)
+    assert len(step._steps._graphs) == 2
+    assert_same(tensors_of(model, optimizer), tensors_of(eager, eager_optimizer), 1e-6)
+
+
+@needs_cuda
+def test_shapes_without_end_run_eagerly():
+    _, _, _, optimizer = twins(net=mlp)
+    step = capture(optimizer, warmup=1)
+    for size in range(4, 4 + MOST_GRAPHS):
+        for _ in range(3):
+            step(*batch(0, size, device="cuda"))
+    step(*batch(0, 99, device="cuda"))
+    with pytest.warns(UserWarning, match=f"{MOST_GRAPHS} graphs are captured already"):
+        step(*batch(0, 99, device="cuda"))
+
+
+@needs_cuda
+def test_freezing_a_layer_and_eval_mode_and_other_options_are_noticed():
+    eager, eager_optimizer, model, optimizer = twins()
+    step = capture(optimizer)
+
+    def change(net, either, number):
+        if number == 5:
+            net.norm.eval()
+        if number == 8:
+            net.head.bias.requires_grad_(False)
+        if number == 11:
+            either.param_groups[0]["weight_decay"] = 0.1
+        if number == 14:
+            either.clip_norm = 0.01
+
+    for number in range(18):
+        for net, either in [(eager, eager_optimizer), (model, optimizer)]:
+            change(net, either, number)
+        eager_optimizer.minimize(*batch(number, device="cuda"))
+        step(*batch(number, device="cuda"))
+    assert_same(tensors_of(model, optimizer), tensors_of(eager, eager_optimizer), 1e-6)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["BiSAM(log)", "LookSAM", "FriendlySAM", "RSAM"])
+def test_a_checkpoint_of_a_captured_training_resumes_bit_for_bit(name):
+    _, _, model, optimizer = twins(name)
+    step = capture(optimizer)
+    for seed in range(6):
+        step(*batch(seed, device="cuda"))
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    for seed in range(6, 12):
+        step(*batch(seed, device="cuda"))
+
+    _, _, again, again_optimizer = twins(name)
+    again_step = capture(again_optimizer)
+    for seed in range(5):  # of which nothing is left
+        again_step(*batch(seed + 50, device="cuda"))
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    again.load_state_dict(saved["model"])
+    again_optimizer.load_state_dict(saved["optimizer"])
+    for seed in range(6, 12):
+        again_step(*batch(seed, device="cuda"))
+    assert_same(tensors_of(model, optimizer), tensors_of(again, again_optimizer))
+
+
+@needs_cuda
+def test_losses_are_tensors_of_their_own_and_stale_telemetry_is_refused():
+    _, _, _, optimizer = twins()
+    step = capture(optimizer)
+    for seed in range(5):
+        step(*batch(seed, device="cuda"))
+    first = step(*batch(0, device="cuda"))
+    told, kept = optimizer.telemetry, optimizer.telemetry.loss
+    assert torch.equal(first, kept)
+    value = first.item()
+    step(*batch(1, device="cuda"))
+    assert first.item() == kept.item() == value
+    with pytest.raises(RuntimeError, match="earlier captured step"):
+        told.flips  # noqa: B018
+    assert optimizer.telemetry.flips is not None
+
+
+@needs_cuda
+@pytest.mark.parametrize("where", ["model", "closure"])
+def test_waiting_for_the_device_is_an_error_that_names_the_line(where):
+    class Curious(ConvNet):
+        def forward(self, x):
+            logits = super().forward(x)
+            if logits.sum().item() > 1e9:  # the culprit
+                raise AssertionError
+            return logits
+
+    model, optimizer = build(net=Curious if where == "model" else ConvNet, device="cuda")
+
+    def closure(x, y):
+        loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        print(loss.item())  # the culprit
+        return loss
+
+    step = capture(optimizer, None if where == "model" else closure)
+    before = None
+    with pytest.raises(RuntimeError, match=r"waited for the device.*test_capture.py, line \d+.*# the culprit"):  # noqa: PT012
+        for seed in range(5):
+            before = [p.detach().clone() for p in model.parameters()]
+            step(*batch(seed, device="cuda"))
+    assert seed == 3
+    assert_same(model.parameters(), before)  # nothing was lost, and one can go on
+    optimizer.minimize(*batch(device="cuda"))
+    assert not optimizer.perturbed
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@needs_cuda
+def test_too_little_memory_is_a_warning_and_the_eager_step():
+    def net():
+        return nn.Sequential(
+            nn.Linear(FEATURES, 4096), nn.Tanh(), nn.Linear(4096, 4096), nn.Tanh(), nn.Linear(4096, CLASSES)
+        )
+
+    _, _, model, optimizer = twins(net=net)
+    twin, twin_optimizer, *_ = twins(net=net)
+    step = capture(optimizer)
+    for seed in range(3):
+        step(*batch(seed, device="cuda"))
+        twin_optimizer.minimize(*batch(seed, device="cuda"))
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**20) / total)
+    try:
+        with pytest.warns(UserWarning, match="not enough memory for a captured step"):  # noqa: PT031
+            try:
+                step(*batch(3, device="cuda"))
+            except torch.cuda.OutOfMemoryError:  # the eager step may find none either
+                torch.cuda.set_per_process_memory_fraction(1.0)
+                step(*batch(3, device="cuda"))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    twin_optimizer.minimize(*batch(3, device="cuda"))
+    assert_same(model.parameters(), twin.parameters(), 1e-6)
+    assert "memory" in step.eager_because
+
+
+@needs_cuda
+def test_a_captured_step_over_a_compiled_model():
+    eager, eager_optimizer, model, optimizer = twins(net=mlp)
+    model.compile()
+    step = capture(optimizer)
+    for seed in range(7):
+        eager_optimizer.minimize(*batch(seed, device="cuda"))
+        step(*batch(seed, device="cuda"))
+    assert step._steps._graphs
+    assert_same(model.parameters(), eager.parameters(), 1e-5)
+
+
+@needs_cuda
+def test_trainings_in_one_graph_compute_bit_for_bit_what_they_compute_alone():
+    names = ["SAM", "BiSAM(log)", "ABiSAM(tanh)", "GSAM", "RSAM", "FriendlySAM"]
+
+    def make(name):
+        return build(name, net=lambda: ConvNet(dropout=0.3), device="cuda")
+
+    together, alone = [make(name) for name in names], [make(name) for name in names]
+    step = capture_together([optimizer for _, optimizer in together], seeds=range(len(names)))
+    steps = [capture(optimizer, seed=i) for i, (_, optimizer) in enumerate(alone)]
+    for number in range(10):
+        batches = [batch(100 * number + i, device="cuda") for i in range(len(names))]
+        for optimizer in [o for _, o in (*together, *alone)]:
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + number)
+        losses = step(batches)
+        assert losses == [each(*own) for each, own in zip(steps, batches, strict=True)]
+    assert len(step._graphs) == 1
+    for one, other in zip(together, alone, strict=True):
+        assert_same(tensors_of(*one), tensors_of(*other))
+
+
+@needs_cuda
+def test_memory_of_a_captured_step_is_the_base_optimizers_and_one_copy_of_the_weights():
+    def net():
+        return nn.Sequential(
+            nn.Linear(FEATURES, 4096), nn.Tanh(), nn.Linear(4096, 4096), nn.Tanh(), nn.Linear(4096, CLASSES)
+        )
+
+    def peak(variant):
+        torch.cuda.empty_cache()
+        start = torch.cuda.memory_allocated()
+        model = net().cuda()
+        base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = variant(base, model)
+        step = capture(optimizer)
+        for seed in range(4):
+            step(*batch(seed, device="cuda"))
+        torch.cuda.reset_peak_memory_stats()
+        step(*batch(9, device="cuda"))
+        return torch.cuda.max_memory_allocated() - start, sum(p.nbytes for p in model.parameters())
+
+    plain, _ = peak(lambda base, model: bisam.SAM(base, model, rho=0.0))
+    perturbed, weights = peak(bisam.BiSAM)
+    assert perturbed <= plain + weights * 1.02
+
+
+def test_warnings_are_for_the_caller():
+    _, optimizer = build()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        capture(optimizer)
+    assert seen[0].filename == __file__
