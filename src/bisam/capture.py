@@ -150,6 +150,8 @@ class CapturedSteps:
     def reset(self) -> None:
         """Drop the graphs; they are captured anew when they are needed."""
         self._graphs.clear()
+        if self._streams:
+            self._pool = torch.cuda.graph_pool_handle()  # torch does not take one up again that is used no more
 
     def _is_time_to_capture(self, key: Any, batches: Sequence[Sequence[Any]]) -> bool:
         """Whether there is a graph for this kind of step now."""
@@ -173,14 +175,17 @@ class CapturedSteps:
         return True
 
     def _capture(self, batches: Sequence[Sequence[Any]]) -> _Graph:
-        recordings = [t.recording(batch) for t, batch in zip(self._trainings, batches, strict=True)]
+        recordings = [
+            _Recording(training, _map(Tensor.clone, tuple(batch)))
+            for training, batch in zip(self._trainings, batches, strict=True)
+        ]
         graph = torch.cuda.CUDAGraph()
         for training in self._trainings:
             for generator in training.generators():
                 graph.register_generator_state(generator)
         outside = sys.exc_info()[1]
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._streams[0]):
+            with _without_warning_of_empty_graph(), torch.cuda.graph(graph, pool=self._pool, stream=self._streams[0]):
                 self._record(recordings)
         except Exception as error:
             for training in self._trainings:
@@ -206,7 +211,7 @@ class CapturedSteps:
         for training, batch, stream in zip(self._trainings, batches, self._streams, strict=True):
             stream.wait_stream(caller)
             with torch.cuda.stream(stream):
-                losses.append(training.eager(batch))
+                losses.append(training.like_captured(batch))
             caller.wait_stream(stream)
         return losses
 
@@ -223,20 +228,54 @@ class _Training:
             raise ValueError(f"a captured step runs the model: give it, as in {type(optimizer).__name__}(base, model)")
         self.optimizer, self.closure = optimizer, closure
         self.device = optimizer._parameters()[0].device
+        self.rates: list[_Number] = []
+        self.radii: list[_Number] = []
         self.generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
 
     def eager(self, batch: Sequence[Any]) -> Tensor:
+        """A step as the optimizer runs it."""
         with self.own_random_numbers():
             if self.closure is None:
                 return self.optimizer.minimize(*batch)
             return self.optimizer.step(partial(self.closure, *batch))
 
-    def run_without_hooks(self, batch: Sequence[Any]) -> Tensor:
-        """The same, but `step` is not entered: its hooks are for the replays."""
-        with self.own_random_numbers():
-            if self.closure is None:
-                return self.optimizer.run(self.optimizer.plan_batch(*batch))
-            return self.optimizer.run(self.optimizer.plan_closure(partial(self.closure, *batch)))
+    def like_captured(self, batch: Sequence[Any]) -> Tensor:
+        """The same with the numbers of a captured step: one that is not captured rounds as those that are."""
+        self.refresh()
+        return self.optimizer.step(Prepared(partial(self.run, batch)))
+
+    def run(self, batch: Sequence[Any]) -> Tensor:
+        """The passes and the update, with learning rates and radii on the device, in no `step` of its own."""
+        optimizer, groups = self.optimizer, self.optimizer.param_groups
+        plan = optimizer.plan_batch if self.closure is None else self._plan_closure
+        before = [group["lr"] for group in groups]
+        try:
+            for group, rate in zip(groups, self.rates, strict=True):
+                group["lr"] = rate.tensor
+            optimizer._fixed_radii = [radius.tensor for radius in self.radii]
+            with self.own_random_numbers():
+                return optimizer.run(plan(*batch))
+        finally:
+            optimizer._fixed_radii = None
+            for group, rate in zip(groups, before, strict=True):
+                group["lr"] = rate
+
+    def _plan_closure(self, *batch: Any) -> Any:
+        assert self.closure is not None
+        return self.optimizer.plan_closure(partial(self.closure, *batch))
+
+    def refresh(self) -> None:
+        """What the host does for every step: tell the device this step's learning rates and radii."""
+        groups = self.optimizer.param_groups
+        while len(self.rates) < len(groups):
+            self.rates.append(_Number(self.device))
+            self.radii.append(_Number(self.device))
+        for group, rate in zip(groups, self.rates, strict=True):
+            rate.update(group["lr"])
+        if self.optimizer._perturbs():
+            self.optimizer.perturbation.begin_step()
+            for radius, value in zip(self.radii, self.optimizer._radii(), strict=True):
+                radius.update(value)
 
     def generators(self) -> list[torch.Generator]:
         own = [] if self.generator is None else [self.generator]
@@ -292,28 +331,13 @@ class _Training:
             (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
         )
 
-    def recording(self, batch: Sequence[Any]) -> _Recording:
-        """What a graph reads from: tensors for the batch and for the numbers that change from step to step."""
-        optimizer = self.optimizer
-        rates = [group["lr"] for group in optimizer.param_groups]
-        return _Recording(
-            self,
-            perturbs=optimizer._perturbs(),
-            batch=_map(Tensor.clone, tuple(batch)),
-            rates=[None if _is_on(self.device, rate) else _Number(rate, self.device) for rate in rates],
-            radii=[_Number(radius, self.device) for radius in optimizer._radii()],
-        )
-
 
 @dataclass
 class _Recording:
     """One training's part of a graph: what goes in, and what comes out."""
 
     training: _Training
-    perturbs: bool
     batch: tuple[Any, ...]
-    rates: list[_Number | None]
-    radii: list[_Number]
     loss: Tensor = field(init=False)
     telemetry: Telemetry = field(init=False)
     gradients: Gradients = field(init=False)
@@ -321,36 +345,19 @@ class _Recording:
     replays: int = 0
 
     def record(self) -> None:
-        optimizer, groups = self.training.optimizer, self.training.optimizer.param_groups
-        before = [group["lr"] for group in groups]
-        try:
-            for group, rate in zip(groups, self.rates, strict=True):
-                group["lr"] = group["lr"] if rate is None else rate.tensor
-            optimizer._fixed_radii = [radius.tensor for radius in self.radii]
-            steps = optimizer._steps
-            self.loss = self.training.run_without_hooks(self.batch)
-            optimizer._steps = steps
-        finally:
-            optimizer._fixed_radii = None
-            for group, rate in zip(groups, before, strict=True):
-                group["lr"] = rate
+        optimizer = self.training.optimizer
+        steps = optimizer._steps
+        self.loss = self.training.run(self.batch)
+        optimizer._steps = steps
         self.telemetry = optimizer.telemetry
         self.gradients = [param.grad for param in optimizer._parameters()]
         self.leftover = optimizer._leftover
 
-    def refresh(self, batch: Sequence[Any]) -> None:
-        """Before a replay: this step's batch and numbers."""
-        optimizer = self.training.optimizer
+    def load(self, batch: Sequence[Any]) -> None:
+        """Before a replay: this step's batch."""
         for static, given in zip(_tensors(self.batch), _tensors(tuple(batch)), strict=True):
             if static is not given:
                 static.copy_(given, non_blocking=True)
-        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
-            if rate is not None:
-                rate.update(group["lr"])
-        if self.perturbs:
-            optimizer.perturbation.begin_step()
-            for radius, value in zip(self.radii, optimizer._radii(), strict=True):
-                radius.update(value)
 
     def finish(self) -> Tensor:
         """After a replay: what an eager step would have left behind."""
@@ -374,7 +381,8 @@ class _Graph:
     def replay(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
         for recording, batch in zip(self.recordings, batches, strict=True):
             recording.training.optimizer._refuse_while_perturbed("a captured step")
-            recording.refresh(batch)
+            recording.load(batch)
+            recording.training.refresh()
         return self._through_steps(0)
 
     def _through_steps(self, number: int) -> list[Tensor]:
@@ -387,11 +395,11 @@ class _Graph:
 
 
 class _Number:
-    """A number that a graph reads from the device, and the host may change between replays."""
+    """A number that a graph reads from the device, and the host may change between steps."""
 
-    def __init__(self, value: float | Tensor, device: torch.device) -> None:
-        self._value: float | Tensor = value
-        self.tensor = torch.as_tensor(value, dtype=torch.float32, device=device).clone()
+    def __init__(self, device: torch.device) -> None:
+        self._value: float | Tensor | None = None
+        self.tensor = torch.zeros((), device=device)
 
     def update(self, value: float | Tensor) -> None:
         if isinstance(value, Tensor):
@@ -479,16 +487,20 @@ def _first(error: BaseException, outside: BaseException | None) -> BaseException
     return error
 
 
-def _is_on(device: torch.device, value: Any) -> bool:
-    return isinstance(value, Tensor) and value.device == device
-
-
 def _own(o: Observation) -> Observation:
     return replace(o, loss=o.loss.clone(), ascent=_cloned(o.ascent), bound=_cloned(o.bound))
 
 
 def _cloned(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.clone()
+
+
+@contextmanager
+def _without_warning_of_empty_graph() -> Iterator[None]:
+    """Of a capture that failed at its first operation; its error says more."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+        yield
 
 
 def _warn(message: str) -> None:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from bisam.kernels.lower_bound import Formula, Saved
 
+E = tl.constexpr(2.718281828459045)
 GAMMA = tl.constexpr(0.541324854612918)  # log(e − 1)
+LARGEST_EXPONENT = tl.constexpr(86.0)  # e^86 is a float32, and so is its inverse
 
 LARGEST_TILE = 4096
 """Elements that one program holds at a time."""
@@ -27,25 +29,33 @@ ROWS_OF_ONE_SUM = 65536
 
 
 @triton.jit
-def _weight_and_slope(margin, IS_LOG: tl.constexpr, MU: tl.constexpr, ALPHA: tl.constexpr):
-    """w = exp(μ φ(F)) and φ′(F), both to full relative precision."""
-    if IS_LOG:
+def _weight(margin, IS_LOG: tl.constexpr, MU: tl.constexpr, ALPHA: tl.constexpr):
+    """w = exp(μ φ(F)). Exponentials may overflow: what is divided by infinity is 0, as it should be."""
+    if IS_LOG and MU == 1:  # e σ(F − γ)
+        weight = 1 / (1 + tl.exp(-(margin - GAMMA))) * E
+    elif IS_LOG:
         x = margin - GAMMA
-        u = tl.exp(-tl.abs(x))
-        larger = 1 / (1 + u)  # of σ(x) and σ(−x)
-        smaller = u * larger
-        slope = tl.where(x > 0, smaller, larger)  # 1 − σ(x)
+        weight = tl.exp(MU * (1 + tl.minimum(x, 0.0) - tl.log(1 + tl.exp(-tl.abs(x)))))
+    else:  # tanh(a) = 1 − 2/(1 + e^2a)
+        weight = tl.exp(MU * (1 - 2 / (1 + tl.exp(2 * ALPHA * margin))))
+    return weight
+
+
+@triton.jit
+def _weight_times_slope(margin, IS_LOG: tl.constexpr, MU: tl.constexpr, ALPHA: tl.constexpr):
+    """w φ′(F). Here exponentials must not overflow: infinity times 0 is not 0."""
+    if IS_LOG:
+        v = tl.exp(tl.minimum(-(margin - GAMMA), LARGEST_EXPONENT))
+        part = 1 / (1 + v)  # σ(F − γ)
         if MU == 1:
-            weight = tl.where(x > 0, larger, smaller) * 2.718281828459045
+            product = (v * part) * part * E
         else:
-            weight = tl.exp(MU * (1 + tl.minimum(x, 0.0) - tl.log(1 + u)))
-        weight = tl.where(x != x, x, weight)
+            product = (v * part) * _weight(margin, IS_LOG, MU, ALPHA)
     else:
-        u = tl.exp(-2 * ALPHA * tl.abs(margin))
-        size = (1 - u) / (1 + u)
-        weight = tl.exp(MU * tl.where(margin < 0, -size, size))
-        slope = ALPHA * 4 * u / ((1 + u) * (1 + u))  # α (1 − tanh²)
-    return weight, slope
+        v = tl.exp(tl.minimum(2 * ALPHA * margin, LARGEST_EXPONENT))
+        part = 1 / (1 + v)
+        product = tl.exp(MU * (1 - 2 * part)) * (4 * ALPHA) * (v * part) * part  # α (1 − tanh²) = 4α v/(1 + v)²
+    return product
 
 
 @triton.jit
@@ -84,8 +94,7 @@ def _value_kernel(
         column = first + tl.arange(0, CLASS_TILE)
         mask = counted[:, None] & (column < classes)[None, :]
         z = tl.load(start[:, None] + column[None, :], mask=mask, other=0.0).to(WIDE)
-        weight, _ = _weight_and_slope(z - own[:, None], IS_LOG, MU, ALPHA)
-        total += tl.sum(tl.where(mask, weight, 0.0), 1)
+        total += tl.sum(tl.where(mask, _weight(z - own[:, None], IS_LOG, MU, ALPHA), 0.0), 1)
     total = tl.where(counted, total, 1.0)
     share = tl.where(counted, 1.0, 0.0).to(WIDE)
     if HAS_WEIGHTS:
@@ -161,9 +170,9 @@ def _gradient_kernel(
         exists = inside[:, None] & (column < classes)[None, :]
         mask = exists & counted[:, None]
         z = tl.load(start[:, None] + column[None, :], mask=mask, other=0.0).to(WIDE)
-        weight, slope = _weight_and_slope(z - own[:, None], IS_LOG, MU, ALPHA)
+        slope = _weight_times_slope(z - own[:, None], IS_LOG, MU, ALPHA) * factor[:, None]
         others = column[None, :] != label[:, None]
-        slope = tl.where(mask & others, weight * slope * factor[:, None], 0.0)
+        slope = tl.where(mask & others, slope, 0.0)
         back += tl.sum(slope, 1)
         # the label's own entry is stored once, below: two stores to one place have no order
         tl.store(target[:, None] + column[None, :], slope, mask=exists & (others | (counted == 0)[:, None]))
