@@ -1,0 +1,57 @@
+"""The fused bound on a real device: sizes, graphs and labels that the interpreter cannot show."""
+
+import pytest
+import torch
+
+from bisam import LowerBound
+from kernels.test_lower_bound import TOLERANCE, check, reference
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("classes", [2, 1000, 32_000, 256_000])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_any_number_of_classes(classes, dtype):
+    logits = (4 * torch.randn(4, classes, device="cuda")).to(dtype)
+    check(LowerBound(), logits, torch.randint(classes, (4,), device="cuda"))
+
+
+def test_more_than_two_to_the_31_logits_on_cuda():
+    rows, classes = 70_000, 32_000
+    logits = torch.randn(rows, classes, device="cuda", dtype=torch.bfloat16)
+    target = torch.randint(classes, (rows,), device="cuda")
+    last = slice(rows - 50, rows)
+    logits.requires_grad_()
+    value = LowerBound(reduction="none")(logits, target)
+    (gradient,) = torch.autograd.grad(value.sum(), logits)
+    expected, slope = reference(
+        LowerBound(reduction="none"), logits[last].detach(), target[last], torch.ones(50, device="cuda")
+    )
+    torch.testing.assert_close(value[last].double().cpu(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradient[last].double().cpu(), slope, atol=1e-6, rtol=1e-2)
+
+
+def test_a_label_outside_is_nan_on_cuda_and_leaves_the_device_alive():
+    assert LowerBound()(torch.randn(2, 3, device="cuda"), torch.tensor([0, 7], device="cuda")).isnan()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("shape", [(128, 10), (512, 1000)], ids=str)
+def test_it_can_be_captured_in_a_cuda_graph(shape):
+    logits = torch.randn(shape, device="cuda", requires_grad=True)
+    target = torch.randint(shape[1], shape[:1], device="cuda")
+
+    def run():
+        value = LowerBound()(logits, target)
+        return value, torch.autograd.grad(value, logits)[0]
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value, gradient = run()
+    with torch.no_grad():
+        logits.normal_()
+    graph.replay()
+    expected = run()
+    assert torch.equal(value, expected[0])
+    assert torch.equal(gradient, expected[1])
