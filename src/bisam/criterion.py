@@ -20,12 +20,20 @@ class Observation:
     """What one call of the criterion saw: scalars and masks on their device, whose sums wait until they are read."""
 
     loss: Tensor
-    loss_divisor: float | Tensor
+    target: Tensor | None
+    loss_divisor: float | Tensor = 1.0
     ascent: Tensor | None = None
     ascent_divisor: float | Tensor = 1.0
     bound: Tensor | None = None
     right: Tensor | None = None
     wrong: Tensor | None = None
+
+    def weigh(self, ascent: Objective, descent: Objective) -> None:
+        """Find out what this part counts for. It is asked only where there are several parts."""
+        if self.target is not None:
+            self.loss_divisor = objectives.divisor(descent, self.target)
+            self.ascent_divisor = objectives.divisor(ascent, self.target)
+            self.target = None
 
 
 class Telemetry:
@@ -182,16 +190,18 @@ class Criterion:
         value = value.detach().clone()
         climbing = self.phase == "ascent"
         loss = self.descent(logits, target) if climbing and self.bilevel else value
-        observation = Observation(loss, objectives.divisor(self.descent, target))
+        observation = Observation(loss, target)
         if climbing:
             observation.ascent = value
-            observation.ascent_divisor = objectives.divisor(self.ascent, target)
             if isinstance(self.ascent, LowerBound) and self.ascent.reduction == "mean" and self.ascent.weight is None:
                 observation.bound = value - self.ascent.slack(logits)
         if self._is_classification:
             observation.right, observation.wrong = self._right_and_wrong(logits, target)
         passes = self.telemetry._at_perturbed if self.phase == "descent" else self.telemetry._at_weights
         passes.append(observation)
+        if len(passes) > 1:
+            for part in passes[-2:]:
+                part.weigh(self.ascent, self.descent)
 
     def _right_and_wrong(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         source = self.descent if hasattr(self.descent, "ignore_index") else self.ascent

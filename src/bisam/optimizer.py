@@ -348,6 +348,8 @@ class SharpnessAware(Wrapper):
             for bucket in buckets:
                 bucket.weights = self._weights.copies_of(bucket.owners)
             self.telemetry.ascent_norm = self.perturbation(buckets)
+            for bucket in buckets:
+                bucket.settle()
             perturbed = {of_name[owner] for bucket in buckets for owner in bucket.owners}
             left_out = [value for name, value in gradient.items() if name not in perturbed]
             if left_out:
@@ -419,8 +421,7 @@ class SharpnessAware(Wrapper):
             if buckets:
                 self.telemetry.ascent_norm = self.perturbation(buckets)
             for bucket in buckets:
-                if bucket.params:
-                    torch._foreach_add_(bucket.params, bucket.gradients)
+                bucket.move()
             torch.clear_autocast_cache()  # it holds low-precision copies of the weights as they were
         except BaseException:
             self.restore()

@@ -36,6 +36,8 @@ class Bucket:
     gradients: list[Tensor] = field(default_factory=list)
     whole_gradients: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
+    factor: Tensor | None = None
+    """What the gradients are still to be multiplied by: together with what reads them next, it costs nothing."""
 
     def add(self, param: Tensor, gradient: Tensor | None) -> None:
         self.owners.append(param)
@@ -43,6 +45,49 @@ class Bucket:
         if gradient is not None:
             self.gradients.append(sharding.local(gradient))
             self.whole_gradients.append(gradient)
+
+    def multiply(self, factor: float | Tensor) -> None:
+        """Multiply the gradients, when they are read."""
+        self.factor = torch.as_tensor(factor) if self.factor is None else self.factor * factor
+
+    def settle(self) -> list[Tensor]:
+        """The gradients, multiplied by what was left to multiply them by."""
+        if self.factor is not None:
+            torch._foreach_mul_(self.gradients, self.factor.to(self.gradients[0].device))
+            self.factor = None
+        return self.gradients
+
+    def move(self) -> None:
+        """Add the gradients to the parameters: ε to w."""
+        if not self.params:
+            return
+        if self.factor is None or not self._is_one_kernel():
+            torch._foreach_add_(self.params, self.settle())
+        else:  # a step of plain gradient ascent reads and writes everything once
+            torch._fused_sgd_(
+                self.params,
+                self.gradients,
+                [],
+                lr=self.factor.to(self.params[0].device),
+                weight_decay=0.0,
+                momentum=0.0,
+                dampening=0.0,
+                nesterov=False,
+                maximize=True,
+                is_first_step=False,
+            )
+
+    def _is_one_kernel(self) -> bool:
+        """Whether torch's fused kernel takes them: CUDA, not float64, each gradient laid out as its parameter."""
+        first = self.params[0]
+        return (
+            first.is_cuda
+            and first.dtype in (torch.float32, torch.float16, torch.bfloat16)
+            and all(
+                p.stride() == g.stride() and p.dtype == g.dtype
+                for p, g in zip(self.params, self.gradients, strict=True)
+            )
+        )
 
     def leave_out(self, params: Sequence[Tensor]) -> None:
         """Perturb these no more."""
@@ -115,7 +160,7 @@ class Perturbation(Protocol):
         """After the ascent pass, also when it raised: undo what is not to last."""
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
-        """Replace the gradients by ε, in place, and return the norm that they were divided by."""
+        """Replace the gradients by ε, in place or but for a factor, and return the norm that they were divided by."""
 
 
 class Ball:
@@ -163,10 +208,9 @@ class Ball:
         # and whoever guards the update (a GradScaler) skips it, with no need to look at the norm on the host
         unit = torch.where(norm == 0, 0.0, torch.where(norm.isfinite(), 1 / norm, math.nan))
         for bucket in buckets:
-            gradients = bucket.gradients
-            torch._foreach_mul_(gradients, (bucket.radius * unit).to(gradients[0].device))
+            bucket.multiply(bucket.radius * unit)
             if bucket.options["adaptive"]:
-                torch._foreach_mul_(gradients, bucket.params)
+                torch._foreach_mul_(bucket.settle(), bucket.params)  # settled first: T²g of small weights underflows
                 torch._foreach_copy_(bucket.params, bucket.weights)
         return norm
 
@@ -285,7 +329,7 @@ class RandomTensors(Around):
         if self.beta != 1:
             for bucket in buckets:
                 if bucket.owners:
-                    torch._foreach_mul_(bucket.gradients, 1 / self.beta)
+                    bucket.multiply(1 / self.beta)
         return norm
 
 

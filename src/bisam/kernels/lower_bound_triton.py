@@ -26,11 +26,16 @@ ROWS_OF_ONE_SUM = 65536
 
 
 @triton.jit
+def _capped(exponent):
+    return tl.minimum(exponent, LARGEST_EXPONENT, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _weight_and_slope(margin, IS_LOG: tl.constexpr, MU: tl.constexpr, ALPHA: tl.constexpr):
     """w = exp(μ φ(F)) and w φ′(F). Exponents are kept from overflowing: infinity times 0 is not 0."""
     if IS_LOG:
         x = margin - GAMMA
-        v = tl.exp(tl.minimum(-x, LARGEST_EXPONENT))
+        v = tl.exp(_capped(-x))
         part = 1 / (1 + v)  # σ(x)
         if MU == 1:
             weight = part * E
@@ -38,7 +43,7 @@ def _weight_and_slope(margin, IS_LOG: tl.constexpr, MU: tl.constexpr, ALPHA: tl.
             weight = tl.exp(MU * (1 + tl.minimum(x, 0.0) - tl.log(1 + tl.exp(-tl.abs(x)))))
         slope = weight * (v * part)
     else:  # tanh(a) = 1 − 2/(1 + e^2a), and 1 − tanh² = 4 e^2a/(1 + e^2a)²
-        v = tl.exp(tl.minimum(2 * ALPHA * margin, LARGEST_EXPONENT))
+        v = tl.exp(_capped(2 * ALPHA * margin))
         part = 1 / (1 + v)
         weight = tl.exp(MU * (1 - 2 * part))
         slope = weight * (4 * ALPHA) * (v * part) * part
