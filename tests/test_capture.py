@@ -328,6 +328,28 @@ def test_losses_are_tensors_of_their_own_and_stale_telemetry_is_refused():
 
 
 @needs_cuda
+def test_garbage_with_graphs_in_it_does_not_break_a_capture():
+    class Littering(ConvNet):
+        def forward(self, x):
+            if torch.cuda.is_current_stream_capturing():
+                for _ in range(2000):  # enough of it for the collector to run
+                    cycle = []
+                    cycle.append(cycle)
+            return super().forward(x)
+
+    def train():
+        _, optimizer = build(net=Littering, device="cuda")
+        optimizer.myself = optimizer  # a cycle
+        step = capture(optimizer)
+        for seed in range(6):
+            step(*batch(seed, device="cuda"))
+        assert step._steps._graphs
+
+    for _ in range(4):
+        train()
+
+
+@needs_cuda
 @pytest.mark.parametrize("where", ["model", "closure"])
 def test_waiting_for_the_device_is_an_error_that_names_the_line(where):
     class Curious(ConvNet):

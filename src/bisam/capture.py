@@ -12,9 +12,11 @@ as in an eager step. What a graph cannot hold runs eagerly, with a warning that 
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -127,9 +129,10 @@ class CapturedSteps:
             return
         self._pool = torch.cuda.graph_pool_handle()
         self._streams = [torch.cuda.Stream(training.device) for training in trainings]  # type: ignore[no-untyped-call]
+        this = weakref.ref(self)
         for training in trainings:
             training.make_capturable()
-            training.optimizer.register_load_state_dict_post_hook(lambda _: self.reset())
+            training.optimizer.register_load_state_dict_post_hook(partial(_reset, this))
 
     @property
     def generators(self) -> list[torch.Generator | None]:
@@ -185,7 +188,7 @@ class CapturedSteps:
                 graph.register_generator_state(generator)
         outside = sys.exc_info()[1]
         try:
-            with _without_warning_of_empty_graph(), torch.cuda.graph(graph, pool=self._pool, stream=self._streams[0]):
+            with _undisturbed(), torch.cuda.graph(graph, pool=self._pool, stream=self._streams[0]):
                 self._record(recordings)
         except Exception as error:
             for training in self._trainings:
@@ -441,6 +444,15 @@ class _Borrowed(Telemetry):
         return _cloned(self._captured().descent_norm)
 
 
+def _reset(steps: weakref.ref[CapturedSteps], _: torch.optim.Optimizer) -> None:
+    """State that is loaded lies in other tensors than the graphs know."""
+    this = steps()
+    if this is not None:
+        this.reset()
+        for training in this._trainings:
+            training.make_capturable()
+
+
 def _reason(trainings: Sequence[_Training]) -> str | None:
     """Why no step of theirs can be captured, if so."""
     devices = {param.device for training in trainings for param in training.optimizer._parameters()}
@@ -496,11 +508,18 @@ def _cloned(tensor: Tensor | None) -> Tensor | None:
 
 
 @contextmanager
-def _without_warning_of_empty_graph() -> Iterator[None]:
-    """Of a capture that failed at its first operation; its error says more."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-        yield
+def _undisturbed() -> Iterator[None]:
+    """Collect no garbage during a capture: a graph among it would be destroyed, which breaks the one that is made."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():  # of a capture that failed at its first operation: its error says more
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _warn(message: str) -> None:

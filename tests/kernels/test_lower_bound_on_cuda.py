@@ -45,13 +45,30 @@ def test_it_can_be_captured_in_a_cuda_graph(shape):
         value = LowerBound()(logits, target)
         return value, torch.autograd.grad(value, logits)[0]
 
-    run()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         value, gradient = run()
     with torch.no_grad():
         logits.normal_()
     graph.replay()
-    expected = run()
+    with torch.cuda.stream(stream):
+        expected = run()
+    torch.cuda.synchronize()
     assert torch.equal(value, expected[0])
     assert torch.equal(gradient, expected[1])
+
+
+@pytest.mark.parametrize("phi", ["log", "tanh"])
+@pytest.mark.parametrize("mu", [1.0, 3.0])
+def test_a_logit_that_is_not_a_number_is_not_swallowed(phi, mu):
+    logits = torch.randn(4, 7, device="cuda")
+    logits[2, 5] = torch.nan
+    logits.requires_grad_()
+    value = LowerBound(phi, mu, reduction="none")(logits, torch.tensor([0, 1, 2, 3], device="cuda"))
+    assert value.isnan().tolist() == [False, False, True, False]
+    (gradient,) = torch.autograd.grad(value.sum(), logits)
+    assert gradient[2].isnan().all()
+    assert gradient[[0, 1, 3]].isfinite().all()
