@@ -117,6 +117,24 @@ def test_the_generator_of_a_training_resumes_from_a_checkpoint(device):
     assert losses == [step(*batch(seed, device=device)) for seed in range(5)]
 
 
+@pytest.mark.filterwarnings("ignore:a CUDA graph needs")
+def test_sums_of_telemetry_are_kept_inside_of_the_step(device):
+    _, optimizer = build(device=device)
+    total, flips = torch.zeros((), device=device), torch.zeros((), dtype=torch.long, device=device)
+
+    def add(each):
+        total.add_(each.telemetry.loss)
+        flips.add_(each.telemetry.flips)
+
+    step = capture(optimizer, after=add)
+    expected, expected_flips = 0.0, 0
+    for seed in range(8):
+        expected += step(*batch(seed, device=device)).item()
+        expected_flips += optimizer.telemetry.flips.item()
+    assert total.item() == pytest.approx(expected, rel=1e-6)
+    assert flips.item() == expected_flips
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

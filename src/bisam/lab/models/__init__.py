@@ -1,4 +1,4 @@
-"""The networks of the paper, by name: for 32×32 images, except ResNet-50 for 224×224."""
+"""The networks of the paper, by name: for 32×32 images, except ResNet-50 for 224×224; and the demo's, for 8×8."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from torch import nn
 
 from bisam.lab.models.densenet import DenseNet
+from bisam.lab.models.digitsnet import DigitsNet
 from bisam.lab.models.resnet import ResNet
 from bisam.lab.models.resnet50 import ResNet50
 from bisam.lab.models.vgg import VGG
@@ -16,6 +17,7 @@ from bisam.lab.models.wide_resnet import WideResNet
 
 MODELS: dict[str, Callable[[int], nn.Module]] = {
     "densenet121": DenseNet,
+    "digitsnet": DigitsNet,
     "resnet20": partial(ResNet, 20),
     "resnet32": partial(ResNet, 32),
     "resnet56": partial(ResNet, 56),

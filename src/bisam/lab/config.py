@@ -1,0 +1,146 @@
+"""What a run is: every number that decides its result. Defaults are the paper's, for CIFAR."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+
+@dataclass(frozen=True)
+class Config:
+    """One training. `recipe` says where it comes from; the other fields are all that its result depends on."""
+
+    recipe: str = "own"
+    data: str = "cifar10"
+    model: str = "resnet56"
+    method: str = "bisam-log"
+    seed: int = 0
+
+    epochs: int = 200
+    batch: int = 128
+    lr: float = 0.1
+    """The largest rate: a cosine leads from it to 0, epoch by epoch."""
+    warmup_epochs: int = 0
+    """Epochs in which the rate rises linearly to `lr`, before the cosine."""
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    label_smoothing: float = 0.1
+
+    rho: float = 0.05
+    """Radius of the perturbation; SGD has none."""
+    mu: float | None = None
+    """Sharpness of Q's smooth maximum; None is the paper's 1 for −log and 10 for tanh."""
+    alpha: float = 0.1
+    """Slope of tanh."""
+    eta: float = 0.0
+    """Added to |w| in the adaptive methods."""
+    beta: float = 0.5
+    """Of the efficient methods: the part of the tensors that are perturbed."""
+    gamma: float = 0.5
+    """Of the efficient methods: the part of the samples that are descended."""
+    micro_batch: int | None = None
+    """Samples that are perturbed together; None is the whole batch."""
+
+    noise: float = 0.0
+    """The part of the training and validation labels that is moved to another class."""
+    validation: float = 0.1
+    """The part of the training data that chooses the weights whose test accuracy counts."""
+    padding: int = 4
+    """Black pixels around an image before it is cropped at random."""
+    flip: bool = True
+    cutout: int = 0
+    """Side of the square that is blackened at random; the paper has none, its public code 16."""
+
+    precision: str = "bf16"
+    """"bf16" for autocast, "fp32" for none."""
+    compile: bool = False
+    """Whether torch.compile is applied to the model."""
+    deterministic: bool = False
+    """On CUDA: the same bits in every run, with slower algorithms. A CPU gives them anyway."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not (low <= value <= high):
+                raise ValueError(f"{name} must lie between {low:g} and {high:g}, got {value:g}")
+        if self.precision not in ("bf16", "fp32"):
+            raise ValueError(f'precision must be "bf16" or "fp32", got {self.precision!r}')
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Config:
+        """What `as_dict` gave, also of an older version: fields that it does not know keep their defaults."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+    def with_changes(self, changes: Mapping[str, str]) -> Config:
+        """Fields set from text, as from a command line.
+
+        >>> Config().with_changes({"epochs": "3", "mu": "none"}).epochs
+        3
+        """
+        return dataclasses.replace(self, **{name: _parsed(name, text) for name, text in changes.items()})
+
+
+_RANGES = [
+    ("seed", 0, 2**31),
+    ("epochs", 1, 100_000),
+    ("batch", 1, 1_000_000),
+    ("micro_batch", 1, 1_000_000),
+    ("lr", 0, 1000),
+    ("warmup_epochs", 0, 100_000),
+    ("momentum", 0, 1),
+    ("weight_decay", 0, 10),
+    ("label_smoothing", 0, 0.999),
+    ("rho", 0, 1000),
+    ("mu", 1e-6, 1e6),
+    ("alpha", 1e-6, 1e6),
+    ("eta", 0, 100),
+    ("beta", 1e-6, 1),
+    ("gamma", 1e-6, 1),
+    ("noise", 0, 1),
+    ("validation", 0.001, 0.9),
+    ("padding", 0, 64),
+    ("cutout", 0, 512),
+]
+
+
+def rate(config: Config, epoch: int) -> float:
+    """The learning rate of an epoch, beginning with 0.
+
+    >>> [round(rate(Config(epochs=4), epoch), 4) for epoch in range(4)]
+    [0.1, 0.0854, 0.05, 0.0146]
+    """
+    if epoch < config.warmup_epochs:
+        return config.lr * (epoch + 1) / config.warmup_epochs
+    progress = (epoch - config.warmup_epochs) / (config.epochs - config.warmup_epochs)
+    return config.lr * (1 + math.cos(math.pi * progress)) / 2
+
+
+def _parsed(name: str, text: str) -> Any:
+    kinds = get_type_hints(Config)
+    if name not in kinds:
+        near = difflib.get_close_matches(name, kinds, n=3, cutoff=0.4)
+        meant = f": did you mean {', '.join(near)}?" if near else f"; there are {', '.join(kinds)}"
+        raise ValueError(f"no field of a run is called {name!r}{meant}")
+    kind = kinds[name]
+    choices = get_args(kind) or (kind,)
+    if type(None) in choices and text.lower() in ("none", "null", ""):
+        return None
+    (kind,) = (choice for choice in choices if choice is not type(None))
+    if kind is bool:
+        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if text.lower() not in words:
+            raise ValueError(f"{name} is true or false, got {text!r}")
+        return words[text.lower()]
+    try:
+        return kind(text)
+    except ValueError:
+        words_of = {int: "a whole number", float: "a number"}
+        raise ValueError(f"{name} is {words_of.get(kind, kind.__name__)}, got {text!r}") from None
