@@ -23,7 +23,7 @@ bench: $(VENV)/.installed  ## what a step costs beside one written by hand
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[test,check,demo]'
+	$(BIN)/pip install --quiet --editable '.[test,check,demo,lab]'
 	touch $@
 
 clean:

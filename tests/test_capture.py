@@ -90,10 +90,10 @@ def test_several_trainings_without_cuda_are_what_each_is_alone():
 
 
 @pytest.mark.filterwarnings("ignore:a CUDA graph needs")
-def test_a_seed_gives_a_training_random_numbers_that_nobody_else_disturbs(device):
+def test_a_generator_gives_a_training_random_numbers_that_nobody_else_disturbs(device):
     def train(disturb):
         model, optimizer = build(net=lambda: ConvNet(dropout=0.5), device=device)
-        step = capture(optimizer, seed=7)
+        step = capture(optimizer, generator=torch.Generator(device).manual_seed(7))
         for seed in range(6):
             step(*batch(seed, device=device))
             if disturb:
@@ -106,14 +106,15 @@ def test_a_seed_gives_a_training_random_numbers_that_nobody_else_disturbs(device
 @pytest.mark.filterwarnings("ignore:a CUDA graph needs")
 def test_the_generator_of_a_training_resumes_from_a_checkpoint(device):
     model, optimizer = build(net=lambda: ConvNet(dropout=0.5), device=device)
-    step = capture(optimizer, seed=7)
+    generator = torch.Generator(device).manual_seed(7)
+    step = capture(optimizer, generator=generator)
     for seed in range(5):
         step(*batch(seed, device=device))
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict())), step.generator.get_state()
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict())), generator.get_state()
     losses = [step(*batch(seed, device=device)) for seed in range(5)]
     model.load_state_dict(saved[0][0])
     optimizer.load_state_dict(saved[0][1])
-    step.generator.set_state(saved[1])
+    generator.set_state(saved[1])
     assert losses == [step(*batch(seed, device=device)) for seed in range(5)]
 
 
@@ -141,7 +142,11 @@ def test_sums_of_telemetry_are_kept_inside_of_the_step(device):
         (lambda: capture(torch.optim.SGD(mlp().parameters(), lr=0.1)), TypeError, "sharpness-aware optimizer"),
         (lambda: capture(bisam.SAM(torch.optim.SGD(mlp().parameters(), lr=0.1))), ValueError, r"SAM\(base, model\)"),
         (lambda: capture_together([]), ValueError, "list of optimizers is empty"),
-        (lambda: capture_together([build()[1]], seeds=[1, 2]), ValueError, "1 optimizers need as many seeds, got 2"),
+        (
+            lambda: capture_together([build()[1]], generators=[]),
+            ValueError,
+            "1 optimizers need as many.* got 0",
+        ),
         (lambda: capture(build()[1], warmup=0), ValueError, "warmup must be at least 1.* got 0"),
     ],
 )
@@ -448,9 +453,12 @@ def test_trainings_in_one_graph_compute_bit_for_bit_what_they_compute_alone():
     def make(name):
         return build(name, net=lambda: ConvNet(dropout=0.3), device="cuda")
 
+    def own_generators():
+        return [torch.Generator("cuda").manual_seed(i) for i in range(len(names))]
+
     together, alone = [make(name) for name in names], [make(name) for name in names]
-    step = capture_together([optimizer for _, optimizer in together], seeds=range(len(names)))
-    steps = [capture(optimizer, seed=i) for i, (_, optimizer) in enumerate(alone)]
+    step = capture_together([optimizer for _, optimizer in together], generators=own_generators())
+    steps = [capture(o, generator=g) for (_, o), g in zip(alone, own_generators(), strict=True)]
     for number in range(10):
         batches = [batch(100 * number + i, device="cuda") for i in range(len(names))]
         for optimizer in [o for _, o in (*together, *alone)]:

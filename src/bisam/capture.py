@@ -45,7 +45,7 @@ def capture(
     closure: Callable[..., Any] | None = None,
     *,
     warmup: int = 3,
-    seed: int | None = None,
+    generator: torch.Generator | None = None,
     after: Callable[[SharpnessAware], Any] | None = None,
 ) -> CapturedStep:
     """A function that takes `(x, y)` and does what `optimizer.minimize(x, y)` does, as one CUDA graph.
@@ -55,27 +55,28 @@ def capture(
         closure: instead of `minimize`, what to run in both passes: called with a batch, it computes
             `optimizer.criterion(…)`, calls `backward` on it and returns it. It must not wait for the device.
         warmup: steps to run eagerly before the first capture.
-        seed: for random numbers (dropout) of this training's own, whatever else draws from torch's generator.
+        generator: to draw dropout from, on the model's device, in place of torch's own: so that nothing else disturbs
+            this training's random numbers, and a checkpoint can hold them.
         after: called with the optimizer at the end of each step, inside of the graph: to add telemetry to sums that
             stay on the device, in place, at the cost of no launch.
 
     The base optimizer is switched to its fused or capturable form. A batch of another shape gets a graph of its own
     when it comes for the second time. `optimizer.telemetry` is of the last step, until the next one begins.
     """
-    return CapturedStep(CapturedSteps([_Training(optimizer, closure, seed, after)], warmup))
+    return CapturedStep(CapturedSteps([_Training(optimizer, closure, generator, after)], warmup))
 
 
 def capture_together(
     optimizers: Sequence[SharpnessAware],
     *,
     warmup: int = 3,
-    seeds: Sequence[int] | None = None,
+    generators: Sequence[torch.Generator] | None = None,
     after: Callable[[SharpnessAware], Any] | None = None,
 ) -> CapturedSteps:
     """A function that takes a batch for each optimizer and does one step of each, in parallel branches of one graph.
 
     The trainings share nothing but the device: each computes what it computes alone. Small models, which leave most of
-    a large GPU idle, train several times as fast in all. With `seeds`, each draws its dropout from its own generator.
+    a large GPU idle, train several times as fast in all. With `generators`, each draws its dropout from its own.
     `after` is called with each optimizer, as in `capture`.
 
     >>> models = [torch.nn.Linear(4, 3) for _ in range(2)]
@@ -88,11 +89,10 @@ def capture_together(
     """
     if not optimizers:
         raise ValueError("there is nothing to train: the list of optimizers is empty")
-    if seeds is not None and len(seeds) != len(optimizers):
-        raise ValueError(f"{len(optimizers)} optimizers need as many seeds, got {len(seeds)}")
-    return CapturedSteps(
-        [_Training(o, None, None if seeds is None else seeds[i], after) for i, o in enumerate(optimizers)], warmup
-    )
+    own: Sequence[torch.Generator | None] = [None] * len(optimizers) if generators is None else generators
+    if len(own) != len(optimizers):
+        raise ValueError(f"{len(optimizers)} optimizers need as many generators, got {len(own)}")
+    return CapturedSteps([_Training(o, None, g, after) for o, g in zip(optimizers, own, strict=True)], warmup)
 
 
 class CapturedStep:
@@ -109,11 +109,6 @@ class CapturedStep:
     def eager_because(self) -> str | None:
         """Why no step can be captured here; None where they are."""
         return self._steps.eager_because
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        """The random generator of this training, if it was given a seed: to be kept in checkpoints."""
-        return self._steps.generators[0]
 
     def reset(self) -> None:
         """Drop the graphs, for what they cannot notice: say, a constant of an objective that was changed."""
@@ -141,11 +136,6 @@ class CapturedSteps:
         for training in trainings:
             training.make_capturable()
             training.optimizer.register_load_state_dict_post_hook(partial(_reset, this))
-
-    @property
-    def generators(self) -> list[torch.Generator | None]:
-        """The random generators of the trainings, where they were given seeds: to be kept in checkpoints."""
-        return [training.generator for training in self._trainings]
 
     def __call__(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
         """One step of each training on its batch `(x, y)`. Returns the losses at w."""
@@ -234,7 +224,7 @@ class _Training:
         self,
         optimizer: SharpnessAware,
         closure: Callable[..., Any] | None,
-        seed: int | None,
+        generator: torch.Generator | None,
         after: Callable[[SharpnessAware], Any] | None,
     ) -> None:
         if not isinstance(optimizer, SharpnessAware):
@@ -247,7 +237,12 @@ class _Training:
         self.device = optimizer._parameters()[0].device
         self.rates: list[_Number] = []
         self.radii: list[_Number] = []
-        self.generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
+        if generator is not None and generator.device.type != self.device.type:
+            raise ValueError(
+                f"the generator is on {generator.device}, and the parameters on {self.device}: create it with "
+                f'torch.Generator("{self.device.type}")'
+            )
+        self.generator = generator
 
     def eager(self, batch: Sequence[Any]) -> Tensor:
         """A step as the optimizer runs it."""

@@ -7,22 +7,19 @@ written, so a run that is cut off keeps what it has, and one that goes on adds t
 from __future__ import annotations
 
 import json
-import operator
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from bisam.lab import bench_loss, bench_steps
-from bisam.lab.bench_steps import AUTHORS_BATCH, COMPILED
+from bisam.lab.bench_bars import Entry, Result, judged
+from bisam.lab.bench_steps import COMPILED
 from bisam.lab.receipt import draft_of, receipt, save
-
-Result = dict[str, Any]
-Entry = dict[str, Any]
 
 SECTIONS = {
     "loss": "the ascent's loss, forward and backward",
@@ -35,6 +32,14 @@ MODELS = {"cuda": ("densenet121", "resnet56", "vgg19bn", "wrn28-2", "wrn28-10"),
 BATCH = {"cuda": 128, "cpu": 16}
 TOGETHER = (("resnet56", 1), ("resnet56", 2), ("resnet56", 4), ("resnet56", 6), ("resnet32", 6))
 MEMORY = "wrn28-10"
+
+
+class RefusedError(ValueError):
+    """A run that would end in nothing, because of that option."""
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class Unit(NamedTuple):
@@ -84,8 +89,9 @@ class Plan:
         ]
 
     def _together(self) -> list[Unit]:
+        measure = bench_steps.together
         return [
-            Unit("together", f"{name} x{n}", partial(bench_steps.together, name, n, **self._steps(name)), _tell_together)
+            Unit("together", f"{name} x{n}", partial(measure, name, n, **self._steps(name)), _tell_together)
             for name, n in TOGETHER
         ]
 
@@ -107,25 +113,30 @@ class Plan:
         return self.batch or BATCH[self.device.type]
 
 
+def say_at_once(line: str) -> None:
+    print(line, flush=True)
+
+
 def run(
     plan: Plan,
     out: Path,
-    say: Callable[[str], None] = partial(print, flush=True),
+    say: Callable[[str], None] = say_at_once,
     track: Callable[[list[Unit]], Iterable[Unit]] = iter,
 ) -> Result:
     """Measure what is planned, telling of it line by line, and keep `out` up to date. Returns the whole result."""
+    check_writable(out)
     units = plan.units()
+    if not units:
+        raise RefusedError("--only", f"nothing is left: {', '.join(plan.sections)} cannot run on this device")
+    result = begin(plan.device, out, say)
     for section in plan.sections:
         if not plan.can(section):
             say(f"{section}: skipped, it needs a CUDA device")
-    if not units:
-        raise ValueError(f"nothing to measure: {', '.join(plan.sections)} cannot run on this device")
-    result = begin(plan.device, out, say)
+    torch.backends.cudnn.benchmark = True
     for number, unit in enumerate(track(units), start=1):
         say(f"[{number}/{len(units)}] {unit.section} {unit.name} …")
         began = time.perf_counter()
-        with torch.backends.cudnn.flags(benchmark=True):
-            entry = unit.measure()
+        entry = unit.measure()
         bench_steps.release(plan.device)
         entry["quick"] = plan.quick
         result.setdefault(unit.section, {})[unit.name] = entry
@@ -137,7 +148,6 @@ def run(
 
 def begin(device: torch.device, out: Path, say: Callable[[str], None]) -> Result:
     """A new result, or what `out` has of the same commit on the same device, which is added to."""
-    check_writable(out)
     new: Result = {"receipt": receipt(), "device": device.type}
     if not out.exists():
         return new
@@ -156,100 +166,26 @@ def read(path: Path) -> Result:
         found = json.loads(path.read_text(encoding="utf-8"))
         _origin(found)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{path} exists and is not a result of `bisam bench`: give another file") from None
+        raise RefusedError("--out", f"{path} exists and is not a result of `bisam bench`: give another file") from None
     return found
 
 
 def check_writable(path: Path) -> None:
-    """Raise an OSError, before anything is measured, if it could not be written in the end."""
+    """Refuse, before anything is measured, what could not be written in the end."""
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: give a file in it")
+        raise RefusedError("--out", f"{path} is a folder: give a file in it")
     draft = draft_of(path)
     try:
         draft.touch()
         draft.unlink()
     except OSError as error:
-        raise OSError(f"{path} cannot be written: {error.strerror}") from None
+        raise RefusedError("--out", f"{path} cannot be written: {error.strerror}") from None
 
 
 def _origin(result: Result) -> tuple[Any, ...]:
     """What two results must share to be of one piece."""
     device, known = result["device"], result["receipt"]
     return device, known["commit"], known["torch"], known["gpu" if device == "cuda" else "cpu"]
-
-
-# What is promised.
-
-
-class Bar(NamedTuple):
-    """A number of the result, found by its path, and the limit that it has to keep, give or take the tolerance."""
-
-    name: str
-    comparison: str
-    limit: float
-    path: tuple[str, ...]
-    device: str = "cuda"
-    tolerance: float = 0.0
-
-
-_SMALL = ("128x10", "128x100", "512x1000")
-_SPEED_UPS = {"resnet56": 9.0, "vgg19bn": 9.0, "wrn28-2": 9.0, "densenet121": 4.0, "wrn28-10": 4.0}
-
-BARS = [
-    *(Bar(f"Q ÷ cross entropy, {s}, device time", "≤", 1.0, ("loss", s, "device_ratio", "log")) for s in _SMALL),
-    Bar("Q ÷ cross entropy, 8192x32000, device time", "≤", 0.5, ("loss", "8192x32000", "device_ratio", "log")),
-    Bar("Q ÷ cross entropy, 128x100, CPU", "≤", 1.0, ("loss", "128x100", "eager_ratio", "log"), "cpu"),
-    *(
-        Bar(f"{name}: faster than the authors' code", "≥", limit, ("epoch", name, "speed_up_over_authors"))
-        for name, limit in _SPEED_UPS.items()
-    ),
-    *(Bar(f"{name}: BiSAM ÷ SAM", "≤", 1.02, ("epoch", name, "ratio", "bisam-log/sam")) for name in _SPEED_UPS),
-    *(Bar(f"{name}: BiSAM ÷ SGD", "≤", 2.05, ("epoch", name, "ratio", "bisam-log/sgd")) for name in _SPEED_UPS),
-    Bar("six resnet56: ms per model and step", "≤", 4.5, ("together", "resnet56 x6", "ms_per_model_and_step")),
-    Bar(
-        "six resnet32: minutes of 200 epochs, extrapolated",
-        "≤",
-        15.0,
-        ("together", "resnet32 x6", "extrapolated_minutes_of_200_epochs"),
-    ),
-    Bar(
-        "wrn28-10: copies of the weights beyond SGD's peak",
-        "≤",
-        1.0,
-        ("memory", "wrn28-10", "copies_beyond_sgd", "bisam-log"),
-        tolerance=0.02,
-    ),
-]
-
-
-def judged(result: Result) -> list[Entry]:
-    """Every bar of this device with what was measured: met, missed, or None where nothing was."""
-    return [{**_judged(bar, result)} for bar in BARS if bar.device == result["device"]]
-
-
-def _judged(bar: Bar, result: Result) -> Entry:
-    measured = _found(result, bar.path)
-    met = None
-    if measured is not None:
-        slack = bar.limit * bar.tolerance
-        met = measured <= bar.limit + slack if bar.comparison == "≤" else measured >= bar.limit - slack
-    return {
-        "name": bar.name,
-        "comparison": bar.comparison,
-        "limit": bar.limit,
-        "tolerance": bar.tolerance,
-        "measured": measured,
-        "met": met,
-    }
-
-
-def _found(result: Result, path: tuple[str, ...]) -> float | None:
-    """The number there, if it was measured with the batch that the bars are set for."""
-    section, name, *rest = path
-    entry = result.get(section, {}).get(name, {})
-    if entry.get("batch", AUTHORS_BATCH) != AUTHORS_BATCH or not entry:
-        return None
-    return reduce(operator.getitem, rest, entry)
 
 
 # A line about each unit.

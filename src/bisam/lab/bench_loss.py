@@ -30,9 +30,9 @@ def measure(rows: int, classes: int, *, device: torch.device, rounds: int, full:
 
     `full` has as many repetitions there as the paper, except for the loop, whose seconds are extrapolated.
     """
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(rows, classes, generator=generator).to(device).requires_grad_()
-    y = torch.randint(classes, (rows,), generator=generator).to(device)
+    generator = torch.Generator(device).manual_seed(0)
+    z = torch.randn(rows, classes, generator=generator, device=device, requires_grad=True)
+    y = torch.randint(classes, (rows,), generator=generator, device=device)
     losses, is_papers = contestants(), (rows, classes) == PAPER_SIZE
     on_device = graph_seconds(losses, z, y, 20 if rows * classes < 1e7 else 2) if device.type == "cuda" else None
     if is_papers:
@@ -105,7 +105,7 @@ def graph_seconds(losses: Mapping[str, Loss], z: Tensor, y: Tensor, count: int) 
         graph.replay()
     for _ in range(REPLAYS):  # all of them queued, one contestant after the other
         for name, graph in graphs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             graph.replay()
             end.record()
@@ -117,7 +117,7 @@ def graph_seconds(losses: Mapping[str, Loss], z: Tensor, y: Tensor, count: int) 
     }
 
 
-def tensorflow_seconds(z: Tensor, y: Tensor, rounds: int, count: int = 100) -> dict[str, float] | None:
+def tensorflow_seconds(z: Tensor, y: Tensor, rounds: int, count: int = 100) -> dict[str, Any] | None:
     """Seconds for the paper's repetitions in TensorFlow, extrapolated; None where it cannot be imported."""
     try:
         tf: Any = importlib.import_module("tensorflow")
@@ -136,7 +136,7 @@ def tensorflow_seconds(z: Tensor, y: Tensor, rounds: int, count: int = 100) -> d
         return tf.reduce_mean(tf.reduce_logsumexp(1 - tf.math.softplus(GAMMA - margins), axis=1))
 
     def timer(loss: Callable[[], Any]) -> Callable[[], float]:
-        @tf.function
+        @tf.function  # type: ignore[untyped-decorator]
         def gradient() -> Any:
             with tf.GradientTape() as tape:
                 tape.watch(logits)
@@ -152,7 +152,7 @@ def tensorflow_seconds(z: Tensor, y: Tensor, rounds: int, count: int = 100) -> d
         return lambda: seconds_of(repeat, 1, torch.device("cpu")) / count
 
     found = take_turns({"cross_entropy": timer(cross_entropy), "q": timer(q)}, rounds)
-    return _seconds_of_10k(found)
+    return {"version": tf.__version__, **_seconds_of_10k(found)}
 
 
 def _forward_backward(loss: Loss, z: Tensor, y: Tensor) -> None:

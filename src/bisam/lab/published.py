@@ -20,7 +20,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of columns of cells, and what the paper says about all of them. `average` is of each column over the rows."""
+    """Rows of columns of cells, and what the paper says about all of them. `average` is that of each column."""
 
     name: str
     cells: Mapping[str, Mapping[str, Cell]]

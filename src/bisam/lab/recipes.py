@@ -1,6 +1,6 @@
 """The experiments: a function for each table of the paper, and one line for each cell that differs.
 
-A recipe is a table: `cells` are its configurations, by row (a model, or a noise rate) and method, as the paper has them.
+A recipe is a table: `cells` are its configurations by row (a model, or a noise rate) and method, as in the paper.
 """
 
 from __future__ import annotations

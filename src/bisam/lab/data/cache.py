@@ -1,0 +1,160 @@
+"""Decoded images on disk: for each split `pixels` and `labels` in a safetensors file, and beside it, in JSON, where they
+came from and the checksum that they must have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from bisam.lab.data import hub, parquet
+from bisam.lab.data.images import DataError, Facts, Images
+
+VERSION = 1
+"""Of what is written; a cache of another version is not read."""
+
+Say = Callable[[str], None]
+
+
+def default_folder() -> Path:
+    """$BISAM_CACHE, or else bisam in the user's folder for caches."""
+    if given := os.environ.get("BISAM_CACHE"):
+        return Path(given).expanduser()
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (caches if caches.is_absolute() else Path.home() / ".cache") / "bisam"
+
+
+def cached(facts: Facts, split: str, folder: Path | None, cache: Path, say: Say) -> Images:
+    """The images of a split: from the cache, or else decoded and put there.
+
+    With a folder, the cache must have been made of exactly the files that are there. Without one, it is believed, and
+    only where there is none, or a damaged one, its folder or the hub is asked.
+    """
+    entry = Entry(cache / facts.name, split)
+    files = None if folder is None else parquet.files_of(folder, facts, split)
+    source = None if files is None else _fingerprints(files)
+    unfit = None
+    try:
+        return entry.read(facts, source)
+    except FileNotFoundError:
+        pass
+    except UnfitError as error:
+        unfit = f"{entry.tensors} {error}"
+    try:
+        files = files or _source_of(entry, facts, split) or hub.download(facts, split)
+    except DataError as error:
+        if unfit is None:
+            raise
+        raise DataError(f"{unfit}, and what it was made of is not there: {error}") from error
+    if unfit is not None:
+        say(f"{unfit}: it is made again")
+    images = parquet.decode(files, facts, split, say)
+    try:
+        entry.write(images, facts, files)
+    except (OSError, SafetensorError) as error:
+        say(f"{entry.tensors} cannot be written ({error}): the images are decoded again next time")
+    return images
+
+
+class UnfitError(Exception):
+    """A cache that is not to be used, and why."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The two files of a split."""
+
+    folder: Path
+    split: str
+
+    @property
+    def tensors(self) -> Path:
+        return self.folder / f"{self.split}.safetensors"
+
+    @property
+    def sidecar(self) -> Path:
+        return self.folder / f"{self.split}.json"
+
+    def about(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.sidecar.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            raise UnfitError(f"is damaged: {self.sidecar.name} cannot be read ({error})") from None
+        if not isinstance(found, dict) or found.get("version") != VERSION:
+            raise UnfitError("is of another version of this program")
+        return found
+
+    def read(self, facts: Facts, source: Sequence[dict[str, Any]] | None) -> Images:
+        """What was written, bit for bit, and of these source files, if any are given."""
+        about = self.about()
+        if source is not None and about.get("files") != list(source):
+            raise UnfitError("was made of other files")
+        try:
+            found = load_file(self.tensors)
+            images = Images(found["pixels"], found["labels"])
+        except FileNotFoundError:
+            raise
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise UnfitError(f"is damaged: {error}") from None
+        if images.checksum != about.get("sha256") or len(images) != facts.samples[self.split]:
+            raise UnfitError("is damaged: its contents do not have the checksum that was noted")
+        return images
+
+    def write(self, images: Images, facts: Facts, files: Sequence[Path]) -> None:
+        """The tensors first: without the sidecar that belongs to them they count as damaged."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        about = {
+            "version": VERSION,
+            "name": facts.name,
+            "split": self.split,
+            "samples": len(images),
+            "shape": list(images.pixels.shape),
+            "sha256": images.checksum,
+            "source": str(files[0].parent.absolute()),
+            "files": _fingerprints(files),
+        }
+        with _draft(self.tensors) as draft:
+            save_file({"pixels": images.pixels, "labels": images.labels}, draft)
+        with _draft(self.sidecar) as draft:
+            draft.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _draft(path: Path) -> Iterator[Path]:
+    """A name to write to; it becomes `path` at once, when all is written, or nothing is left of it."""
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # several processes may write the same cache
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _source_of(entry: Entry, facts: Facts, split: str) -> list[Path] | None:
+    """The files that a cache was made of, if they are still there."""
+    try:
+        folder = Path(entry.about()["source"])
+        return parquet.files_of(folder, facts, split) if folder.is_dir() else None
+    except (FileNotFoundError, UnfitError, KeyError, TypeError):
+        return None
+
+
+def _fingerprints(files: Sequence[Path]) -> list[dict[str, Any]]:
+    return [{"name": path.name, "bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

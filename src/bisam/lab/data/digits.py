@@ -1,0 +1,41 @@
+"""Handwritten digits, 8×8, that come with scikit-learn."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bisam.lab.data.images import DATA_SETS, DataError, DataSet, Images
+from bisam.lab.data.randomness import generator
+
+
+def digits() -> DataSet:
+    """1197 digits for training and 600 for the test, always the same ones, classes in the same proportions.
+
+    Their 17 grey levels, 0 … 16, are stretched to 0 … 255.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError("digits come with scikit-learn, which is not installed: pip install scikit-learn") from None
+    facts, found = DATA_SETS["digits"], load_digits()
+    pixels = torch.tensor(found.images).mul(255 / 16).round().to(torch.uint8).unsqueeze(1)
+    labels = torch.tensor(found.target, dtype=torch.int64)
+    train, test = stratified(labels, facts.samples["test"])
+    return DataSet(
+        facts.name,
+        train=Images(pixels[train], labels[train]),
+        test=Images(pixels[test], labels[test]),
+        classes=facts.classes,
+        mean=facts.mean,
+        std=facts.std,
+    )
+
+
+def stratified(labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Indices of the others and of `count` samples at equal distances in the list sorted by class: ascending, fixed."""
+    shuffled = torch.randperm(len(labels), generator=generator("digits", 0))
+    by_class = shuffled[labels[shuffled].sort(stable=True).indices]
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    chosen[by_class[torch.arange(count) * len(labels) // count]] = True
+    return (~chosen).nonzero().flatten(), chosen.nonzero().flatten()

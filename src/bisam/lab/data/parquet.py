@@ -1,0 +1,152 @@
+"""Folders of Parquet files in the hub's layout: a column of encoded images, structs of `bytes` and `path`, and labels."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+
+from bisam.lab.data.images import DataError, Facts, Images, check
+
+SUBFOLDERS = (".", "data", "plain_text", "cifar100")
+"""Where the hub's repositories have their files, as seen from the folder that is given."""
+
+
+def files_of(folder: Path, facts: Facts, split: str) -> list[Path]:
+    """The files of a split, in order, and all of them."""
+    needed = " and ".join(f"{prefix}-*.parquet" for prefix in facts.files.values())
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: give the one that has {needed} of {facts.name}")
+    prefix = facts.files[split]
+    for subfolder in SUBFOLDERS:
+        files = sorted((folder / subfolder).glob(f"{prefix}-*.parquet"))
+        if files:
+            _check_complete(files, prefix)
+            return files
+    raise DataError(
+        f"{folder} has no {prefix}-*.parquet, neither by itself nor in {', '.join(SUBFOLDERS[1:])}: "
+        f"{facts.name} needs {needed}"
+    )
+
+
+def decode(files: Sequence[Path], facts: Facts, split: str, say: Callable[[str], None]) -> Images:
+    """All images of a split in memory, checked for what can be known of them."""
+    assert facts.size is not None
+    shards = [Shard(path, facts) for path in files]
+    check_count(shards, facts, split)
+    count, side = facts.samples[split], facts.size
+    pixels, labels = np.empty((count, side, side, 3), dtype=np.uint8), np.empty(count, dtype=np.int64)
+    position = 0
+    for number, shard in enumerate(shards, start=1):
+        say(f"{facts.name}: decoding {shard.path.name}, {shard.rows} images, file {number} of {len(shards)}")
+        for group in range(len(shard.groups)):
+            for row, image, label in shard.samples(group):
+                if image.size != (side, side):
+                    width, height = image.size
+                    raise DataError(
+                        f"{shard.path}, row {row}: the image is {width}×{height} and those of {facts.name} are "
+                        f"{side}×{side}: this is another data set"
+                    )
+                pixels[position], labels[position] = np.asarray(image), label
+                position += 1
+    images = Images(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels))
+    check(images, facts, split, str(files[0].parent))
+    return images
+
+
+class Shard:
+    """One Parquet file with the columns of that data set. Reads happen in the calling thread, so it may be forked."""
+
+    def __init__(self, path: Path, facts: Facts) -> None:
+        self.path, self.facts = path, facts
+        try:
+            self._file = pq.ParquetFile(path, page_checksum_verification=True)
+        except (pa.ArrowException, OSError) as error:
+            raise self._broken(error) from error
+        self._check_columns(self._file.schema_arrow)
+        metadata = self._file.metadata
+        self.groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+        self.rows = sum(self.groups)
+        self._first = [0, *accumulate(self.groups)]
+
+    def samples(self, group: int, wanted: Iterable[int] | None = None) -> Iterator[tuple[int, Image.Image, int]]:
+        """Row in the file, RGB image and label of the samples of a row group: all, or those at these places in it."""
+        try:
+            table = self._file.read_row_group(
+                group, columns=[f"{self.facts.image}.bytes", self.facts.label], use_threads=False
+            )
+            encoded = pc.struct_field(table.column(self.facts.image), "bytes")
+            labels = table.column(self.facts.label).to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise self._broken(error) from error
+        for place in range(len(labels)) if wanted is None else wanted:
+            row, label = self._first[group] + place, labels[place]
+            if label is None or not 0 <= label < self.facts.classes:
+                raise DataError(
+                    f"{self.path}, row {row}: the label is {label} and {self.facts.name} has 0 … "
+                    f"{self.facts.classes - 1}: this is another data set, or a split without labels"
+                )
+            yield row, self._image(encoded[place], row), label
+
+    def _image(self, encoded: Any, row: int) -> Image.Image:
+        if not encoded.is_valid:
+            raise DataError(f"{self.path}, row {row}: the image is not in the file: get one with embedded images")
+        try:
+            return Image.open(io.BytesIO(encoded.as_buffer())).convert("RGB")
+        except Exception as error:  # broken images raise a dozen kinds
+            raise DataError(f"{self.path}, row {row}: the image is damaged ({error}): get the file again") from error
+
+    def _check_columns(self, schema: Any) -> None:
+        facts, names = self.facts, ", ".join(schema.names)
+        for column in (facts.image, facts.label):
+            if column not in schema.names:
+                raise DataError(
+                    f"{self.path} has no column {column!r}, it has {names}: {facts.name} has {facts.image} and "
+                    f"{facts.label}, is this another data set?"
+                )
+        image, label = (schema.field(column).type for column in (facts.image, facts.label))
+        if not pa.types.is_struct(image) or image.get_field_index("bytes") < 0:
+            raise DataError(
+                f"{self.path}: column {facts.image!r} must be a struct of the bytes and the path of an encoded image, "
+                f"got {image}"
+            )
+        if not pa.types.is_integer(label):
+            raise DataError(f"{self.path}: column {facts.label!r} must have integers, the number of a class, got {label}")
+
+    def _broken(self, error: Exception) -> DataError:
+        return DataError(f"{self.path} is no whole Parquet file ({error}): it may be truncated, get it again")
+
+
+def check_count(shards: Sequence[Shard], facts: Facts, split: str) -> None:
+    found = sum(shard.rows for shard in shards)
+    if found != facts.samples[split]:
+        raise DataError(
+            f"{shards[0].path.parent}: the {split} split has {found} samples in {len(shards)} "
+            f"{'file' if len(shards) == 1 else 'files'} and that of {facts.name} has {facts.samples[split]}: "
+            f"files are missing, or of another data set"
+        )
+
+
+def _check_complete(files: Sequence[Path], prefix: str) -> None:
+    """Names that say `00000-of-00002` say which files there must be."""
+    totals = {int(match[1]) for path in files if (match := re.search(r"-of-(\d+)\.parquet$", path.name))}
+    if not totals:
+        return
+    total, names = max(totals), {path.name for path in files}
+    wanted = [f"{prefix}-{number:05d}-of-{total:05d}.parquet" for number in range(total)]
+    missing, extra = [name for name in wanted if name not in names], sorted(names.difference(wanted))
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise DataError(f"{files[0].parent} has no {missing[0]}{more}: copy all {total} files of the split")
+    if extra:
+        raise DataError(f"{files[0].parent} has {extra[0]} beside {wanted[0]}: leave the files of one version there")

@@ -1,0 +1,115 @@
+"""What a person sees of a training: a live table in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from bisam.lab.config import Config
+from bisam.lab.methods import TITLES
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Tracker(Protocol):
+    """A place that keeps curves: TensorBoard, Weights & Biases, trackio."""
+
+    def log(self, config: Config, metrics: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Progress:
+    """Told of every step, epoch and result; shows them, and hands epochs on to the trackers."""
+
+    def __init__(self, console: Console | None = None, trackers: Sequence[Tracker] = ()) -> None:
+        self.console = Console() if console is None else console
+        self.trackers = list(trackers)
+        self._bars: Bars | None = None
+        self._tasks: dict[Config, TaskID] = {}
+        self._line = 0.0
+        self._epoch, self._batches = 0, 1
+        self._shown = 0.0
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal:
+            self._bars = Bars(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                TextColumn("{task.fields[told]}"), console=self.console,
+            )  # fmt: skip
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+        for tracker in self.trackers:
+            tracker.close()
+
+    def begin(self, epoch: int, configs: Sequence[Config], batches: int) -> None:
+        """Runs begin, or go on, together."""
+        self._epoch, self._batches = epoch, batches
+        self._tasks = {}
+        if self._bars is not None:
+            for config in configs:
+                self._tasks[config] = self._bars.add_task(
+                    _name(config), total=config.epochs * batches, completed=epoch * batches, told=""
+                )
+
+    def step(self, number: int) -> None:
+        """So many batches of the epoch are done."""
+        if self._bars is not None and time.monotonic() - self._shown > 0.1:
+            self._shown = time.monotonic()
+            for task in self._tasks.values():
+                self._bars.update(task, completed=self._epoch * self._batches + number)
+
+    def epoch(self, config: Config, metrics: dict[str, Any]) -> None:
+        self._epoch = metrics["epoch"] + 1
+        told = _told(metrics)
+        for tracker in self.trackers:
+            tracker.log(config, metrics)
+        if self._bars is not None:
+            with suppress(KeyError):
+                self._bars.update(self._tasks[config], completed=self._epoch * self._batches, told=told)
+        elif time.monotonic() - self._line > SECONDS_BETWEEN_LINES or self._epoch == config.epochs:
+            self._line = time.monotonic()
+            self.console.print(f"{_name(config)}  epoch {self._epoch}/{config.epochs}  {told}", highlight=False)
+
+    def finish(self, config: Config, result: dict[str, Any]) -> None:
+        if result["status"] == "done":
+            words = f"test accuracy {result['test_accuracy']:.2f} %, of epoch {result['best_epoch'] + 1}"
+        else:
+            words = f"{result['status']}: weights were not finite any more after epoch {result['epochs']}"
+        if self._bars is not None and config in self._tasks:
+            self._bars.remove_task(self._tasks.pop(config))
+        self.note(f"{_name(config)}  {words}, {_time(result['seconds'])}")
+
+    def note(self, text: str) -> None:
+        (self._bars.console if self._bars is not None else self.console).print(text, highlight=False)
+
+
+def _name(config: Config) -> str:
+    noise = f" {config.noise:.0%} noise" if config.noise else ""
+    return f"{config.model}{noise} {TITLES.get(config.method, config.method)} seed {config.seed}"
+
+
+def _told(metrics: dict[str, Any]) -> str:
+    parts = [
+        f"loss {metrics['loss']:.3f}",
+        f"validation {metrics['validation_accuracy']:.2f} %",
+        f"flips {metrics['flips']:.1f}" if "flips" in metrics else "",
+        f"{metrics['samples_per_second']:,.0f} samples/s",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(math.floor(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"

@@ -1,0 +1,206 @@
+"""Training, from runs to their records. `train` and `_epochs` are the loop, to be read from top to bottom."""
+
+from __future__ import annotations
+
+import signal
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from bisam.capture import CapturedSteps, capture_together
+from bisam.lab import checkpoint
+from bisam.lab.config import Config
+from bisam.lab.data import DataSet
+from bisam.lab.progress import Progress
+from bisam.lab.receipt import receipt
+from bisam.lab.records import Run
+from bisam.lab.training import Training
+
+SECONDS_BETWEEN_CHECKPOINTS = 20.0
+
+
+class Stopped(Exception):  # noqa: N818 - it is no error
+    """Somebody asked to stop. Everything is saved, and the same command goes on."""
+
+
+@dataclass
+class Job:
+    """A run to do: what, and in which folder."""
+
+    config: Config
+    folder: Path
+
+
+@dataclass
+class Active:
+    """A run under way, and the point that it has reached."""
+
+    training: Training
+    run: Run
+    epoch: int = 0
+    batch: int = 0
+
+    @property
+    def point(self) -> tuple[int, int, int]:
+        return (self.training.config.epochs, self.epoch, self.batch)
+
+
+def train(
+    jobs: Sequence[Job],
+    data: DataSet,
+    device: torch.device,
+    progress: Progress,
+    *,
+    checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
+) -> None:
+    """Do these runs at once: those at the same point step together, in one CUDA graph.
+
+    Each goes on from its last checkpoint, or begins, and leaves its result in its folder. SIGTERM and Ctrl-C save and
+    raise `Stopped`.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_numerics(jobs[0].config))
+        stopping = stack.enter_context(_signals())
+        active = []
+        for job in jobs:
+            run = stack.enter_context(Run.open(job.folder, job.config.as_dict()))
+            active.append(_resumed(Active(Training(job.config, data, device), run), progress))
+        for _, together in groupby(sorted(active, key=lambda one: one.point), key=lambda one: one.point):
+            for one in _epochs([*together], progress, stopping, checkpoint_seconds):
+                _finish(one, progress, data.checksum)
+
+
+def _epochs(active: list[Active], progress: Progress, stopping: list[str], checkpoint_seconds: float) -> list[Active]:
+    """Train to the last epoch, and return those runs that are over: all of them."""
+    over: list[Active] = []
+    step = _steps(active, progress)
+    progress.begin(active[0].epoch, [one.training.config for one in active], len(active[0].training.batches))
+    saved = time.monotonic()
+    while active and active[0].epoch < active[0].training.config.epochs:
+        epoch, first = active[0].epoch, active[0].batch
+        for one in active:
+            one.training.begin_epoch(epoch)
+        began = time.monotonic()
+        batches = zip(*(one.training.batches.epoch(epoch, start=first) for one in active), strict=True)
+        for number, batch in enumerate(batches, start=first + 1):
+            step(batch)
+            progress.step(number)
+            if stopping:
+                _synchronize(active)
+                _save(active, epoch, number, time.monotonic() - began)
+                raise Stopped(f"stopped by {stopping[0]} in epoch {epoch + 1}: the same command goes on from there")
+        _synchronize(active)
+        seconds = time.monotonic() - began
+        for one in active:
+            metrics = one.training.end_epoch(epoch, seconds)
+            one.run.metrics.append(metrics)
+            one.epoch, one.batch = epoch + 1, 0
+            progress.epoch(one.training.config, metrics)
+        diverged = [one for one in active if one.training.diverged]
+        if diverged:
+            over += diverged
+            active = [one for one in active if one not in diverged]
+            step = _steps(active, progress) if active else step
+        if active and time.monotonic() - saved > checkpoint_seconds:
+            _save(active, epoch + 1, 0, 0.0)
+            saved = time.monotonic()
+    return over + active
+
+
+def _steps(active: Sequence[Active], progress: Progress) -> CapturedSteps:
+    """One call that is a step of each run: captured where it can be."""
+    trainings = {one.training.optimizer: one.training for one in active}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        steps = capture_together(
+            [*trainings],
+            generators=[training.generator for training in trainings.values()],
+            after=lambda optimizer: trainings[optimizer].add_up(),
+        )
+    if active[0].training.device.type == "cuda":
+        for warning in told:
+            progress.note(str(warning.message))
+    return steps
+
+
+def _resumed(one: Active, progress: Progress) -> Active:
+    """Go on from the run's last checkpoint, if it has one."""
+    loaded = checkpoint.load(one.run.folder)
+    if loaded is None:
+        one.run.metrics.rewind(0)
+        return one
+    for note in loaded.notes:
+        progress.note(note)
+    one.epoch, one.batch = loaded.state["epoch"], loaded.state["batch"]
+    one.training.load(loaded.state["training"])
+    one.run.metrics.rewind(one.epoch)
+    progress.note(f"{one.run.folder.name} goes on from epoch {one.epoch + 1}, batch {one.batch + 1}")
+    return one
+
+
+def _save(active: Sequence[Active], epoch: int, batch: int, seconds: float) -> None:
+    for one in active:
+        one.training.seconds += seconds
+        steps = epoch * len(one.training.batches) + batch
+        checkpoint.save(one.run.folder, steps, {"epoch": epoch, "batch": batch, "training": one.training.state()})
+
+
+def _finish(one: Active, progress: Progress, checksum: str) -> None:
+    """Leave result, receipt and weights; the checkpoints have done their service."""
+    training = one.training
+    result = {
+        "status": "diverged" if training.diverged else "done",
+        "epochs": one.epoch,
+        "best_epoch": training.best.epoch,
+        "validation_accuracy": training.best.accuracy,
+        "test_accuracy": None if training.best.weights is None else training.test_accuracy(),
+        "seconds": training.seconds,
+    }
+    if training.best.weights is not None:
+        one.run.save_weights(training.best.weights)
+    one.run.receipt({**receipt(), "data_checksum": checksum, "seconds": training.seconds})
+    one.run.finish(result)
+    for path in one.run.folder.glob("checkpoint-*"):
+        path.unlink()
+    progress.finish(training.config, result)
+
+
+@contextmanager
+def _numerics(config: Config) -> Iterator[None]:
+    """cuDNN's choice of algorithms: the fastest, or those that give the same bits in every process."""
+    before = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = not config.deterministic, config.deterministic
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before
+
+
+@contextmanager
+def _signals() -> Iterator[list[str]]:
+    """A list that SIGTERM and Ctrl-C write their names to, for the loop to see when a step is done."""
+    names: list[str] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        names.append(signal.Signals(number).name)
+        if len(names) > 2:  # who insists is heard
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield names
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _synchronize(active: Sequence[Active]) -> None:
+    if active[0].training.device.type == "cuda":
+        torch.cuda.synchronize(active[0].training.device)

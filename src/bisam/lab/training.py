@@ -1,0 +1,150 @@
+"""One training: its model, data and optimizer, what it has learnt of itself, and how it is saved and resumed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import bisam
+from bisam.lab import methods
+from bisam.lab.config import Config, rate
+from bisam.lab.data import Batches, DataSet, split, with_noise
+from bisam.lab.models import build
+
+SUMS = ["steps", "loss", "perturbed_loss", "error", "perturbed_error", "flips", "ascent_norm"]
+"""What is added up over the steps of an epoch, on the device."""
+
+
+@dataclass
+class Best:
+    """The weights that did best on the validation data, and where they came from."""
+
+    accuracy: float = -1.0
+    epoch: int = -1
+    weights: dict[str, Tensor] | None = None
+
+
+class Training:
+    """A run as objects. All random choices come from its seed: split, noise, weights, order, augmentation, dropout."""
+
+    def __init__(self, config: Config, data: DataSet, device: torch.device) -> None:
+        self.config, self.device = config, device
+        labels = with_noise(data.train.labels, config.noise, data.classes, seed=config.seed)
+        train_rows, validation_rows = split(labels, config.validation, seed=config.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.model: nn.Module = build(config.model, data.classes)
+        self.model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if config.compile:
+            self.model.compile()
+        self.optimizer = methods.optimizer(self.model, config)
+
+        def batches(images: Tensor, labels: Tensor, *, train: bool) -> Batches:
+            return Batches(
+                images, labels, batch=config.batch if train else 1000, mean=data.mean, std=data.std, device=device,
+                seed=config.seed, augment=train, padding=config.padding, flip=config.flip, cutout=config.cutout,
+                drop_last=train,
+            )  # fmt: skip
+
+        pixels = data.train.pixels
+        self.batches = batches(pixels[train_rows], labels[train_rows], train=True)
+        self.validation = batches(pixels[validation_rows], labels[validation_rows], train=False)
+        self.test = batches(data.test.pixels, data.test.labels, train=False)
+        if len(self.batches) == 0:
+            raise ValueError(
+                f"a batch of {config.batch} is larger than the training data, {len(train_rows)} samples: set --batch"
+            )
+        self.generator = torch.Generator(device).manual_seed(config.seed)
+        self.sums = {name: torch.zeros((), device=device) for name in SUMS}
+        self.best = Best()
+        self.seconds = 0.0
+
+    def add_up(self) -> None:
+        """After a step, inside of its graph."""
+        self.sums["steps"].add_(1)
+        told = self.optimizer.telemetry
+        for name in SUMS[1:]:
+            value = getattr(told, name)
+            if value is not None:
+                self.sums[name].add_(value)
+
+    def begin_epoch(self, epoch: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate(self.config, epoch)
+
+    def end_epoch(self, epoch: int, seconds: float) -> dict[str, Any]:
+        """What the epoch came to, and whether its weights are the best so far."""
+        steps = self.sums["steps"].item()
+        means = {name: total.item() / steps for name, total in self.sums.items() if name != "steps"}
+        for total in self.sums.values():
+            total.zero_()
+        if self.config.method == "sgd":  # a step that does not perturb knows nothing of w + ε
+            means = {name: means[name] for name in ("loss", "error")}
+        accuracy = self.accuracy(self.validation)
+        if accuracy > self.best.accuracy:
+            weights = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+            self.best = Best(accuracy, epoch, weights)
+        self.seconds += seconds
+        return {
+            "epoch": epoch,
+            "lr": rate(self.config, epoch),
+            **means,
+            "validation_accuracy": accuracy,
+            "samples_per_second": steps * self.config.batch / seconds if seconds > 0 else math.inf,
+        }
+
+    @property
+    def diverged(self) -> bool:
+        """Whether any weight is not finite."""
+        return not all(torch.isfinite(param).all() for param in self.model.parameters())
+
+    @torch.no_grad()
+    def accuracy(self, batches: Batches) -> float:
+        """Per cent of the samples that the model gets right."""
+        self.model.eval()
+        right = torch.zeros((), device=self.device)
+        count = 0
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+            for x, y in batches.epoch(0):
+                right += bisam.objectives.correct(self.model(x).float(), y).sum()
+                count += len(y)
+        self.model.train()
+        return 100 * right.item() / count
+
+    def test_accuracy(self) -> float:
+        """Of the best weights."""
+        assert self.best.weights is not None
+        now = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.model.load_state_dict(self.best.weights)
+        accuracy = self.accuracy(self.test)
+        self.model.load_state_dict(now)
+        return accuracy
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs to go on as if nothing had happened."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "sums": self.sums,
+            "best": {"accuracy": self.best.accuracy, "epoch": self.best.epoch, "weights": self.best.weights},
+            "seconds": self.seconds,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])
+        for name, total in self.sums.items():
+            total.copy_(state["sums"][name])
+        weights = state["best"]["weights"]
+        self.best = Best(
+            state["best"]["accuracy"],
+            state["best"]["epoch"],
+            None if weights is None else {name: tensor.to(self.device) for name, tensor in weights.items()},
+        )
+        self.seconds = state["seconds"]
