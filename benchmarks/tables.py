@@ -1,6 +1,6 @@
-"""Writes the tables of docs/variants.md: words from the docstrings of `bisam.variants`, numbers from results/.
+"""Writes the tables of docs/variants.md and docs/speed.md: words from docstrings, numbers from results/.
 
-python benchmarks/tables.py    # rewrites the page; a test fails when it would change
+python benchmarks/tables.py    # rewrites the pages; a test fails when one would change
 """
 
 import inspect
@@ -13,7 +13,6 @@ import bisam
 from bisam import variants
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs/variants.md"
 RESULTS = ROOT / "benchmarks/results"
 
 # Where the paper of each variant reports gains over what it compares with; facts from those papers.
@@ -115,15 +114,126 @@ def micro_table() -> str:
     return "\n".join(rows)
 
 
-def where() -> str:
-    receipt = json.loads((RESULTS / "variants_h200.json").read_text())["receipt"]
+def where(result: str = "variants_h200") -> str:
+    receipt = measured(result)["receipt"]
     return f"Measured on {receipt['gpu']}, torch {receipt['torch']}, {receipt['date']}, commit {receipt['commit']}."
 
 
-def page() -> str:
+def measured(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def epoch_table() -> str:
+    """Seconds per epoch and milliseconds per step of the paper's five models."""
+    head = ["model", "SAM, s per epoch", "BiSAM", "BiSAM ÷ SAM", "paper", "ms per BiSAM step", "eager", "authors' code",
+            "faster", "compiled"]  # fmt: skip
+    rows = []
+    for name, entry in measured("bench_h200")["epoch"].items():
+        seconds, paper = entry["seconds_of_epoch"], entry["paper"]["seconds_of_epoch"]
+        rows.append([
+            name, f"{seconds['sam']:.2f}", f"{seconds['bisam-log']:.2f}", f"{entry['ratio']['bisam-log/sam']:.3f}",
+            f"{paper['sam']:.0f} → {paper['bisam']:.0f} s, {entry['paper']['ratio']:.2f}",
+            f"{entry['ms']['bisam-log']:.2f}", f"{entry['ms']['eager']:.1f}",
+            f"{entry['ms']['bisam-log'] * entry['speed_up_over_authors']:.1f}",
+            f"{entry['speed_up_over_authors']:.1f} ×", "yes" if entry["compiled"] else "no",
+        ])  # fmt: skip
+    return markdown(head, rows)
+
+
+def together_table() -> str:
+    head = ["trainings in one graph", "ms per model and step", "minutes of 200 epochs of all, extrapolated"]
+    rows = [
+        [
+            f"{entry['count']} × {entry['model']}",
+            f"{entry['ms_per_model_and_step']:.2f}",
+            f"{entry['extrapolated_minutes_of_200_epochs']:.1f}",
+        ]
+        for entry in measured("bench_h200")["together"].values()
+    ]
+    return markdown(head, rows)
+
+
+def loss_table() -> str:
+    gpu, cpu = measured("bench_h200")["loss"], measured("bench_cpu")["loss"]
+    columns = [(size, "device", gpu[size]) for size in gpu] + [(size, "eager", cpu[size]) for size in cpu]
+    names = {"cross_entropy": "cross entropy", "log": "Q, −log", "tanh": "Q, tanh", "plain_log": "Q, −log, plain torch"}
+    head = ["", *(f"{size.replace('x', '×')}, {'H200' if kind == 'device' else 'CPU'}" for size, kind, _ in columns)]
+    rows = []
+    for key, title in names.items():
+        cells = []
+        for _, kind, entry in columns:
+            times, reference = entry[f"{kind}_us"], entry[f"{kind}_us"]["cross_entropy"]
+            ratio = "" if key == "cross_entropy" else f" ({times[key] / reference:.2f})"
+            cells.append(f"{times[key]:.1f}{ratio}" if key in times else "–")
+        rows.append([title, *cells])
+    return markdown(head, rows)
+
+
+def ten_thousand_table() -> str:
+    """The paper's table of 10 000 forward and backward passes at 128×100, in seconds."""
+    entries = {name: measured(f"bench_{name}")["loss"]["128x100"] for name in ("h200", "cpu")}
+    paper = entries["h200"]["paper_seconds_of_10k"]
+    titles = {
+        "cross_entropy": "cross entropy",
+        "log": "Q, −log, fused",
+        "plain_log": "Q, −log, plain torch",
+        "loop_log": "Q, −log, a loop over samples",
+    }
+    rows = []
+    for key, title in titles.items():
+        column = "cross_entropy" if key == "cross_entropy" else "q"
+        printed = [f"{paper[name][column]:.2f}" if key in ("cross_entropy", "plain_log") else "" for name in paper]
+        rows.append([title, *(f"{entry['seconds_of_10k'][key]:.2f}" for entry in entries.values()), *printed])
+    return markdown(["", "H200, eager", "CPU", "paper, PyTorch", "paper, TensorFlow"], rows)
+
+
+def memory_table() -> str:
+    head = ["model", "weights", "peak of SGD", "of SAM", "of BiSAM", "BiSAM beyond SGD, in copies of the weights"]
+    rows = []
+    for name, entry in measured("bench_h200")["memory"].items():
+        peaks = [f"{entry['peak_mib'][method]:.0f} MiB" for method in ("sgd", "sam", "bisam-log")]
+        rows.append([name, f"{entry['weights_mib']:.0f} MiB", *peaks, f"{entry['copies_beyond_sgd']['bisam-log']:.2f}"])
+    return markdown(head, rows)
+
+
+def bar_table() -> str:
+    rows = [
+        [
+            bar["name"],
+            f"{bar['comparison']} {bar['limit']:g}",
+            f"{bar['measured']:.3g}",
+            "met" if bar["met"] else "**missed**",
+        ]
+        for result in ("bench_h200", "bench_cpu")
+        for bar in measured(result)["bars"]
+        if bar["measured"] is not None
+    ]
+    return markdown(["promise", "limit", "measured", ""], rows)
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def bench_where() -> str:
+    cpu = measured("bench_cpu")["receipt"]
+    return f"{where('bench_h200')} CPU: {cpu['cpu']}, {cpu['threads']} threads, torch {cpu['torch']}, {cpu['date']}."
+
+
+PAGES = {
+    ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
+    ROOT / "docs/speed.md": {
+        "epoch": epoch_table, "together": together_table, "loss": loss_table, "ten_thousand": ten_thousand_table, "memory": memory_table,
+        "bars": bar_table, "where": bench_where,
+    },
+}  # fmt: skip
+
+
+def page(path: Path) -> str:
     """The page with every block between `<!-- NAME -->` and `<!-- end -->` made anew."""
-    text = PAGE.read_text()
-    for name, make in {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where}.items():
+    text = path.read_text()
+    for name, make in PAGES[path].items():
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, make=make: m[1] + make() + "\n" + m[2], text, flags=re.S
         )
@@ -131,5 +241,6 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
-    print(f"wrote {PAGE.relative_to(ROOT)} for bisam {bisam.__version__}")
+    for path in PAGES:
+        path.write_text(page(path))
+        print(f"wrote {path.relative_to(ROOT)} for bisam {bisam.__version__}")

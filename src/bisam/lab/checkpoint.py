@@ -106,11 +106,12 @@ def load(folder: Path) -> Loaded | None:
             step, state = _read(path)
         except OSError as error:
             skipped[path.name] = f"it cannot be read ({error.strerror})"
-        except ValueError as error:
+            continue
+        except (ValueError, LookupError, TypeError, SafetensorError) as error:
             skipped[path.name] = str(error)
-        else:
-            notes = [f"{name} is skipped: {why}. {path.name} is used instead" for name, why in skipped.items()]
-            return Loaded(step, state, path, notes)
+            continue
+        notes = [f"{name} is skipped: {why}. {path.name} is used instead" for name, why in skipped.items()]
+        return Loaded(step, state, path, notes)
     if skipped:
         reasons = "; ".join(f"{name}: {why}" for name, why in skipped.items())
         raise CheckpointError(f"no checkpoint in {folder} is usable ({reasons}). Remove {folder} to start over.")

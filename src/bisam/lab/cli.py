@@ -12,7 +12,7 @@ import torch
 import typer
 
 from bisam.lab import bench as benchmark
-from bisam.lab import bench_tables
+from bisam.lab import bench_tables, cli_runs
 from bisam.lab.models import build
 
 app = typer.Typer(
@@ -42,9 +42,12 @@ class Compile(str, Enum):
     never = "never"
 
 
-@app.callback()
-def commands() -> None:
-    """Without it, typer would make a single command the whole program."""
+app.command("list")(cli_runs.list_recipes)
+app.command()(cli_runs.train)
+app.command()(cli_runs.reproduce)
+app.command()(cli_runs.report)
+app.command()(cli_runs.demo)
+app.command()(cli_runs.data)
 
 
 @app.command()

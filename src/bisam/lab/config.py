@@ -48,7 +48,9 @@ class Config:
     noise: float = 0.0
     """The part of the training and validation labels that is moved to another class."""
     validation: float = 0.1
-    """The part of the training data that chooses the weights whose test accuracy counts."""
+    """The part of the training data that is kept for validation."""
+    select: str = "best"
+    """Whose test accuracy counts: of the weights that did "best" on the validation data, or of the "last" ones."""
     padding: int = 4
     """Black pixels around an image before it is cropped at random."""
     flip: bool = True
@@ -67,6 +69,8 @@ class Config:
             value = getattr(self, name)
             if value is not None and not (low <= value <= high):
                 raise ValueError(f"{name} must lie between {low:g} and {high:g}, got {value:g}")
+        if self.select not in ("best", "last"):
+            raise ValueError(f'select must be "best" or "last", got {self.select!r}')
         if self.precision not in ("bf16", "fp32"):
             raise ValueError(f'precision must be "bf16" or "fp32", got {self.precision!r}')
 

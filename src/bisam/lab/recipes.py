@@ -108,12 +108,15 @@ def label_noise() -> Recipe:
 
 
 def demo() -> Recipe:
-    """ρ was chosen among 0.05, 0.1 and 0.2 on other seeds."""
+    """The last weights count: the best on validation data are early ones, before SGD has learnt the noise by heart.
+
+    ρ was chosen among 0.05, 0.1 and 0.2 on other seeds.
+    """
 
     def config(rate: str, method: str) -> Config:
         return Config(
             data="digits", model="digitsnet", epochs=_epochs(method, 30), batch=64, lr=0.05, rho=0.1, noise=0.4,
-            label_smoothing=0.0, padding=0, flip=False, precision="fp32",
+            label_smoothing=0.0, padding=0, flip=False, precision="fp32", select="last",
         )  # fmt: skip
 
     title = "Handwritten digits, 40 % of the labels wrong"

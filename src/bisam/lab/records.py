@@ -13,7 +13,9 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -73,7 +75,7 @@ class Run:
     def open(cls, folder: Path, config: Mapping[str, Any]) -> Run:
         """Make the folder, or go on with the run in it, which must have this configuration.
 
-        `notes` then tells what was mended. Raises RunInUse, ConfigMismatch, or RecordError if the folder cannot be used.
+        `notes` then tells what was mended. RunInUse, ConfigMismatch and RecordError say why it cannot be used.
         """
         plain = _plain(config, ())
         try:
@@ -164,7 +166,9 @@ class Metrics:
         """Cuts off the half of a line that a kill has left, and adds a note about it."""
         self.path = path
         self._check = check
-        data = path.read_bytes() if path.exists() else b""
+        if not path.exists():
+            write_atomically(path)
+        data = path.read_bytes()
         self._end = data.rfind(b"\n") + 1
         if self._end < len(data):
             self._cut()
@@ -186,9 +190,12 @@ class Metrics:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
-            self._cut()  # a part of the line may be there, to which the next one would be added
-            raise RecordError(explained(error, f"cannot write {self.path}")) from error
+        except BaseException as error:
+            with suppress(OSError):
+                self._cut()  # a part of the line may be there, to which the next one would be added
+            if isinstance(error, OSError):
+                raise RecordError(explained(error, f"cannot write {self.path}")) from error
+            raise
         self._end += len(line)
         self._last = epoch
 
@@ -219,10 +226,9 @@ class Metrics:
 
     def _cut(self) -> None:
         """Remove what follows the last whole line."""
-        if self.path.exists():
-            with self.path.open("r+b") as file:
-                file.truncate(self._end)
-                os.fsync(file.fileno())
+        with self.path.open("r+b") as file:
+            file.truncate(self._end)
+            os.fsync(file.fileno())
 
 
 @dataclass(frozen=True)
@@ -244,7 +250,7 @@ def read(folder: Path) -> Record:
     metrics, damage = _rows(folder / METRICS)
     problems += [f"{METRICS}: {problem}" for problem in damage]
     epochs = [row["epoch"] for row in metrics]
-    if any(later <= earlier for earlier, later in zip(epochs, epochs[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(epochs)):
         problems.append(f"{METRICS}: epochs are repeated or out of order")
     result, receipt = (_read_object(folder / name, problems) for name in (RESULT, RECEIPT))
     if result is not None and not isinstance(result.get("status"), str):
@@ -287,7 +293,7 @@ def _settle_config(folder: Path, config: dict[str, Any]) -> None:
 def _read_config(folder: Path, problems: list[str]) -> dict[str, Any]:
     wrapper = _read_object(folder / CONFIG, problems)
     if wrapper is None:
-        if not (folder / CONFIG).exists():
+        if not problems:
             problems.append(f"{CONFIG}: there is none, so this is not a run")
         return {}
     version, config = wrapper.get("format"), wrapper.get("config")

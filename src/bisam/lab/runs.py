@@ -15,7 +15,7 @@ from bisam.lab.config import Config
 from bisam.lab.data import DataSet
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import Recipe
-from bisam.lab.train import Job, train
+from bisam.lab.train import SECONDS_BETWEEN_CHECKPOINTS, Job, train
 
 
 def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], root: Path) -> list[Job]:
@@ -43,7 +43,13 @@ def is_done(job: Job) -> bool:
 
 
 def run(
-    jobs: Sequence[Job], load: Callable[[str], DataSet], device: torch.device, progress: Progress, *, together: int = 1
+    jobs: Sequence[Job],
+    load: Callable[[str], DataSet],
+    device: torch.device,
+    progress: Progress,
+    *,
+    together: int = 1,
+    checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
 ) -> None:
     """Train what is not done, `together` runs at a time where they have the same length."""
     pending = [job for job in jobs if not is_done(job)]
@@ -53,7 +59,7 @@ def run(
     for name, of_data in groupby(sorted(pending, key=lambda job: job.config.data), key=lambda job: job.config.data):
         data[name] = load(name)
         for chunk in _chunks(list(of_data), together):
-            train(chunk, data[name], device, progress)
+            train(chunk, data[name], device, progress, checkpoint_seconds=checkpoint_seconds)
 
 
 def _chunks(jobs: list[Job], size: int) -> list[list[Job]]:

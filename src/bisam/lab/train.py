@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 import warnings
@@ -132,7 +133,7 @@ def _steps(active: Sequence[Active], progress: Progress) -> CapturedSteps:
 
 def _resumed(one: Active, progress: Progress) -> Active:
     """Go on from the run's last checkpoint, if it has one."""
-    loaded = checkpoint.load(one.run.folder)
+    loaded = checkpoint.load(one.run.checkpoints)
     if loaded is None:
         one.run.metrics.rewind(0)
         return one
@@ -149,7 +150,7 @@ def _save(active: Sequence[Active], epoch: int, batch: int, seconds: float) -> N
     for one in active:
         one.training.seconds += seconds
         steps = epoch * len(one.training.batches) + batch
-        checkpoint.save(one.run.folder, steps, {"epoch": epoch, "batch": batch, "training": one.training.state()})
+        checkpoint.save(one.run.checkpoints, steps, {"epoch": epoch, "batch": batch, "training": one.training.state()})
 
 
 def _finish(one: Active, progress: Progress, checksum: str) -> None:
@@ -167,8 +168,7 @@ def _finish(one: Active, progress: Progress, checksum: str) -> None:
         one.run.save_weights(training.best.weights)
     one.run.receipt({**receipt(), "data_checksum": checksum, "seconds": training.seconds})
     one.run.finish(result)
-    for path in one.run.folder.glob("checkpoint-*"):
-        path.unlink()
+    shutil.rmtree(one.run.checkpoints, ignore_errors=True)
     progress.finish(training.config, result)
 
 

@@ -21,7 +21,7 @@ SUMS = ["steps", "loss", "perturbed_loss", "error", "perturbed_error", "flips", 
 
 @dataclass
 class Best:
-    """The weights that did best on the validation data, and where they came from."""
+    """The weights that count: those that did best on the validation data, or the last."""
 
     accuracy: float = -1.0
     epoch: int = -1
@@ -85,7 +85,7 @@ class Training:
         if self.config.method == "sgd":  # a step that does not perturb knows nothing of w + ε
             means = {name: means[name] for name in ("loss", "error")}
         accuracy = self.accuracy(self.validation)
-        if accuracy > self.best.accuracy:
+        if accuracy > self.best.accuracy or self.config.select == "last":
             weights = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
             self.best = Best(accuracy, epoch, weights)
         self.seconds += seconds

@@ -1,4 +1,4 @@
-"""Decoded images on disk: for each split `pixels` and `labels` in a safetensors file, and beside it, in JSON, where they
+"""Decoded images on disk: a safetensors file of `pixels` and `labels` for each split, and beside it, in JSON, where they
 came from and the checksum that they must have.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from bisam.lab.data import hub, parquet
 from bisam.lab.data.images import DataError, Facts, Images
@@ -60,8 +60,8 @@ def cached(facts: Facts, split: str, folder: Path | None, cache: Path, say: Say)
         say(f"{unfit}: it is made again")
     images = parquet.decode(files, facts, split, say)
     try:
-        entry.write(images, facts, files)
-    except (OSError, SafetensorError) as error:
+        entry.write(images, facts, files, source or _fingerprints(files))
+    except OSError as error:
         say(f"{entry.tensors} cannot be written ({error}): the images are decoded again next time")
     return images
 
@@ -112,7 +112,7 @@ class Entry:
             raise UnfitError("is damaged: its contents do not have the checksum that was noted")
         return images
 
-    def write(self, images: Images, facts: Facts, files: Sequence[Path]) -> None:
+    def write(self, images: Images, facts: Facts, files: Sequence[Path], source: Sequence[dict[str, Any]]) -> None:
         """The tensors first: without the sidecar that belongs to them they count as damaged."""
         self.folder.mkdir(parents=True, exist_ok=True)
         about = {
@@ -123,10 +123,10 @@ class Entry:
             "shape": list(images.pixels.shape),
             "sha256": images.checksum,
             "source": str(files[0].parent.absolute()),
-            "files": _fingerprints(files),
+            "files": list(source),
         }
         with _draft(self.tensors) as draft:
-            save_file({"pixels": images.pixels, "labels": images.labels}, draft)
+            draft.write_bytes(save({"pixels": images.pixels, "labels": images.labels}))
         with _draft(self.sidecar) as draft:
             draft.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
@@ -147,14 +147,21 @@ def _source_of(entry: Entry, facts: Facts, split: str) -> list[Path] | None:
     try:
         folder = Path(entry.about()["source"])
         return parquet.files_of(folder, facts, split) if folder.is_dir() else None
-    except (FileNotFoundError, UnfitError, KeyError, TypeError):
+    except (FileNotFoundError, UnfitError, DataError, KeyError, TypeError):
         return None
 
 
 def _fingerprints(files: Sequence[Path]) -> list[dict[str, Any]]:
-    return [{"name": path.name, "bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Name, size and sha256 of each."""
+    found = []
+    for path in files:
+        digest, count = hashlib.sha256(), 0
+        try:
+            with path.open("rb") as file:
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
+                    count += len(chunk)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        found.append({"name": path.name, "bytes": count, "sha256": digest.hexdigest()})
+    return found

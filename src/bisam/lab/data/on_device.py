@@ -94,9 +94,10 @@ class Batches:
         self._pixels = F.pad(stored, (0, 0, p, p, p, p)).contiguous()  # zeros before normalisation: black
         self._labels = labels.to(self.device)
         self._normalize = Normalization(mean, std, device=self.device, dtype=dtype, channels_last=channels_last)
-        stride = self._width + 2 * p
-        self._down = torch.arange(self._height, device=self.device).mul_(stride).view(1, -1, 1)
-        self._across = torch.arange(self._width, device=self.device).view(1, 1, -1)
+        self._stride = self._width + 2 * p
+        self._down = torch.arange(self._height, device=self.device).view(-1, 1)
+        self._across = torch.arange(self._width, device=self.device)
+        self._rows_down = self._down * self._stride
 
     def __len__(self) -> int:
         count = len(self._labels)
@@ -119,14 +120,14 @@ class Batches:
         top, left = torch.randint(2 * p + 1, (2, count), generator=draws)
         mirrored = torch.randint(2, (count,), generator=draws) * int(self.flip)
         # where the first pixel of each crop is, and whether the next one is to its right or to its left
-        stride, area = self._width + 2 * p, self._pixels[0].shape[:2].numel() if count else 0
-        first = order * area + top * stride + left + mirrored * (self._width - 1)
+        area = (self._height + 2 * p) * self._stride
+        first = order * area + top * self._stride + left + mirrored * (self._width - 1)
         plan = _moved(torch.stack([order, first, 1 - 2 * mirrored]), self.device)
         holes = self._holes(draws) if self.cutout else None
         pixels = self._pixels.view(-1, self._pixels.shape[-1])
         for rows in self._slices(start):
             order, first, step = plan[:, rows]
-            places = torch.addcmul(first.view(-1, 1, 1) + self._down, step.view(-1, 1, 1), self._across)
+            places = torch.addcmul(first.view(-1, 1, 1) + self._rows_down, step.view(-1, 1, 1), self._across)
             x = self._normalize(pixels.index_select(0, places.view(-1)).view(*places.shape, -1))
             if holes is not None:
                 x = x.masked_fill_(self._inside(holes[:, rows]), 0)
@@ -143,8 +144,7 @@ class Batches:
 
     def _inside(self, corners: Tensor) -> Tensor:
         top, left = corners.view(2, -1, 1, 1, 1)
-        down = torch.arange(self._height, device=self.device).view(1, 1, -1, 1) - top
-        across = self._across.unsqueeze(0) - left
+        down, across = self._down - top, self._across - left
         return (down >= 0) & (down < self.cutout) & (across >= 0) & (across < self.cutout)
 
 

