@@ -26,13 +26,11 @@ from bisam.lab.checkpoint import explained, pack, portable, unpack, write_atomic
 from bisam.lab.receipt import draft_of
 
 FORMAT = 1
-CONFIG, METRICS, RESULT, RECEIPT, WEIGHTS = (
-    "config.json",
-    "metrics.jsonl",
-    "result.json",
-    "receipt.json",
-    "best.safetensors",
-)
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+RESULT = "result.json"
+RECEIPT = "receipt.json"
+WEIGHTS = "best.safetensors"
 LOCK = "lock"
 CHECKPOINTS = "checkpoints"
 

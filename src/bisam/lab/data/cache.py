@@ -1,5 +1,5 @@
-"""Decoded images on disk: a safetensors file of `pixels` and `labels` for each split, and beside it, in JSON, where they
-came from and the checksum that they must have.
+"""Decoded images on disk: a safetensors file of pixels and labels for each split, and beside it, in JSON, what they are
+made of and the checksum that they must have.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bisam.lab.data import hub, parquet
-from bisam.lab.data.images import Facts, known
+from bisam.lab.data.images import DataError, Facts, known
 from bisam.lab.data.on_device import Normalization
 from bisam.lab.data.randomness import generator, mixed
 
@@ -99,7 +99,7 @@ class Stream:
     def _batches(self, number: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = self.order(number).tolist()
         keys = [(number, order[at * self.batch : (at + 1) * self.batch]) for at in range(start, len(self))]
-        loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
+        loader: DataLoader[tuple[Tensor, Tensor] | DataError] = DataLoader(
             self.samples,
             batch_size=None,  # an item is a whole batch already
             sampler=keys,
@@ -107,9 +107,11 @@ class Stream:
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # else it would take a number from torch's global one
         )
-        for pixels, labels in loader:
-            moved = pixels.to(self.device, non_blocking=True)
-            yield self._normalize(moved), labels.to(self.device, non_blocking=True)
+        for found in loader:
+            if isinstance(found, DataError):
+                raise found
+            pixels, labels = (tensor.to(self.device, non_blocking=True) for tensor in found)
+            yield self._normalize(pixels), labels
 
     def order(self, number: int) -> Tensor:
         """The rows in the order of that epoch."""
@@ -123,10 +125,11 @@ class Stream:
         return torch.cat([rows[torch.randperm(len(rows), generator=draws)] for rows in mixed_groups])
 
 
-class Samples(Dataset[tuple[Tensor, Tensor]]):
+class Samples(Dataset[tuple[Tensor, Tensor] | DataError]):
     """A split on disk. Item (epoch, rows) has their pixels, uint8 (B, size, size, 3), and labels.
 
-    Every process opens the files for itself, when it needs them, and reads each row group of an item once.
+    Every process opens the files for itself, when it needs them, and reads each row group of an item once. What is wrong
+    with a file is the item then: raised in a worker, it would come with a traceback and keep the other workers waiting.
     """
 
     def __init__(
@@ -146,8 +149,13 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": {}}
 
-    def __getitem__(self, key: Key) -> tuple[Tensor, Tensor]:
-        epoch, rows = key
+    def __getitem__(self, key: Key) -> tuple[Tensor, Tensor] | DataError:
+        try:
+            return self.read(*key)
+        except DataError as error:
+            return error
+
+    def read(self, epoch: int, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         pixels = np.empty((len(rows), self._size, self._size, 3), dtype=np.uint8)
         labels = np.empty(len(rows), dtype=np.int64)
         by_row = sorted(range(len(rows)), key=rows.__getitem__)

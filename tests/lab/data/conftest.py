@@ -1,0 +1,94 @@
+import io
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from bisam.lab.data import DATA_SETS, Facts
+
+SIDE, CLASSES = 6, 4
+SAMPLES = {"train": 24, "test": 8}
+TINY = Facts(
+    "tiny",
+    classes=CLASSES,
+    samples=SAMPLES,
+    mean=(0.5,) * 3,
+    std=(0.25,) * 3,
+    size=SIDE,
+    hub="nobody/tiny",
+    image="img",
+    balanced=True,
+)
+
+
+def pixels_and_labels(split):
+    """Balanced labels, and channels that all have the same pixels in another order: their means are 0.5."""
+    draws = np.random.default_rng(["train", "test"].index(split))
+    values = np.linspace(0, 255, SIDE * SIDE).round().astype(np.uint8)
+    count = SAMPLES[split]
+    pixels = np.stack([draws.permutation(values).reshape(SIDE, SIDE) for _ in range(3 * count)])
+    return pixels.reshape(count, 3, SIDE, SIDE), np.arange(count) % CLASSES
+
+
+def encoded(image, kind="PNG"):
+    """An array (C, H, W), or a PIL image, as the bytes of a file."""
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image.transpose(1, 2, 0))
+    buffer = io.BytesIO()
+    image.save(buffer, format=kind, lossless=True)
+    return buffer.getvalue()
+
+
+def write_file(path, images, labels, image="img", label="label", row_group=5):
+    """A Parquet file as the hub has them; images are bytes already."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    structs = pa.array(
+        [None if data is None else {"bytes": data, "path": f"{number}.png"} for number, data in enumerate(images)],
+        pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+    )
+    labels = pa.array(labels) if isinstance(labels, list) else pa.array(np.asarray(labels))
+    pq.write_table(pa.table({image: structs, label: labels}), path, row_group_size=row_group)
+
+
+def write_split(folder, split, shards=1, kind="PNG", **options):
+    pixels, labels = pixels_and_labels(split)
+    images = [encoded(image, kind) for image in pixels]
+    edges = np.linspace(0, len(labels), shards + 1).astype(int)
+    for number in range(shards):
+        part = slice(edges[number], edges[number + 1])
+        path = folder / f"{split}-{number:05d}-of-{shards:05d}.parquet"
+        write_file(path, images[part], labels[part], **options)
+
+
+@pytest.fixture
+def hub_layout():
+    """Ways to make folders as the hub has them."""
+    return SimpleNamespace(
+        contents=pixels_and_labels, encoded=encoded, write_file=write_file, write_split=write_split, facts=TINY
+    )
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Makes a data set known by name, for one test."""
+
+    def known(facts, **changes):
+        facts = replace(facts, **changes)
+        monkeypatch.setitem(DATA_SETS, facts.name, facts)
+        return facts
+
+    return known
+
+
+@pytest.fixture
+def tiny(tmp_path, register):
+    """The folder of a data set that `load("tiny", folder)` takes."""
+    register(TINY)
+    folder = tmp_path / "tiny"
+    write_split(folder, "train", shards=2)
+    write_split(folder, "test")
+    return folder

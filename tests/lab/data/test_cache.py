@@ -1,0 +1,187 @@
+import json
+
+import pytest
+import torch
+
+from bisam.lab.data import DataError, load
+from bisam.lab.data import cache as caching
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def no_hub(monkeypatch):
+    def download(facts, split):
+        raise DataError(f"{facts.hub} could not be downloaded")
+
+    monkeypatch.setattr(caching.hub, "download", download)
+
+
+@pytest.fixture
+def no_decoding(monkeypatch):
+    def start():
+        monkeypatch.setattr(caching.parquet, "decode", lambda *_: pytest.fail("decoded again"))
+
+    return start
+
+
+def same(a, b):
+    return all(
+        torch.equal(getattr(a, split).pixels, getattr(b, split).pixels)
+        and torch.equal(getattr(a, split).labels, getattr(b, split).labels)
+        for split in ("train", "test")
+    )
+
+
+def test_images_are_decoded_once(tiny, cache, told, no_decoding):
+    first = load("tiny", tiny, cache, told.append)
+    no_decoding()
+    again = load("tiny", tiny, cache, told.append)
+    assert same(first, again)
+    assert first.checksum == again.checksum
+    assert len(told) == 3  # a line for each file, the first time
+
+
+def test_a_cache_is_enough_without_its_folder(tiny, cache, told, no_decoding):
+    first = load("tiny", tiny, cache, told.append)
+    no_decoding()
+    for path in tiny.iterdir():
+        path.unlink()
+    assert same(first, load("tiny", cache=cache, say=told.append))
+
+
+def test_the_sidecar_says_what_and_from_where(tiny, cache, told):
+    data = load("tiny", tiny, cache, told.append)
+    about = json.loads((cache / "tiny" / "train.json").read_text())
+    assert about["sha256"] == data.train.checksum
+    assert (about["name"], about["split"], about["samples"]) == ("tiny", "train", 24)
+    assert [file["name"] for file in about["files"]] == [f"train-0000{n}-of-00002.parquet" for n in range(2)]
+    assert [file["bytes"] for file in about["files"]] == [path.stat().st_size for path in sorted(tiny.glob("train*"))]
+
+
+def test_nothing_but_whole_files_is_left(tiny, cache, told):
+    load("tiny", tiny, cache, told.append)
+    names = sorted(path.name for path in (cache / "tiny").iterdir())
+    assert names == ["test.json", "test.safetensors", "train.json", "train.safetensors"]
+
+
+def test_a_write_that_breaks_off_leaves_nothing(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write():
+        with caching._draft(path) as draft:
+            draft.write_text("new")
+            raise RuntimeError("broke off")
+
+    with pytest.raises(RuntimeError, match="broke off"):
+        write()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_checksum_depends_on_contents_not_on_files(tmp_path, hub_layout, register, told):
+    register(hub_layout.facts)
+    checksums = set()
+    for shards, kind in ((1, "PNG"), (3, "WEBP")):
+        folder = tmp_path / kind
+        for split in ("train", "test"):
+            hub_layout.write_split(folder, split, shards, kind)
+        checksums.add(load("tiny", folder, tmp_path / f"{kind} cache", told.append).checksum)
+    assert len(checksums) == 1
+
+
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "a bit": ("train.safetensors", flip_a_bit, "is damaged: its contents"),
+    "truncated": ("train.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-9]), "is damaged"),
+    "empty": ("train.safetensors", lambda path: path.write_bytes(b""), "is damaged"),
+    "sidecar": ("train.json", lambda path: path.write_text("{"), "is damaged: train.json cannot be read"),
+    "version": ("train.json", lambda path: path.write_text('{"version": 0}'), "is of another version"),
+    "no tensors": ("train.safetensors", lambda path: path.unlink(), None),
+    "no sidecar": ("train.json", lambda path: path.unlink(), None),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_cache_is_told_and_made_again(tiny, cache, told, no_decoding, damage):
+    file, harm, message = DAMAGE[damage]
+    first = load("tiny", tiny, cache, told.append)
+    harm(cache / "tiny" / file)
+    told.clear()
+    assert same(first, load("tiny", tiny, cache, told.append))
+    if message is not None:
+        assert "train.safetensors" in told[0]
+        assert message in told[0]
+        assert "made again" in told[0]
+    assert sum("decoding" in line for line in told) == 2  # the other split was fine
+    no_decoding()
+    assert same(first, load("tiny", tiny, cache, told.append))
+
+
+def test_a_damaged_cache_is_made_again_of_the_folder_that_it_came_from(tiny, cache, told, no_hub):
+    first = load("tiny", tiny, cache, told.append)
+    flip_a_bit(cache / "tiny" / "test.safetensors")
+    assert same(first, load("tiny", cache=cache, say=told.append))
+
+
+def test_a_damaged_cache_without_a_source_is_refused(tiny, cache, told, no_hub):
+    load("tiny", tiny, cache, told.append)
+    tiny.rename(tiny.with_name("elsewhere"))
+    flip_a_bit(cache / "tiny" / "test.safetensors")
+    with pytest.raises(DataError, match=r"test\.safetensors is damaged.*is not there: nobody/tiny could not be"):
+        load("tiny", cache=cache, say=told.append)
+
+
+def test_no_cache_and_no_source_is_refused(tiny, cache, told, no_hub):
+    with pytest.raises(DataError, match=r"^nobody/tiny could not be downloaded"):
+        load("tiny", cache=cache, say=told.append)
+
+
+def test_other_files_in_the_folder_are_noticed(tiny, cache, told, hub_layout):
+    first = load("tiny", tiny, cache, told.append)
+    pixels, labels = hub_layout.contents("test")
+    images = [hub_layout.encoded(image) for image in pixels[::-1]]
+    hub_layout.write_file(tiny / "test-00000-of-00001.parquet", images, labels)
+    told.clear()
+    second = load("tiny", tiny, cache, told.append)
+    assert "was made of other files: it is made again" in told[0]
+    assert torch.equal(second.test.pixels, first.test.pixels.flip(0))
+    assert first.checksum != second.checksum
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_the_images_are_there(tiny, tmp_path, told):
+    (tmp_path / "file").write_text("")
+    assert len(load("tiny", tiny, tmp_path / "file", told.append).train) == 24
+    assert any("cannot be written" in line for line in told)
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("BISAM_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert caching.default_folder() == tmp_path / ".cache" / "bisam"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert caching.default_folder() == tmp_path / "caches" / "bisam"
+    monkeypatch.setenv("BISAM_CACHE", str(tmp_path / "here"))
+    assert caching.default_folder() == tmp_path / "here"
+
+
+def test_load_uses_that_cache_and_tells_on_stderr(tiny, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("BISAM_CACHE", str(tmp_path / "here"))
+    load("tiny", tiny)
+    assert (tmp_path / "here" / "tiny" / "train.safetensors").exists()
+    assert "decoding train-00000-of-00002.parquet" in capsys.readouterr().err

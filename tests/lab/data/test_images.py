@@ -1,0 +1,85 @@
+import hashlib
+import re
+
+import pytest
+import torch
+
+from bisam.lab.data import DATA_SETS, DataSet, Images, Stream, load
+from bisam.lab.data.images import known
+
+
+def images(pixels=0, label=0, count=3):
+    return Images(torch.full((count, 3, 4, 4), pixels, dtype=torch.uint8), torch.full((count,), label))
+
+
+def data_set(train, test):
+    return DataSet("some", train, test, 2, (0.5,) * 3, (0.5,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("CIFAR-10", "cifar10"), ("cifar", "cifar10, cifar100"), ("image-net", "imagenet")]
+)
+def test_an_unknown_name_is_told_the_nearest_and_all_names(name, near):
+    with pytest.raises(ValueError, match=rf"{name!r}.*nearest names are {near}.*there are {', '.join(DATA_SETS)}"):
+        load(name)
+
+
+def test_a_name_like_no_other_is_told_all_names():
+    with pytest.raises(ValueError, match=f"'mnist': there are {', '.join(DATA_SETS)}"):
+        load("mnist")
+
+
+@pytest.mark.parametrize("name", [name for name in DATA_SETS if name != "digits"])
+def test_the_hubs_name_is_a_name(name):
+    assert known(DATA_SETS[name].hub) is known(name)
+
+
+def test_cifar100_has_statistics_of_its_own():
+    assert known("cifar100").mean != known("cifar10").mean
+    assert known("cifar100").std != known("cifar10").std
+
+
+def test_what_does_not_fit_into_memory_is_sent_to_the_stream():
+    with pytest.raises(ValueError, match=re.escape("use Stream('imagenet'")):
+        load("imagenet")
+
+
+def test_what_has_no_files_cannot_be_streamed():
+    with pytest.raises(ValueError, match=re.escape("use load('digits')")):
+        Stream("digits", batch=2, device="cpu", seed=0, augment=False)
+
+
+def test_the_checksum_is_that_of_shape_pixels_and_labels():
+    pixels, labels = torch.arange(96).to(torch.uint8).view(2, 3, 4, 4), torch.tensor([7, 1])
+    contents = b"(2, 3, 4, 4)" + bytes(range(96)) + (7).to_bytes(8, "little") + (1).to_bytes(8, "little")
+    expected = hashlib.sha256(contents).hexdigest()
+    assert Images(pixels, labels).checksum == expected
+    in_another_order_of_memory = pixels.to(memory_format=torch.channels_last)
+    assert Images(in_another_order_of_memory, labels).checksum == expected
+
+
+def test_checksums_see_every_pixel_label_and_shape():
+    found = {images().checksum, images(pixels=1).checksum, images(label=1).checksum, images(count=4).checksum}
+    assert len(found) == 4
+    assert images().checksum == images().checksum
+    flat = Images(torch.zeros(3, 1, 3, 16, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64))
+    assert flat.checksum not in found
+
+
+def test_the_checksum_of_a_data_set_sees_both_splits():
+    a, b = images(), images(label=1)
+    assert len({data_set(a, a).checksum, data_set(a, b).checksum, data_set(b, a).checksum}) == 3
+
+
+@pytest.mark.parametrize(
+    ("pixels", "labels", "message"),
+    [
+        (torch.zeros(2, 3, 4, 4), torch.zeros(2, dtype=torch.int64), "uint8.*float32"),
+        (torch.zeros(2, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), r"\(2, 4, 4\)"),
+        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2), "int64.*float32"),
+        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), r"2 images.*\(3,\)"),
+    ],
+)
+def test_images_are_uint8_and_have_a_label_each(pixels, labels, message):
+    with pytest.raises(ValueError, match=message):
+        Images(pixels, labels)

@@ -1,0 +1,113 @@
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisam.lab.data import split, with_noise
+
+SEEDS = st.integers(-(2**70), 2**70)
+RATES = [0.2, 0.4, 0.6, 0.8]
+
+
+@given(count=st.integers(0, 300), fraction=st.floats(0, 0.99), seed=SEEDS)
+def test_a_split_is_disjoint_covers_everything_and_has_the_asked_size(count, fraction, seed):
+    train, validation = split(range(count), fraction, seed=seed)
+    assert sorted([*train.tolist(), *validation.tolist()]) == list(range(count))
+    assert len(validation) == round(fraction * count)
+    assert train.tolist() == sorted(train.tolist())
+
+
+@given(seed=SEEDS)
+def test_a_split_depends_on_its_seed_alone(seed):
+    labels = torch.arange(100)
+    torch.manual_seed(0)
+    first = split(labels, seed=seed)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    again, other = split(labels, seed=seed), split(labels, seed=seed + 1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[1], other[1])
+
+
+def test_ninety_to_ten_by_default():
+    train, validation = split(range(50_000), seed=0)
+    assert (len(train), len(validation)) == (45_000, 5_000)
+
+
+@given(count=st.integers(0, 200), classes=st.integers(2, 20), rate=st.floats(0, 1), seed=SEEDS)
+def test_exactly_the_asked_number_of_labels_is_moved_to_another_class(count, classes, rate, seed):
+    labels = torch.arange(count) % classes
+    noisy = with_noise(labels, rate, classes, seed=seed)
+    assert int(noisy.ne(labels).sum()) == round(rate * count)
+    assert torch.equal(labels, torch.arange(count) % classes)  # the given ones stay
+    if count:
+        assert 0 <= int(noisy.min()) <= int(noisy.max()) < classes
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_noise_has_no_favourite_classes(rate):
+    classes, each = 10, 5000
+    labels = torch.arange(classes).repeat_interleave(each)
+    noisy = with_noise(labels, rate, classes, seed=0)
+    counts = torch.bincount(labels * classes + noisy, minlength=classes * classes).view(classes, classes).double()
+    assert int(noisy.ne(labels).sum()) == round(rate * len(labels))
+    moved = counts.diagonal().sub(each).neg()
+    spread = (each * rate * (1 - rate)) ** 0.5
+    assert moved.sub(each * rate).abs().max() < 4 * spread
+    expected = each * rate / (classes - 1)
+    others = counts[~torch.eye(classes, dtype=torch.bool)]
+    chi_square = others.sub(expected).square().div(expected).sum().item()
+    assert 45 < chi_square < 150  # of about 80 degrees of freedom: three standard deviations, 13 each, and a little
+
+
+def test_noise_depends_on_its_seed_alone():
+    labels = torch.arange(1000) % 10
+    torch.manual_seed(0)
+    first = with_noise(labels, 0.4, 10, seed=3)
+    torch.manual_seed(1)
+    assert torch.equal(first, with_noise(labels, 0.4, 10, seed=3))
+    assert not torch.equal(first, with_noise(labels, 0.4, 10, seed=4))
+
+
+def test_more_noise_keeps_what_less_noise_moved():
+    labels = torch.arange(1000) % 10
+    noisy = [with_noise(labels, rate, 10, seed=0) for rate in RATES]
+    for less, more in pairwise(noisy):
+        moved = less.ne(labels)
+        assert torch.equal(more[moved], less[moved])
+
+
+def test_noise_and_split_of_one_seed_are_independent():
+    labels = torch.arange(10_000) % 10
+    moved = with_noise(labels, 0.4, 10, seed=0).ne(labels)
+    _, validation = split(labels, seed=0)
+    assert moved[validation].double().mean().item() == pytest.approx(0.4, abs=0.05)  # three standard deviations
+
+
+def test_noise_is_the_same_on_every_device(device):
+    labels = (torch.arange(100) % 10).to(device)
+    assert torch.equal(with_noise(labels, 0.4, 10, seed=0).cpu(), with_noise(labels.cpu(), 0.4, 10, seed=0))
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
+def test_a_rate_that_is_none_is_refused(rate):
+    with pytest.raises(ValueError, match=r"rate must be in \[0, 1\], got"):
+        with_noise(torch.zeros(3, dtype=torch.int64), rate, 10, seed=0)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
+def test_a_fraction_that_is_none_is_refused(fraction):
+    with pytest.raises(ValueError, match=r"fraction must be in \[0, 1\), got"):
+        split(range(3), fraction, seed=0)
+
+
+def test_labels_that_are_none_are_refused():
+    with pytest.raises(ValueError, match=r"0 … 9, got 3 … 10"):
+        with_noise(torch.tensor([3, 10]), 0.4, 10, seed=0)
+    with pytest.raises(ValueError, match=r"int64.*float32"):
+        with_noise(torch.zeros(3), 0.4, 10, seed=0)
+    with pytest.raises(ValueError, match="1 class"):
+        with_noise(torch.zeros(3, dtype=torch.int64), 0.4, 1, seed=0)

@@ -1,0 +1,255 @@
+from collections import Counter
+from itertools import product
+
+import pytest
+import torch
+
+from bisam.lab.data import Batches
+from bisam.lab.data.on_device import Normalization
+
+MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
+PADDING, HEIGHT, WIDTH = 2, 6, 8
+
+
+def some(count=40, height=HEIGHT, width=WIDTH):
+    """Random images whose labels are their numbers."""
+    pixels = torch.randint(0, 256, (count, 3, height, width), generator=torch.Generator().manual_seed(1))
+    return pixels.to(torch.uint8), torch.arange(count)
+
+
+def batches(images=None, labels=None, **options):
+    if images is None:
+        images, labels = some()
+    usual = {"batch": 8, "mean": MEAN, "std": STD, "device": "cpu", "seed": 0, "augment": True, "padding": PADDING}
+    return Batches(images, labels, **{**usual, **options})
+
+
+def together(pairs):
+    x, y = zip(*pairs, strict=True)
+    return torch.cat(x), torch.cat(y)
+
+
+def equal(a, b):
+    return len(a) == len(b) and all(
+        torch.equal(x.cpu(), z.cpu()) and torch.equal(y.cpu(), w.cpu()) for (x, y), (z, w) in zip(a, b, strict=True)
+    )
+
+
+def normalized(image):
+    """(pixel/255 − mean)/std, a channel at a time."""
+    channels = [(image[c].float() / 255 - MEAN[c]) / STD[c] for c in range(3)]
+    return torch.stack(channels)
+
+
+def views(image, padding, flip):
+    """Every crop that a sample may become, the slow way: top, left, mirrored or not → the pixels, normalised."""
+    padded = torch.zeros(3, HEIGHT + 2 * padding, WIDTH + 2 * padding, dtype=torch.uint8)
+    for row, column in product(range(HEIGHT), range(WIDTH)):
+        padded[:, padding + row, padding + column] = image[:, row, column]
+    found = {}
+    for top, left, mirrored in product(range(2 * padding + 1), range(2 * padding + 1), range(1 + flip)):
+        part = padded[:, top : top + HEIGHT, left : left + WIDTH]
+        found[top, left, mirrored] = normalized(part.flip(2) if mirrored else part)
+    return found
+
+
+def view_of(x, image, padding=PADDING, flip=True):
+    """Which of them it is; there is exactly one."""
+    (view,) = [key for key, each in views(image, padding, flip).items() if torch.allclose(each, x, atol=1e-5)]
+    return view
+
+
+@pytest.mark.parametrize(("padding", "flip"), [(2, True), (1, False), (0, True), (0, False)])
+def test_every_sample_is_a_crop_of_its_padded_image_mirrored_or_not(device, padding, flip):
+    images, _ = some()
+    for x, y in batches(padding=padding, flip=flip, device=device).epoch(3):
+        for sample, label in zip(x.cpu(), y.cpu(), strict=True):
+            view_of(sample, images[label], padding, flip)
+
+
+def test_crops_and_flips_are_uniform_and_independent_per_sample():
+    images, _ = some(count=1)
+    count = 4000
+    made = batches(images.expand(count, -1, -1, -1), torch.zeros(count, dtype=torch.int64), batch=count)
+    x, _ = next(made.epoch(0))
+    known = torch.stack([*views(images[0], PADDING, flip=True).values()])
+    counts = torch.bincount(torch.cdist(x.flatten(1), known.flatten(1)).argmin(1), minlength=50)
+    expected = count / 50  # 5 × 5 × 2 views
+    chi_square = counts.sub(expected).square().div(expected).sum()
+    assert chi_square < 79  # 49 degrees of freedom: three standard deviations, 10 each
+
+
+def test_the_border_is_black_before_normalisation():
+    images = torch.full((64, 3, 4, 4), 255, dtype=torch.uint8)
+    x, _ = together(batches(images, torch.zeros(64, dtype=torch.int64), batch=64, padding=4).epoch(0))
+    black = torch.tensor([-m / s for m, s in zip(MEAN, STD, strict=True)]).view(1, 3, 1, 1)
+    white = torch.tensor([(1 - m) / s for m, s in zip(MEAN, STD, strict=True)]).view(1, 3, 1, 1)
+    is_black, is_white = (x - black).abs() < 1e-5, (x - white).abs() < 1e-5
+    assert (is_black | is_white).all()
+    assert is_black.any()
+    assert is_white.any()
+
+
+def test_an_epoch_has_every_sample_at_most_once_and_all_without_drop_last():
+    images, labels = some(43)
+    _, y = together(batches(images, labels).epoch(0))
+    assert len(y) == 40 == len(y.unique())
+    _, y = together(batches(images, labels, drop_last=False).epoch(0))
+    assert sorted(y.tolist()) == list(range(43))
+
+
+@pytest.mark.parametrize(("count", "dropping", "keeping"), [(40, 5, 5), (43, 5, 6), (7, 0, 1), (0, 0, 0)])
+def test_the_number_of_batches(count, dropping, keeping):
+    images, labels = some(count)
+    for drop_last, expected in ((True, dropping), (False, keeping)):
+        made = batches(images, labels, drop_last=drop_last)
+        assert len(made) == expected == len(list(made.epoch(0)))
+
+
+def test_evaluation_is_in_order_and_untouched(device):
+    images, labels = some(43)
+    x, y = together(batches(images, labels, augment=False, drop_last=False, device=device).epoch(0))
+    assert y.tolist() == list(range(43))
+    torch.testing.assert_close(x.cpu(), torch.stack([normalized(image) for image in images]), rtol=1e-5, atol=1e-5)
+
+
+def test_shuffling_alone_changes_the_order_only():
+    images, _ = some()
+    x, y = together(batches(augment=False, shuffle=True).epoch(0))
+    assert y.tolist() != sorted(y.tolist())
+    torch.testing.assert_close(x, torch.stack([normalized(images[label]) for label in y]), rtol=1e-5, atol=1e-5)
+
+
+def test_augmentation_alone_keeps_the_order():
+    _, y = together(batches(shuffle=False).epoch(0))
+    assert y.tolist() == list(range(40))
+
+
+def test_an_epoch_is_a_function_of_seed_and_number(device):
+    first = list(batches(device=device).epoch(5))
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    made = batches(device=device)
+    list(made.epoch(2))
+    assert equal(first, list(made.epoch(5)))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not equal(first, list(made.epoch(6)))
+    assert not equal(first, list(batches(seed=1, device=device).epoch(5)))
+    assert not equal(list(batches(seed=1).epoch(0)), list(batches(seed=0).epoch(1)))
+
+
+def test_every_device_has_the_same_batches(device):
+    options = {"cutout": 3, "drop_last": False}
+    assert equal(list(batches(**options).epoch(1)), list(batches(device=device, **options).epoch(1)))
+
+
+def test_the_order_is_the_same_everywhere():
+    _, y = together(batches().epoch(0))
+    assert y[:8].tolist() == [5, 4, 8, 37, 15, 31, 39, 0]
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_an_epoch_goes_on_from_any_batch(augment):
+    images, labels = some(43)
+    made = batches(images, labels, augment=augment, drop_last=False, cutout=3)
+    whole = list(made.epoch(4))
+    for start in range(len(made) + 1):
+        assert equal(whole[start:], list(made.epoch(4, start=start)))
+
+
+def test_epochs_may_be_read_at_the_same_time():
+    made = batches()
+    pairs = list(zip(made.epoch(0), made.epoch(1), strict=True))
+    assert equal([a for a, _ in pairs], list(made.epoch(0)))
+    assert equal([b for _, b in pairs], list(made.epoch(1)))
+
+
+@pytest.mark.parametrize("side", [1, 3, 4])
+def test_cutout_is_a_square_of_zeros_clipped_at_the_border(side):
+    images, labels = some()
+    plain, _ = together(batches(images, labels).epoch(0))
+    cut, _ = together(batches(images, labels, cutout=side).epoch(0))
+    sizes = Counter()
+    for before, after in zip(plain, cut, strict=True):  # the same crops and flips: cutout has its draws after theirs
+        changed = (before != after).any(0)
+        rows, columns = changed.any(1).nonzero().flatten(), changed.any(0).nonzero().flatten()
+        hole = after[:, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        assert not hole.any()
+        assert changed.sum() == hole[0].numel()
+        height, width = hole.shape[1:]
+        assert height == side or rows[0] == 0 or rows[-1] == HEIGHT - 1
+        assert width == side or columns[0] == 0 or columns[-1] == WIDTH - 1
+        sizes[height, width] += 1
+    assert max(sizes) == (side, side)
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_memory_format_and_type_are_as_asked(device, augment):
+    usual, _ = next(batches(augment=augment, device=device).epoch(0))
+    assert usual.dtype == torch.float32
+    assert usual.is_contiguous(memory_format=torch.channels_last)
+    plain, _ = next(batches(augment=augment, device=device, channels_last=False).epoch(0))
+    assert plain.is_contiguous()
+    assert torch.equal(plain, usual)
+    half, _ = next(batches(augment=augment, device=device, dtype=torch.bfloat16).epoch(0))
+    assert torch.equal(half, usual.bfloat16())  # rounded once, at the end
+
+
+def test_one_channel_is_enough():
+    images = torch.randint(0, 256, (16, 1, 8, 8)).to(torch.uint8)
+    made = Batches(images, torch.arange(16), batch=4, mean=[0.5], std=[0.5], device="cpu", seed=0, augment=True)
+    assert next(made.epoch(0))[0].shape == (4, 1, 8, 8)
+
+
+def test_the_given_images_are_left_alone():
+    images, labels = some()
+    before = images.clone()
+    for augment in (True, False):
+        for x, y in batches(images, labels, augment=augment).epoch(0):
+            x.zero_()
+            y.zero_()
+    assert torch.equal(images, before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_nothing_waits_for_the_device():
+    made, plain = batches(device="cuda", cutout=3), batches(device="cuda", augment=False)
+    list(made.epoch(0))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        list(made.epoch(1))
+        list(plain.epoch(1))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_normalisation_agrees_with_float64():
+    pixels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(1, 16, 16, 3)
+    x = Normalization(MEAN, STD, device=torch.device("cpu"))(pixels)
+    exact = (pixels.permute(0, 3, 1, 2).double() / 255 - torch.tensor(MEAN).double().view(3, 1, 1)) / torch.tensor(
+        STD
+    ).double().view(3, 1, 1)
+    torch.testing.assert_close(x.double(), exact, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 0}, "batch must be positive, got 0"),
+        ({"padding": -1}, "must not be negative, got -1"),
+        ({"cutout": -1}, "must not be negative.*-1"),
+        ({"mean": [0.5]}, "3 values, one a channel, got 1 and 3"),
+        ({"std": [0.5, 0.0, 0.5]}, "std must be positive"),
+        ({"images": torch.zeros(2, 3, 4, 4), "labels": torch.zeros(2)}, "uint8.*float32"),
+        ({"images": torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "labels": torch.zeros(3)}, r"labels \(3,\)"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        batches(**options)
+
+
+@pytest.mark.parametrize("start", [-1, 6])
+def test_a_start_outside_of_the_epoch_is_refused(start):
+    with pytest.raises(ValueError, match=f"start must be in 0 … 5.*got {start}"):
+        batches().epoch(0, start=start)

@@ -1,0 +1,236 @@
+"""Training through the real command line, in real processes that are killed."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bisam.lab.config import Config, rate
+from bisam.lab.recipes import find
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+SHORT = ["--set", "epochs=6", "--checkpoint-seconds", "0"]
+
+
+def command(*arguments, runs):
+    return [sys.executable, "-m", "bisam", *map(str, arguments), "--runs", str(runs)]
+
+
+def run(arguments):
+    return subprocess.run(arguments, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+
+
+def bisam(*arguments, runs, check=True):
+    done = run(command(*arguments, runs=runs))
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def only_folder(runs):
+    (config,) = runs.rglob("config.json")
+    return config.parent
+
+
+def outcome(folder):
+    """What must not depend on interruptions: all but the times."""
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in metrics:
+        del row["samples_per_second"]
+    result = json.loads((folder / "result.json").read_text())
+    del result["seconds"]
+    weights = {name: tensor.tolist() for name, tensor in load_file(folder / "best.safetensors").items()}
+    return metrics, result, weights
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    runs = tmp_path_factory.mktemp("undisturbed")
+    bisam("train", "demo/40%/bisam-log", *SHORT, runs=runs)
+    return only_folder(runs)
+
+
+def test_a_run_leaves_its_whole_record(undisturbed):
+    metrics, result, _ = outcome(undisturbed)
+    assert [row["epoch"] for row in metrics] == list(range(6))
+    assert [row["lr"] for row in metrics] == [rate(Config(lr=0.05, epochs=6), epoch) for epoch in range(6)]
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
+    assert {"perturbed_loss", "flips", "error", "ascent_norm", "validation_accuracy"} <= metrics[0].keys()
+    assert result["status"] == "done"
+    assert 50 < result["test_accuracy"] <= 100
+    receipt = json.loads((undisturbed / "receipt.json").read_text())
+    assert receipt["torch"] == torch.__version__
+    assert len(receipt["data_checksum"]) == 64
+    assert receipt["seconds"] > 0
+    assert load_file(undisturbed / "best.safetensors")["classifier.weight"].shape == (10, 256)
+    assert not (undisturbed / "checkpoints").exists()
+
+
+def test_killed_at_any_moment_it_goes_on_and_ends_bit_for_bit_the_same(undisturbed, tmp_path):
+    arguments = command("train", "demo/40%/bisam-log", *SHORT, runs=tmp_path)
+    chance = random.Random(0)
+    kills = 0
+    for _ in range(5):
+        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+        began, metrics = time.monotonic(), tmp_path / "demo"
+        before = len([*metrics.rglob("checkpoint-*")]) if metrics.exists() else 0
+        while process.poll() is None and time.monotonic() - began < 60:  # until it is training
+            if metrics.exists() and len([*metrics.rglob("*checkpoint-*")]) > before:
+                break
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 0.5))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+        if process.returncode == 0:
+            break
+    assert kills > 0
+    done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=tmp_path)
+    assert outcome(only_folder(tmp_path)) == outcome(undisturbed), done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops_and_the_same_command_goes_on(undisturbed, tmp_path, number):
+    arguments = command("train", "demo/40%/bisam-log", "--set", "epochs=6", runs=tmp_path)  # no checkpoint of its own
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    while process.poll() is None and not [*tmp_path.rglob("metrics.jsonl")]:
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "the same command goes on" in errors
+    assert [*tmp_path.rglob("checkpoint-*")]
+    done = bisam("train", "demo/40%/bisam-log", "--set", "epochs=6", runs=tmp_path)
+    assert "goes on from epoch" in done.stdout
+    assert outcome(only_folder(tmp_path)) == outcome(undisturbed)
+
+
+def test_runs_that_are_trained_together_are_those_that_are_trained_alone(undisturbed, tmp_path):
+    bisam("train", "demo/40%", "--seeds", "0", "--together", "3", "--set", "epochs=6", runs=tmp_path)
+    folders = sorted(path.parent.name for path in tmp_path.rglob("result.json"))
+    assert folders == [f"noise40-{m}-seed0+epochs=6" for m in ("bisam-log", "bisam-tanh", "sam", "sgd")]
+    assert outcome(tmp_path / "demo" / folders[0]) == outcome(undisturbed)
+
+
+def test_what_is_done_is_skipped(undisturbed):
+    runs = undisturbed.parent.parent
+    written = (undisturbed / "result.json").stat().st_mtime_ns
+    done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=runs)
+    assert "1 of 1 runs are done already" in done.stdout
+    assert (undisturbed / "result.json").stat().st_mtime_ns == written
+
+
+def test_a_run_that_diverges_ends_with_a_record(tmp_path):
+    done = bisam("train", "demo/40%/sam", "--set", "epochs=3", "--set", "lr=1000", "--set", "momentum=1", runs=tmp_path)
+    assert "diverged" in done.stdout
+    assert "Traceback" not in done.stderr
+    _, result, _ = outcome(only_folder(tmp_path))
+    assert result["status"] == "diverged"
+    assert result["epochs"] <= 3
+
+
+def test_two_processes_on_one_run_the_second_is_refused(tmp_path):
+    arguments = command("train", "demo/40%/sam", "--set", "epochs=500", runs=tmp_path)
+    first = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    try:
+        while first.poll() is None and not [*tmp_path.rglob("metrics.jsonl")]:
+            time.sleep(0.02)
+        second = bisam("train", "demo/40%/sam", "--set", "epochs=500", runs=tmp_path, check=False)
+    finally:
+        first.kill()
+        first.wait()
+    assert second.returncode == 1
+    assert str(first.pid) in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_by_field(undisturbed, tmp_path):
+    bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path)
+    folder = only_folder(tmp_path)
+    (folder / "result.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config).replace('"lr": 0.05', '"lr": 0.07'))
+    done = bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path, check=False)
+    assert done.returncode == 1
+    assert re.search(r"lr: 0.07 there, 0.05 now", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "cifar11"], "no recipe is called 'cifar11': the nearest names are cifar10"),
+        (["train", "cifar10/resnet57"], "no row of cifar10 is called 'resnet57': the nearest names are resnet56"),
+        (["train", "demo/40%/bisam-lag"], "no method of demo is called 'bisam-lag': the nearest names are bisam-log"),
+        (["train", "demo", "--set", "epoch=3"], "no field of a run is called 'epoch': did you mean epochs"),
+        (["train", "demo", "--set", "epochs=many"], "epochs is a whole number, got 'many'"),
+        (["train", "demo", "--set", "epochs"], "a change is field=value"),
+        (["train", "demo", "--set", "noise=2"], "noise must lie between 0 and 1, got 2"),
+        (["train", "demo", "--set", "model=resnet5"], "no model is called 'resnet5': the nearest names are resnet5"),
+        (["train", "demo", "--set", "method=adam"], "no method is called 'adam'"),
+        (["train", "demo", "--set", "data=digit"], "digits"),
+        (["train", "demo", "--seeds", "a"], "seeds are numbers such as 0,1,2 or 0-5, got 'a'"),
+        (["train", "demo", "--set", "batch=100000"], "larger than the training data"),
+        (["reproduce", "cifar10", "--methods", "sgdd"], "no method of cifar10 is called 'sgdd'"),
+        (["train", "demo", "--track", "paper"], "wandb or trackio, got 'paper'"),
+        (["train", "demo", "--device", "tpu"], "auto, cpu or cuda, got 'tpu'"),
+    ],
+)
+def test_mistakes_are_explained_in_a_line(arguments, message, tmp_path):
+    done = bisam(*arguments, runs=tmp_path, check=False)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path / "file", check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "file" in done.stderr
+
+
+def test_the_report_shows_the_runs_of_a_folder(undisturbed, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "bisam", "report", tmp_path],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no finished run" in done.stdout
+
+
+def test_the_list_names_every_recipe():
+    done = subprocess.run(
+        [sys.executable, "-m", "bisam", "list"], capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
+    for name in ("demo", "cifar10", "cifar100", "imagenet", "adaptive", "efficient", "label_noise"):
+        assert name in done.stdout
+
+
+def test_recipes_have_the_numbers_of_the_paper():
+    for name in ("cifar10", "cifar100"):
+        for (_, method), config in find(name).cells.items():
+            assert (config.epochs, config.batch, config.lr) == (400 if method == "sgd" else 200, 128, 0.1)
+            assert (config.momentum, config.weight_decay, config.label_smoothing) == (0.9, 5e-4, 0.1)
+            assert (config.rho, config.mu, config.alpha, config.validation) == (0.05, None, 0.1, 0.1)
+    assert {config.rho for config in find("adaptive").cells.values()} == {2.0}
+    noisy = {row: config for (row, method), config in find("label_noise").cells.items() if method == "sam"}
+    assert [(c.noise, c.rho, c.model) for c in noisy.values()] == [
+        *((noise, 0.05, "resnet32") for noise in (0.0, 0.2, 0.4, 0.6)), (0.8, 0.01, "resnet32"),
+    ]  # fmt: skip
+    imagenet = find("imagenet").cells["resnet50", "bisam-tanh"]
+    assert (imagenet.epochs, imagenet.lr, imagenet.batch, imagenet.micro_batch, imagenet.mu) == (90, 0.2, 512, 128, 20)
+    assert find("imagenet").cells["resnet50", "bisam-log"].mu == 5
+    efficient = find("efficient").cells["resnet56", "ebisam-log"]
+    assert (efficient.beta, efficient.gamma, efficient.epochs) == (0.5, 0.5, 200)
