@@ -12,7 +12,9 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from bisam.lab.cli import app
 from bisam.lab.config import Config, rate
 from bisam.lab.recipes import find
 
@@ -184,10 +186,10 @@ def test_a_checkpoint_of_another_configuration_is_refused_by_field(undisturbed, 
     ],
 )
 def test_mistakes_are_explained_in_a_line(arguments, message, tmp_path):
-    done = bisam(*arguments, runs=tmp_path, check=False)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    done = CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path)])
+    assert done.exit_code == 1
+    assert message in " ".join(done.stderr.split())
+    assert not [*tmp_path.rglob("result.json")]
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(tmp_path):

@@ -17,10 +17,11 @@ from rich.table import Table
 
 from bisam.lab import costs, records, runs, summary
 from bisam.lab import data as datasets
-from bisam.lab.checkpoint import CheckpointError
-from bisam.lab.data import DataError, DataSet
+from bisam.lab.checkpoint import CheckpointError, write_atomically
+from bisam.lab.data import DataError
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import RECIPES, Recipe, find
+from bisam.lab.sources import InMemory, OnDisk, Source
 from bisam.lab.trackers import trackers
 from bisam.lab.train import SECONDS_BETWEEN_CHECKPOINTS, Stopped
 
@@ -129,17 +130,23 @@ def reproduce(
         )
 
 
-def report(root: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the runs.")] = RUNS) -> None:
+def report(
+    root: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the runs.")] = RUNS,
+    out: Annotated[Path | None, typer.Option(help="Write the tables to this file too, in Markdown.")] = None,
+) -> None:
     """The tables of the paper with the runs of a folder."""
-    console = Console()
-    shown = summary.tables(root)
-    for table in shown:
-        console.print(table)
-    unfinished = [record for record in records.find(root) if record.result is None]
-    if not shown:
-        console.print(f"{root} has no finished run of a recipe", markup=False)
-    if unfinished:
-        console.print(f"{len(unfinished)} runs are not finished", markup=False)
+    with _explained():
+        sheets = summary.sheets(root)
+        unfinished = [record for record in records.find(root) if record.result is None]
+        console = Console()
+        for sheet in sheets:
+            console.print(sheet.rich())
+        if not sheets:
+            console.print(f"{root} has no finished run of an unchanged recipe", markup=False)
+        if unfinished:
+            console.print(f"{len(unfinished)} runs are not finished", markup=False)
+        if out is not None:
+            _write_report(sheets, out)
 
 
 def demo(
@@ -152,6 +159,7 @@ def demo(
     """Sharpness-aware training against label noise, on data that ships with scikit-learn: about two minutes."""
     with _explained():
         _run(find("demo"), seeds, changes, root, None, device, 1, tensorboard=False, track=None, every=every)
+        _write_report(summary.sheets(root), root / "report.md")
 
 
 def data(
@@ -160,8 +168,8 @@ def data(
 ) -> None:
     """Prepare a data set, check it, and say what it is."""
     with _explained():
-        loaded = _loaded(name, folder, Console().print)
         console = Console()
+        loaded = datasets.load(name, folder, say=console.print)
         for split, images in (("train", loaded.train), ("test", loaded.test)):
             shape = "×".join(map(str, images.pixels.shape[1:]))
             console.print(
@@ -180,19 +188,27 @@ def _run(
     with Progress(trackers=trackers(root, tensorboard=tensorboard, service=track)) as progress:
         runs.run(
             jobs,
-            partial(_loaded, folder=folder, say=progress.note),
+            partial(_source, folder=folder, say=progress.note),
             place,
             progress,
             together=together,
             checkpoint_seconds=every,
         )
-    table = summary.of_jobs(recipe, [records.read(job.folder) for job in jobs])
-    if table is not None:
-        Console().print(table)
+    done = [records.read(job.folder) for job in jobs]
+    sheet = summary.sheet_of_changed(recipe, done) if parsed else summary.sheet(recipe, done)
+    if sheet is not None:
+        Console().print(sheet.rich())
 
 
-def _loaded(name: str, folder: Path | None, say: Callable[[str], None]) -> DataSet:
-    return datasets.load(name, folder, say=say)
+def _write_report(sheets: list[summary.Sheet], path: Path) -> None:
+    write_atomically(path, "\n\n".join([*(sheet.markdown() for sheet in sheets), ""]).encode())
+    Console().print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+def _source(name: str, folder: Path | None, say: Callable[[str], None]) -> Source:
+    if datasets.known(name).size is None:
+        return OnDisk(name, folder)
+    return InMemory(datasets.load(name, folder, say=say))
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def imagenet() -> Recipe:
 
     def config(model: str, method: str) -> Config:
         return Config(
-            data="imagenet-1k", model=model, epochs=90, lr=0.2, batch=512, micro_batch=128, mu=mu.get(method), padding=0
+            data="imagenet", model=model, epochs=90, lr=0.2, batch=512, micro_batch=128, mu=mu.get(method), padding=0
         )
 
     return _table("imagenet", "Accuracy on ImageNet-1K", "tab:imagenet", 3, ["resnet50"], FOUR_METHODS[1:], config)

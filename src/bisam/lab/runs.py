@@ -12,9 +12,9 @@ import torch
 
 from bisam.lab import records
 from bisam.lab.config import Config
-from bisam.lab.data import DataSet
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import Recipe
+from bisam.lab.sources import Source
 from bisam.lab.train import SECONDS_BETWEEN_CHECKPOINTS, Job, train
 
 
@@ -44,7 +44,7 @@ def is_done(job: Job) -> bool:
 
 def run(
     jobs: Sequence[Job],
-    load: Callable[[str], DataSet],
+    load: Callable[[str], Source],
     device: torch.device,
     progress: Progress,
     *,
@@ -55,11 +55,10 @@ def run(
     pending = [job for job in jobs if not is_done(job)]
     if len(pending) < len(jobs):
         progress.note(f"{len(jobs) - len(pending)} of {len(jobs)} runs are done already")
-    data: dict[str, DataSet] = {}
     for name, of_data in groupby(sorted(pending, key=lambda job: job.config.data), key=lambda job: job.config.data):
-        data[name] = load(name)
+        source = load(name)
         for chunk in _chunks(list(of_data), together):
-            train(chunk, data[name], device, progress, checkpoint_seconds=checkpoint_seconds)
+            train(chunk, source, device, progress, checkpoint_seconds=checkpoint_seconds)
 
 
 def _chunks(jobs: list[Job], size: int) -> list[list[Job]]:

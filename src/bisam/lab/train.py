@@ -18,10 +18,10 @@ import torch
 from bisam.capture import CapturedSteps, capture_together
 from bisam.lab import checkpoint
 from bisam.lab.config import Config
-from bisam.lab.data import DataSet
 from bisam.lab.progress import Progress
 from bisam.lab.receipt import receipt
 from bisam.lab.records import Run
+from bisam.lab.sources import Source
 from bisam.lab.training import Training
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
@@ -55,7 +55,7 @@ class Active:
 
 def train(
     jobs: Sequence[Job],
-    data: DataSet,
+    source: Source,
     device: torch.device,
     progress: Progress,
     *,
@@ -72,10 +72,10 @@ def train(
         active = []
         for job in jobs:
             run = stack.enter_context(Run.open(job.folder, job.config.as_dict()))
-            active.append(_resumed(Active(Training(job.config, data, device), run), progress))
+            active.append(_resumed(Active(Training(job.config, source, device), run), progress))
         for _, together in groupby(sorted(active, key=lambda one: one.point), key=lambda one: one.point):
             for one in _epochs([*together], progress, stopping, checkpoint_seconds):
-                _finish(one, progress, data.checksum)
+                _finish(one, progress, source.checksum)
 
 
 def _epochs(active: list[Active], progress: Progress, stopping: list[str], checkpoint_seconds: float) -> list[Active]:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import bisam
 from bisam.lab import methods
 from bisam.lab.config import Config, rate
-from bisam.lab.data import Batches, DataSet, split, with_noise
 from bisam.lab.models import build
+from bisam.lab.sources import Batched, Source
 
 SUMS = ["steps", "loss", "perturbed_loss", "error", "perturbed_error", "flips", "ascent_norm"]
 """What is added up over the steps of an epoch, on the device."""
@@ -31,33 +31,20 @@ class Best:
 class Training:
     """A run as objects. All random choices come from its seed: split, noise, weights, order, augmentation, dropout."""
 
-    def __init__(self, config: Config, data: DataSet, device: torch.device) -> None:
+    def __init__(self, config: Config, source: Source, device: torch.device) -> None:
         self.config, self.device = config, device
-        labels = with_noise(data.train.labels, config.noise, data.classes, seed=config.seed)
-        train_rows, validation_rows = split(labels, config.validation, seed=config.seed)
+        parts = source.parts(config, device)
+        self.batches, self.validation, self.test = parts.train, parts.validation, parts.test
+        if len(self.batches) == 0:
+            raise ValueError(f"a batch of {config.batch} is larger than the training data: set a smaller batch")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.model: nn.Module = build(config.model, data.classes)
+            self.model: nn.Module = build(config.model, source.classes)
         self.model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if config.compile:
             self.model.compile()
         self.optimizer = methods.optimizer(self.model, config)
 
-        def batches(images: Tensor, labels: Tensor, *, train: bool) -> Batches:
-            return Batches(
-                images, labels, batch=config.batch if train else 1000, mean=data.mean, std=data.std, device=device,
-                seed=config.seed, augment=train, padding=config.padding, flip=config.flip, cutout=config.cutout,
-                drop_last=train,
-            )  # fmt: skip
-
-        pixels = data.train.pixels
-        self.batches = batches(pixels[train_rows], labels[train_rows], train=True)
-        self.validation = batches(pixels[validation_rows], labels[validation_rows], train=False)
-        self.test = batches(data.test.pixels, data.test.labels, train=False)
-        if len(self.batches) == 0:
-            raise ValueError(
-                f"a batch of {config.batch} is larger than the training data, {len(train_rows)} samples: set --batch"
-            )
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.sums = {name: torch.zeros((), device=device) for name in SUMS}
         self.best = Best()
@@ -103,7 +90,7 @@ class Training:
         return not all(torch.isfinite(param).all() for param in self.model.parameters())
 
     @torch.no_grad()
-    def accuracy(self, batches: Batches) -> float:
+    def accuracy(self, batches: Batched) -> float:
         """Per cent of the samples that the model gets right."""
         self.model.eval()
         right = torch.zeros((), device=self.device)

@@ -8,8 +8,8 @@ from bisam.lab.data import DataError, Stream, load
 
 
 def test_a_name_of_the_hub_is_downloaded_and_decoded(tiny, register, hub_layout, tmp_path, monkeypatch):
-    pytest.importorskip("datasets")  # which takes a folder for the name of one of its data sets
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    datasets = pytest.importorskip("datasets")  # which takes a folder for the name of one of its data sets
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
     register(hub_layout.facts, hub=str(tiny))
     data = load("tiny", cache=tmp_path / "cache", say=lambda _: None)
     assert torch.equal(data.train.pixels, torch.from_numpy(hub_layout.contents("train")[0]))

@@ -1,3 +1,5 @@
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ def test_decoded_images_are_those_that_were_encoded(tmp_path, hub_layout, regist
     assert (data.name, data.classes, data.mean, data.std) == ("tiny", 4, (0.5,) * 3, (0.25,) * 3)
 
 
-def test_columns_may_have_other_names_and_others_beside_them(tmp_path, hub_layout, register, read):
+def test_columns_may_have_other_names(tmp_path, hub_layout, register, read):
     register(hub_layout.facts, image="image", label="fine_label")
     for split in ("train", "test"):
         hub_layout.write_split(tmp_path, split, image="image", label="fine_label")
@@ -59,38 +61,38 @@ def refused(read, folder, message):
         read(folder)
 
 
-def test_a_missing_folder(tiny, read):
+def test_a_missing_folder_is_refused(tiny, read):
     refused(read, tiny / "nowhere", r"nowhere is not a folder: give the one that has train-\*\.parquet")
 
 
-def test_a_folder_without_the_split(tiny, read):
+def test_a_folder_without_the_split_is_refused(tiny, read):
     (tiny / "test-00000-of-00001.parquet").unlink()
     refused(read, tiny, r"tiny has no test-\*\.parquet.*tiny needs train-\*\.parquet and test-\*\.parquet")
 
 
-def test_a_missing_shard(tiny, read):
+def test_a_missing_shard_is_refused(tiny, read):
     (tiny / "train-00000-of-00002.parquet").unlink()
     refused(read, tiny, "has no train-00000-of-00002.parquet: copy all 2 files")
 
 
-def test_shards_of_two_versions(tiny, hub_layout, read):
+def test_shards_of_two_versions_are_refused(tiny, hub_layout, read):
     hub_layout.write_split(tiny, "train", shards=1)
     refused(read, tiny, "train-00000-of-00001.parquet beside train-00000-of-00002.parquet: leave the files of one")
 
 
 @pytest.mark.parametrize("kept", [0, 3, 100, -1])
-def test_a_truncated_file(tiny, read, kept):
+def test_a_truncated_file_is_refused(tiny, read, kept):
     path = tiny / "train-00001-of-00002.parquet"
     path.write_bytes(path.read_bytes()[:kept])
     refused(read, tiny, "train-00001-of-00002.parquet is no whole Parquet file .*get it again")
 
 
-def test_a_file_of_something_else(tiny, read):
+def test_a_file_of_something_else_is_refused(tiny, read):
     (tiny / "test-00000-of-00001.parquet").write_text("<html>not found</html>" * 100)
     refused(read, tiny, "test-00000-of-00001.parquet is no whole Parquet file")
 
 
-def test_a_file_with_overwritten_pages(tiny, read):
+def test_a_file_with_overwritten_pages_is_refused(tiny, read):
     path = tiny / "train-00000-of-00002.parquet"
     data = bytearray(path.read_bytes())
     data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
@@ -99,28 +101,25 @@ def test_a_file_with_overwritten_pages(tiny, read):
 
 
 @pytest.mark.parametrize("columns", [{"image": "image"}, {"label": "coarse_label"}])
-def test_wrong_columns(tiny, hub_layout, read, columns):
+def test_wrong_columns_are_refused(tiny, hub_layout, read, columns):
     hub_layout.write_split(tiny, "test", **columns)
     (name,) = columns.values()
     refused(read, tiny, f"test-00000-of-00001.parquet has no column .*, it has .*{name}.*tiny has img and label")
 
 
-def test_images_that_are_not_structs_of_bytes(tiny, read):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def test_images_that_are_not_structs_of_bytes_are_refused(tiny, read):
     pq.write_table(pa.table({"img": ["a.png"] * 8, "label": [0] * 8}), tiny / "test-00000-of-00001.parquet")
     refused(read, tiny, "test-00000-of-00001.parquet: column 'img' must be a struct of the bytes.*got string")
 
 
-def test_labels_that_are_not_integers(tiny, hub_layout, read):
+def test_labels_that_are_not_integers_are_refused(tiny, hub_layout, read):
     images = [hub_layout.encoded(image) for image in hub_layout.contents("test")[0]]
     hub_layout.write_file(tiny / "test-00000-of-00001.parquet", images, ["cat"] * 8)
     refused(read, tiny, "column 'label' must have integers.*got string")
 
 
 @pytest.mark.parametrize("wrong", [-1, 4, None])
-def test_a_label_out_of_range(tiny, hub_layout, read, wrong):
+def test_a_label_out_of_range_is_refused(tiny, hub_layout, read, wrong):
     pixels, labels = hub_layout.contents("test")
     labels = labels.tolist()
     labels[6] = wrong
@@ -128,12 +127,12 @@ def test_a_label_out_of_range(tiny, hub_layout, read, wrong):
     refused(read, tiny, f"test-00000-of-00001.parquet, row 6: the label is {wrong} and tiny has 0 … 3")
 
 
-def test_the_wrong_number_of_samples(tiny, hub_layout, register, read):
+def test_the_wrong_number_of_samples_is_refused(tiny, hub_layout, register, read):
     register(hub_layout.facts, samples={"train": 25, "test": 8})
     refused(read, tiny, "the train split has 24 samples in 2 files and that of tiny has 25: files are missing")
 
 
-def test_images_of_another_size(tiny, hub_layout, register, read):
+def test_images_of_another_size_are_refused(tiny, hub_layout, register, read):
     register(hub_layout.facts, size=7)
     refused(read, tiny, "train-00000-of-00002.parquet, row 0: the image is 6×6 and those of tiny are 7×7")
 
@@ -148,7 +147,7 @@ def test_images_of_another_size(tiny, hub_layout, register, read):
     ],
     ids=["truncated", "overwritten", "empty", "missing"],
 )
-def test_a_damaged_image(tiny, hub_layout, read, damage, message):
+def test_a_damaged_image_is_refused(tiny, hub_layout, read, damage, message):
     pixels, labels = hub_layout.contents("test")
     images = [hub_layout.encoded(image) for image in pixels]
     images[5] = damage(images[5])
@@ -156,14 +155,14 @@ def test_a_damaged_image(tiny, hub_layout, read, damage, message):
     refused(read, tiny, f"test-00000-of-00001.parquet, row 5: {message}")
 
 
-def test_labels_of_something_else(tiny, hub_layout, read):
+def test_labels_of_something_else_are_refused(tiny, hub_layout, read):
     pixels, labels = hub_layout.contents("test")
     images = [hub_layout.encoded(image) for image in pixels]
     hub_layout.write_file(tiny / "test-00000-of-00001.parquet", images, labels // 2)
     refused(read, tiny, "class 0 has 4 samples in the test split and tiny has 2 of each")
 
 
-def test_pixels_of_something_else(tiny, hub_layout, read):
+def test_pixels_of_something_else_are_refused(tiny, hub_layout, read):
     pixels, labels = hub_layout.contents("test")
     images = [hub_layout.encoded(image // 2) for image in pixels]
     hub_layout.write_file(tiny / "test-00000-of-00001.parquet", images, labels)

@@ -1,4 +1,4 @@
-"""Data sets by their names on the Hugging Face hub, through its package `datasets`."""
+"""Data sets by their names on the hub, through its package `datasets`, which is imported only then."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Batches:
 
     def _in_order(self, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         for rows in self._slices(start):
-            yield self._normalize(self._pixels[rows]), self._labels[rows]
+            yield self._normalize(self._pixels[rows]), self._labels[rows].clone()
 
     def _random(self, number: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         count, p = len(self._labels), self.padding

@@ -128,8 +128,8 @@ class Stream:
 class Samples(Dataset[tuple[Tensor, Tensor] | DataError]):
     """A split on disk. Item (epoch, rows) has their pixels, uint8 (B, size, size, 3), and labels.
 
-    Every process opens the files for itself, when it needs them, and reads each row group of an item once. What is wrong
-    with a file is the item then: raised in a worker, it would come with a traceback and keep the other workers waiting.
+    Every process opens the files for itself, when it needs them, and reads each row group of an item once. A file that
+    is wrong makes its error the item: raised in a worker, it would come with a traceback and keep the others waiting.
     """
 
     def __init__(

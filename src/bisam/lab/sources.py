@@ -1,0 +1,101 @@
+"""Where a run's batches come from: a data set in memory, or one that is streamed from disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bisam.lab.config import Config
+from bisam.lab.data import Batches, DataSet, Stream, known, split, with_noise
+
+EVALUATION_BATCH = {"memory": 1000, "disk": 250}
+
+
+class Batched(Protocol):
+    """Batches of an epoch, reproducible from its number, from any of them on."""
+
+    def __len__(self) -> int: ...
+    def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+
+@dataclass
+class Parts:
+    train: Batched
+    validation: Batched
+    test: Batched
+
+
+class Source(Protocol):
+    """A data set, from which every run takes its own split, noise, order and augmentation."""
+
+    classes: int
+    checksum: str
+
+    def parts(self, config: Config, device: torch.device) -> Parts: ...
+
+
+class InMemory:
+    """A small data set. It lies on the device, where its images are cropped, flipped and normalised."""
+
+    def __init__(self, data: DataSet) -> None:
+        self._data = data
+        self.classes, self.checksum = data.classes, data.checksum
+
+    def parts(self, config: Config, device: torch.device) -> Parts:
+        data = self._data
+        labels = with_noise(data.train.labels, config.noise, data.classes, seed=config.seed)
+        train_rows, validation_rows = split(labels, config.validation, seed=config.seed)
+
+        def batches(pixels: Tensor, labels: Tensor, *, train: bool) -> Batches:
+            return Batches(
+                pixels, labels, batch=config.batch if train else EVALUATION_BATCH["memory"], mean=data.mean,
+                std=data.std, device=device, seed=config.seed, augment=train, padding=config.padding,
+                flip=config.flip, cutout=config.cutout, drop_last=train,
+            )  # fmt: skip
+
+        pixels = data.train.pixels
+        return Parts(
+            batches(pixels[train_rows], labels[train_rows], train=True),
+            batches(pixels[validation_rows], labels[validation_rows], train=False),
+            batches(data.test.pixels, data.test.labels, train=False),
+        )
+
+
+class OnDisk:
+    """A large data set, decoded and augmented by worker processes as it is needed."""
+
+    def __init__(self, name: str, folder: Path | None) -> None:
+        self._name, self._folder = name, folder
+        self.classes = known(name).classes
+        self.checksum = self._fingerprint()
+
+    def parts(self, config: Config, device: torch.device) -> Parts:
+        if config.noise:
+            raise ValueError(f"label noise is for data sets in memory, and {self._name} is streamed: set noise=0")
+
+        def stream(part: str, rows: Tensor | None, *, train: bool) -> Stream:
+            return Stream(
+                self._name, self._folder, part, batch=config.batch if train else EVALUATION_BATCH["disk"],
+                device=device, seed=config.seed, augment=train, rows=rows, drop_last=train,
+            )  # fmt: skip
+
+        count = len(stream("train", None, train=False).samples)
+        train_rows, validation_rows = split(range(count), config.validation, seed=config.seed)
+        return Parts(
+            stream("train", train_rows, train=True),
+            stream("train", validation_rows, train=False),
+            stream("test", None, train=False),
+        )
+
+    def _fingerprint(self) -> str:
+        """sha256 over names and sizes of the files: their contents are more than one would read twice."""
+        digest = hashlib.sha256()
+        for path in sorted(Path(self._folder).rglob("*.parquet")) if self._folder is not None else []:
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        return digest.hexdigest()
