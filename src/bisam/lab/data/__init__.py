@@ -15,7 +15,8 @@ from bisam.lab.data.on_device import Batches
 from bisam.lab.data.stream import Stream
 
 __all__ = [
-    "DATA_SETS", "Batches", "DataError", "DataSet", "Facts", "Images", "Stream", "load", "split", "with_noise",
+    "DATA_SETS", "Batches", "DataError", "DataSet", "Facts", "Images", "Stream", "known", "load", "split",
+    "with_noise",
 ]  # fmt: skip
 
 
