@@ -39,6 +39,9 @@ Root = Annotated[Path, typer.Option("--runs", help="Folder of the runs.")]
 Folder = Annotated[
     Path | None, typer.Option("--data", help="Folder with the data set's Parquet files; without it, the hub's.")
 ]
+Partial = Annotated[
+    bool, typer.Option("--partial-data", help="The folder may hold only a part of the data set: to try things out.")
+]
 Place = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")]
 Together = Annotated[int, typer.Option(min=1, help="So many runs at once, in one CUDA graph.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard beside the runs.")]
@@ -74,6 +77,7 @@ def train(
     changes: Changes = None,
     root: Root = RUNS,
     folder: Folder = None,
+    partial_data: Partial = False,
     device: Place = "auto",
     together: Together = 1,
     tensorboard: TensorBoard = False,
@@ -87,7 +91,7 @@ def train(
             seeds,
             changes,
             root,
-            folder,
+            partial(_source, folder=folder, partial=partial_data),
             device,
             together,
             tensorboard=tensorboard,
@@ -106,6 +110,7 @@ def reproduce(
     changes: Changes = None,
     root: Root = RUNS,
     folder: Folder = None,
+    partial_data: Partial = False,
     device: Place = "auto",
     together: Together = 1,
     tensorboard: TensorBoard = False,
@@ -121,7 +126,7 @@ def reproduce(
             all_seeds,
             changes,
             root,
-            folder,
+            partial(_source, folder=folder, partial=partial_data),
             device,
             together,
             tensorboard=tensorboard,
@@ -158,29 +163,26 @@ def demo(
 ) -> None:
     """Sharpness-aware training against label noise, on data that ships with scikit-learn: about two minutes."""
     with _explained():
-        _run(find("demo"), seeds, changes, root, None, device, 1, tensorboard=False, track=None, every=every)
+        _run(find("demo"), seeds, changes, root, _source, device, 1, tensorboard=False, track=None, every=every)
         _write_report(summary.sheets(root), root / "report.md")
 
 
 def data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The data set.")],
     folder: Folder = None,
+    partial_data: Partial = False,
 ) -> None:
     """Prepare a data set, check it, and say what it is."""
     with _explained():
         console = Console()
-        loaded = datasets.load(name, folder, say=console.print)
-        for split, images in (("train", loaded.train), ("test", loaded.test)):
-            shape = "×".join(map(str, images.pixels.shape[1:]))
-            console.print(
-                f"{name}, {split}: {len(images.labels)} images of {shape}, {loaded.classes} classes", markup=False
-            )
-        console.print(f"sha256 of the decoded contents: {loaded.checksum}", markup=False)
+        source = _source(name, say=console.print, folder=folder, partial=partial_data)
+        for line in source.described():
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _run(
-    recipe: Recipe, seeds: str, changes: list[str] | None, root: Path, folder: Path | None, device: str, together: int,
-    *, tensorboard: bool, track: str | None, every: float,
+    recipe: Recipe, seeds: str, changes: list[str] | None, root: Path, load: Callable[..., Source], device: str,
+    together: int, *, tensorboard: bool, track: str | None, every: float,
 ) -> None:  # fmt: skip
     parsed = dict(_pair(change) for change in changes or [])
     jobs = runs.jobs_of(recipe, _numbers(seeds), parsed, root)
@@ -188,7 +190,7 @@ def _run(
     with Progress(trackers=trackers(root, tensorboard=tensorboard, service=track)) as progress:
         runs.run(
             jobs,
-            partial(_source, folder=folder, say=progress.note),
+            partial(load, say=progress.note),
             place,
             progress,
             together=together,
@@ -205,10 +207,10 @@ def _write_report(sheets: list[summary.Sheet], path: Path) -> None:
     Console().print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
-def _source(name: str, folder: Path | None, say: Callable[[str], None]) -> Source:
+def _source(name: str, *, say: Callable[[str], None], folder: Path | None = None, partial: bool = False) -> Source:
     if datasets.known(name).size is None:
-        return OnDisk(name, folder)
-    return InMemory(datasets.load(name, folder, say=say))
+        return OnDisk(name, folder, partial=partial)
+    return InMemory(datasets.load(name, folder, say=say, partial=partial))
 
 
 @contextmanager

@@ -38,6 +38,7 @@ class Source(Protocol):
     checksum: str
 
     def parts(self, config: Config, device: torch.device) -> Parts: ...
+    def described(self) -> list[str]: ...
 
 
 class InMemory:
@@ -66,12 +67,22 @@ class InMemory:
             batches(data.test.pixels, data.test.labels, train=False),
         )
 
+    def described(self) -> list[str]:
+        """What it is, line by line."""
+        data = self._data
+        lines = [
+            f"{data.name}, {part}: {len(images)} images of {'×'.join(map(str, images.pixels.shape[1:]))}, "
+            f"{data.classes} classes"
+            for part, images in (("train", data.train), ("test", data.test))
+        ]
+        return [*lines, f"sha256 of the decoded contents: {data.checksum}"]
+
 
 class OnDisk:
     """A large data set, decoded and augmented by worker processes as it is needed."""
 
-    def __init__(self, name: str, folder: Path | None) -> None:
-        self._name, self._folder = name, folder
+    def __init__(self, name: str, folder: Path | None, *, partial: bool = False) -> None:
+        self._name, self._folder, self._partial = name, folder, partial
         self.classes = known(name).classes
         self.checksum = self._fingerprint()
 
@@ -83,6 +94,7 @@ class OnDisk:
             return Stream(
                 self._name, self._folder, part, batch=config.batch if train else EVALUATION_BATCH["disk"],
                 device=device, seed=config.seed, augment=train, rows=rows, drop_last=train,
+                partial=self._partial,
             )  # fmt: skip
 
         count = len(stream("train", None, train=False).samples)
@@ -92,6 +104,16 @@ class OnDisk:
             stream("train", validation_rows, train=False),
             stream("test", None, train=False),
         )
+
+    def described(self) -> list[str]:
+        """What it is, line by line; opens every file, and reads no image."""
+        lines = []
+        for part in ("train", "test"):
+            stream = Stream(
+                self._name, self._folder, part, batch=1, device="cpu", seed=0, augment=False, partial=self._partial
+            )
+            lines.append(f"{self._name}, {part}: {len(stream.samples)} images, {self.classes} classes")
+        return [*lines, f"sha256 of the names and sizes of its files: {self.checksum}"]
 
     def _fingerprint(self) -> str:
         """sha256 over names and sizes of the files: their contents are more than one would read twice."""

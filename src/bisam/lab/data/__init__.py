@@ -29,18 +29,21 @@ def load(
     folder: str | os.PathLike[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     say: Callable[[str], None] = say_on_stderr,
+    *,
+    partial: bool = False,
 ) -> DataSet:
     """A data set that fits into memory, by our name or the hub's.
 
     It is read from a folder of Parquet files in the hub's layout, or else from the hub, decoded once, and kept decoded
     in `cache`: by default $BISAM_CACHE, or `bisam` in the user's folder for caches. `say` is told, line by line, what
-    takes a while and what was found wrong. Files that are not what they should be are a `DataError`.
+    takes a while and what was found wrong. Files that are not what they should be are a `DataError`; with `partial`,
+    fewer samples than the data set has will do, for trying things out.
 
     >>> data = load("digits")
     >>> data.train.pixels.shape, len(data.test), data.classes
     (torch.Size([1197, 1, 8, 8]), 600, 10)
     """
-    facts = known(name)
+    facts = known(name, partial=partial)
     if facts.hub is None:
         if folder is not None:
             raise ValueError(f"{facts.name} come with scikit-learn and are in no folder: leave it away, got {folder}")

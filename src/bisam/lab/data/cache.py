@@ -40,7 +40,7 @@ def cached(facts: Facts, split: str, folder: Path | None, cache: Path, say: Say)
     With a folder, the cache must have been made of exactly the files that are there. Without one, it is believed, and
     only where there is none, or a damaged one, its folder or the hub is asked.
     """
-    entry = Entry(cache / facts.name, split)
+    entry = Entry(cache / (facts.name if facts.whole else f"part-of-{facts.name}"), split)
     files = None if folder is None else parquet.files_of(folder, facts, split)
     source = None if files is None else _fingerprints(files)
     unfit = None
@@ -108,7 +108,7 @@ class Entry:
             raise
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise UnfitError(f"is damaged: {error}") from None
-        if images.checksum != about.get("sha256") or len(images) != facts.samples[self.split]:
+        if images.checksum != about.get("sha256") or (facts.whole and len(images) != facts.samples[self.split]):
             raise UnfitError("is damaged: its contents do not have the checksum that was noted")
         return images
 

@@ -44,7 +44,7 @@ def decode(files: Sequence[Path], facts: Facts, split: str, say: Callable[[str],
     assert facts.size is not None
     shards = [Shard(path, facts) for path in files]
     check_count(shards, facts, split)
-    count, side = facts.samples[split], facts.size
+    count, side = sum(shard.rows for shard in shards), facts.size
     pixels, labels = np.empty((count, side, side, 3), dtype=np.uint8), np.empty(count, dtype=np.int64)
     position = 0
     for number, shard in enumerate(shards, start=1):
@@ -131,7 +131,7 @@ class Shard:
 
 def check_count(shards: Sequence[Shard], facts: Facts, split: str) -> None:
     found = sum(shard.rows for shard in shards)
-    if found != facts.samples[split]:
+    if found != facts.samples[split] if facts.whole else found == 0:
         raise DataError(
             f"{shards[0].path.parent}: the {split} split has {found} samples in {len(shards)} "
             f"{'file' if len(shards) == 1 else 'files'} and that of {facts.name} has {facts.samples[split]}: "

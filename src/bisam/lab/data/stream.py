@@ -42,7 +42,8 @@ class Stream:
     that a batch reads few. That presumes files in which the classes are mixed already, as the hub's are. Order and
     augmentation depend on seed, epoch and row only, not on the number of workers.
 
-    `rows` restricts it to a part of the samples, such as one side of `split`.
+    `rows` restricts it to a part of the samples, such as one side of `split`. With `partial`, the folder may hold fewer
+    samples than the data set has.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class Stream:
         channels_last: bool = True,
         workers: int | None = None,
         mixing: int = 16,
+        partial: bool = False,
     ) -> None:
-        facts = known(name)
+        facts = known(name, partial=partial)
         if facts.hub is None:
             raise ValueError(f"{facts.name} has no files to stream: use load({facts.name!r}) and Batches")
         if split not in facts.files:
