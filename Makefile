@@ -16,7 +16,7 @@ check: $(VENV)/.installed  ## style, types, tests
 	$(BIN)/pytest -n 2
 
 demo: $(VENV)/.installed  ## sharpness-aware training on noisy digits, in about two minutes
-	$(BIN)/python examples/noisy_digits.py
+	OMP_NUM_THREADS=1 $(BIN)/bisam demo
 
 bench: $(VENV)/.installed  ## what a step costs beside one written by hand
 	$(BIN)/python benchmarks/bench_optimizer_overhead.py

@@ -6,11 +6,15 @@ python benchmarks/tables.py    # rewrites the pages; a test fails when one would
 import inspect
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
 import bisam
 from bisam import variants
+from bisam.lab import records
+from bisam.lab.methods import TITLES
+from bisam.lab.recipes import find
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -216,12 +220,28 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def demo_table() -> str:
+    """The runs of the demo in the ledger, a method a row."""
+    recipe = find("demo")
+    runs = records.find(ROOT / "results/demo")
+    rows = []
+    for method in recipe.methods:
+        own = [run for run in runs if run.config["method"] == method and run.result is not None]
+        accuracy = [run.result["test_accuracy"] for run in own]
+        flips = [run.metrics[-1]["flips"] for run in own if "flips" in run.metrics[-1]]
+        ms = statistics.median(1e3 * run.config["batch"] / run.metrics[-1]["samples_per_second"] for run in own)
+        spread = f"{statistics.mean(accuracy):.1f} ± {statistics.stdev(accuracy):.1f}, n = {len(own)}"
+        rows.append([TITLES[method], spread, f"{statistics.mean(flips):.1f}" if flips else "–", f"{ms:.1f}"])
+    return markdown(["method", "test accuracy", "flips per batch", "ms per step"], rows)
+
+
 def bench_where() -> str:
     cpu = measured("bench_cpu")["receipt"]
     return f"{where('bench_h200')} CPU: {cpu['cpu']}, {cpu['threads']} threads, torch {cpu['torch']}, {cpu['date']}."
 
 
 PAGES = {
+    ROOT / "README.md": {"demo": demo_table},
     ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
     ROOT / "docs/speed.md": {
         "epoch": epoch_table, "together": together_table, "loss": loss_table, "ten_thousand": ten_thousand_table, "memory": memory_table,

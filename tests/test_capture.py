@@ -10,6 +10,7 @@ from torch import nn
 
 import bisam
 from bisam.capture import MOST_GRAPHS, capture, capture_together
+from bisam.recording import Training
 
 from family import CLASSES, FEATURES, ConvNet, batch, build, mlp
 
@@ -501,3 +502,19 @@ def test_warnings_are_for_the_caller():
         warnings.simplefilter("always")
         capture(optimizer)
     assert seen[0].filename == __file__
+
+
+def test_steps_of_a_captured_training_that_are_not_captured_are_the_eager_steps(capturable_variant):
+    """Numbers that it is told by way of tensors are those of the eager step; here on a CPU, so without a graph."""
+    model, optimizer = build(capturable_variant)
+    twin, twin_optimizer = build(capturable_variant)
+    twin_optimizer.param_groups[0].update(fused=True, foreach=False)
+    training = Training(optimizer, None, None, None)
+    for seed in range(6):
+        for either in (optimizer, twin_optimizer):
+            either.param_groups[0].update(lr=0.1 / (1 + seed), rho=0.05 * (1 + seed))
+        training.like_captured(batch(seed))
+        twin_optimizer.minimize(*batch(seed))
+        assert optimizer.param_groups[0]["lr"] == 0.1 / (1 + seed)
+        assert not optimizer.param_groups[0]["fused"]
+    assert_same(tensors_of(model, optimizer), tensors_of(twin, twin_optimizer))

@@ -1,7 +1,7 @@
 """Every example runs, as a user would run it."""
 
-import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ARGUMENTS = {"noisy_digits": ["--seeds", "1", "--epochs", "2"]}
 
 
 def run(command):
@@ -18,12 +17,12 @@ def run(command):
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "examples").glob("*.py"))])
-def test_the_example_runs(name, tmp_path):
-    command = [sys.executable, ROOT / "examples" / f"{name}.py", *ARGUMENTS.get(name, [])]
-    done = run([*command, "--json", tmp_path / "out.json"])
+def test_the_example_runs_and_learns(name):
+    done = run([sys.executable, ROOT / "examples" / f"{name}.py"])
     assert done.returncode == 0, done.stderr
-    methods = [row["method"] for row in json.loads((tmp_path / "out.json").read_text())["table"]]
-    assert all(method in done.stdout for method in methods)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
+    assert len(losses) > 1
+    assert losses[-1] < losses[0]
 
 
 def test_the_overhead_benchmark_runs():

@@ -17,24 +17,19 @@ import sys
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bisam.criterion import Observation, Telemetry
-from bisam.gradients import Gradients, Leftover
 from bisam.optimizer import Prepared, SharpnessAware
-from bisam.perturbation import is_zero
+from bisam.recording import Recording, Training, copied
 
 __all__ = ["CapturedStep", "CapturedSteps", "capture", "capture_together"]
-
-_LIVE = {"params", "lr", "initial_lr", "max_lr", "min_lr", "rho", "rho_min", "lr_max"}
-"""Options of a parameter group that a graph does not hold: lr and the radius are read anew, the others lead to them."""
 
 MOST_GRAPHS = 8
 """Shapes, and kinds of steps, that have a graph of their own; what is seen after them runs eagerly."""
@@ -60,10 +55,10 @@ def capture(
         after: called with the optimizer at the end of each step, inside of the graph: to add telemetry to sums that
             stay on the device, in place, at the cost of no launch.
 
-    The base optimizer is switched to its fused or capturable form. A batch of another shape gets a graph of its own
+    The base optimizer's update runs in its fused or capturable form. A batch of another shape gets a graph of its own
     when it comes for the second time. `optimizer.telemetry` is of the last step, until the next one begins.
     """
-    return CapturedStep(CapturedSteps([_Training(optimizer, closure, generator, after)], warmup))
+    return CapturedStep(CapturedSteps([Training(optimizer, closure, generator, after)], warmup))
 
 
 def capture_together(
@@ -92,7 +87,7 @@ def capture_together(
     own: Sequence[torch.Generator | None] = [None] * len(optimizers) if generators is None else generators
     if len(own) != len(optimizers):
         raise ValueError(f"{len(optimizers)} optimizers need as many generators, got {len(own)}")
-    return CapturedSteps([_Training(o, None, g, after) for o, g in zip(optimizers, own, strict=True)], warmup)
+    return CapturedSteps([Training(o, None, g, after) for o, g in zip(optimizers, own, strict=True)], warmup)
 
 
 class CapturedStep:
@@ -118,12 +113,12 @@ class CapturedStep:
 class CapturedSteps:
     """What `capture_together` returns."""
 
-    def __init__(self, trainings: list[_Training], warmup: int) -> None:
+    def __init__(self, trainings: list[Training], warmup: int) -> None:
         if warmup < 1:
             raise ValueError(f"warmup must be at least 1, for state that the first step creates, got {warmup}")
         self._trainings = trainings
         self._warmup = warmup
-        self._seen: dict[Any, int] = {}
+        self._seen: dict[int, int] = {}
         self._graphs: dict[Any, _Graph] = {}
         self._streams: list[torch.cuda.Stream] = []
         self.eager_because = _reason(trainings)
@@ -134,7 +129,7 @@ class CapturedSteps:
         self._streams = [torch.cuda.Stream(training.device) for training in trainings]  # type: ignore[no-untyped-call]
         this = weakref.ref(self)
         for training in trainings:
-            training.make_capturable()
+            training.move_counters()
             training.optimizer.register_load_state_dict_post_hook(partial(_reset, this))
 
     def __call__(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
@@ -156,7 +151,7 @@ class CapturedSteps:
 
     def _is_time_to_capture(self, key: Any, batches: Sequence[Sequence[Any]]) -> bool:
         """Whether there is a graph for this kind of step now."""
-        seen = self._seen[key] = self._seen.get(key, 0) + 1
+        seen = self._seen[hash(key)] = self._seen.get(hash(key), 0) + 1
         if seen == 1 or sum(self._seen.values()) <= self._warmup:
             return False
         if len(self._graphs) >= MOST_GRAPHS:
@@ -177,8 +172,7 @@ class CapturedSteps:
 
     def _capture(self, batches: Sequence[Sequence[Any]]) -> _Graph:
         recordings = [
-            _Recording(training, _map(Tensor.clone, tuple(batch)))
-            for training, batch in zip(self._trainings, batches, strict=True)
+            Recording(training, copied(tuple(batch))) for training, batch in zip(self._trainings, batches, strict=True)
         ]
         graph = torch.cuda.CUDAGraph()
         for training in self._trainings:
@@ -194,7 +188,7 @@ class CapturedSteps:
             raise _explained(_first(error, outside)) from None
         return _Graph(graph, recordings)
 
-    def _record(self, recordings: list[_Recording]) -> None:
+    def _record(self, recordings: list[Recording]) -> None:
         main, *others = self._streams
         for stream in others:
             stream.wait_stream(main)
@@ -217,188 +211,10 @@ class CapturedSteps:
         return losses
 
 
-class _Training:
-    """One optimizer, and how to run its step."""
-
-    def __init__(
-        self,
-        optimizer: SharpnessAware,
-        closure: Callable[..., Any] | None,
-        generator: torch.Generator | None,
-        after: Callable[[SharpnessAware], Any] | None,
-    ) -> None:
-        if not isinstance(optimizer, SharpnessAware):
-            raise TypeError(
-                f"a sharpness-aware optimizer is captured, such as bisam.BiSAM(base, model), got {optimizer!r}"
-            )
-        if optimizer.model is None and closure is None:
-            raise ValueError(f"a captured step runs the model: give it, as in {type(optimizer).__name__}(base, model)")
-        self.optimizer, self.closure, self.after = optimizer, closure, after
-        self.device = optimizer._parameters()[0].device
-        self.rates: list[_Number] = []
-        self.radii: list[_Number] = []
-        if generator is not None and generator.device.type != self.device.type:
-            raise ValueError(
-                f"the generator is on {generator.device}, and the parameters on {self.device}: create it with "
-                f'torch.Generator("{self.device.type}")'
-            )
-        self.generator = generator
-
-    def eager(self, batch: Sequence[Any]) -> Tensor:
-        """A step as the optimizer runs it."""
-        with self.own_random_numbers():
-            if self.closure is None:
-                loss = self.optimizer.minimize(*batch)
-            else:
-                loss = self.optimizer.step(partial(self.closure, *batch))
-        self._after()
-        return loss
-
-    def like_captured(self, batch: Sequence[Any]) -> Tensor:
-        """The same with the numbers of a captured step: one that is not captured rounds as those that are."""
-        self.refresh()
-        return self.optimizer.step(Prepared(partial(self.run, batch)))
-
-    def run(self, batch: Sequence[Any]) -> Tensor:
-        """The passes and the update, with learning rates and radii on the device, in no `step` of its own."""
-        optimizer, groups = self.optimizer, self.optimizer.param_groups
-        plan = optimizer.plan_batch if self.closure is None else self._plan_closure
-        before = [group["lr"] for group in groups]
-        try:
-            for group, rate in zip(groups, self.rates, strict=True):
-                group["lr"] = rate.tensor
-            optimizer._fixed_radii = [radius.tensor for radius in self.radii]
-            with self.own_random_numbers():
-                loss = optimizer.run(plan(*batch))
-            self._after()
-            return loss
-        finally:
-            optimizer._fixed_radii = None
-            for group, rate in zip(groups, before, strict=True):
-                group["lr"] = rate
-
-    def _after(self) -> None:
-        if self.after is not None:
-            with torch.no_grad():
-                self.after(self.optimizer)
-
-    def _plan_closure(self, *batch: Any) -> Any:
-        assert self.closure is not None
-        return self.optimizer.plan_closure(partial(self.closure, *batch))
-
-    def refresh(self) -> None:
-        """What the host does for every step: tell the device this step's learning rates and radii."""
-        groups = self.optimizer.param_groups
-        while len(self.rates) < len(groups):
-            self.rates.append(_Number(self.device))
-            self.radii.append(_Number(self.device))
-        for group, rate in zip(groups, self.rates, strict=True):
-            rate.update(group["lr"])
-        if self.optimizer._perturbs():
-            self.optimizer.perturbation.begin_step()
-            for radius, value in zip(self.radii, self.optimizer._radii(), strict=True):
-                radius.update(value)
-
-    def generators(self) -> list[torch.Generator]:
-        own = [] if self.generator is None else [self.generator]
-        return own + self.optimizer.perturbation.generators()
-
-    @contextmanager
-    def own_random_numbers(self) -> Iterator[None]:
-        """Let torch's default generator draw from this training's."""
-        if self.generator is None:
-            yield
-        elif self.device.type == "cuda":
-            default = torch.cuda.default_generators[self.device.index]
-            others = default.graphsafe_get_state()
-            default.graphsafe_set_state(self.generator)
-            try:
-                yield
-            finally:
-                default.graphsafe_set_state(others)
-        else:
-            state = torch.get_rng_state()
-            torch.set_rng_state(self.generator.get_state())
-            try:
-                yield
-            finally:
-                self.generator.set_state(torch.get_rng_state())
-                torch.set_rng_state(state)
-
-    def make_capturable(self) -> None:
-        """Have the base optimizer keep its step counters, and read its learning rate, on the device."""
-        for group in self.optimizer.param_groups:
-            if "fused" in group:
-                group.update(fused=True, foreach=False)
-            if "capturable" in group:
-                group["capturable"] = True
-        for param, state in self.optimizer.state.items():
-            if isinstance(state.get("step"), Tensor):
-                state["step"] = state["step"].to(param.device)
-
-    def signature(self, batch: Sequence[Any]) -> Any:
-        """What a graph was captured for: nothing else may differ in a step that replays it."""
-        optimizer, model = self.optimizer, self.optimizer.model
-        options = [
-            (is_zero(group["rho"]), *((name, value) for name, value in group.items() if name not in _LIVE))
-            for group in optimizer.param_groups
-        ]
-        return (
-            _shape(batch),
-            optimizer._perturbs(),
-            tuple(map(str, options)),
-            tuple((p.data_ptr(), p.requires_grad) for p in optimizer._parameters()),
-            tuple(module.training for module in model.modules()) if model is not None else (),
-            (optimizer.clip_norm, optimizer.autocast, optimizer.micro_batch, optimizer.vectorize),
-            (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
-        )
-
-
-@dataclass
-class _Recording:
-    """One training's part of a graph: what goes in, and what comes out."""
-
-    training: _Training
-    batch: tuple[Any, ...]
-    loss: Tensor = field(init=False)
-    telemetry: Telemetry = field(init=False)
-    gradients: Gradients = field(init=False)
-    leftover: Leftover | None = field(init=False)
-    replays: int = 0
-
-    def record(self) -> None:
-        optimizer = self.training.optimizer
-        steps = optimizer._steps
-        self.loss = self.training.run(self.batch)
-        optimizer._steps = steps
-        self.telemetry = optimizer.telemetry
-        self.gradients = [param.grad for param in optimizer._parameters()]
-        self.leftover = optimizer._leftover
-
-    def load(self, batch: Sequence[Any]) -> None:
-        """Before a replay: this step's batch."""
-        for static, given in zip(_tensors(self.batch), _tensors(tuple(batch)), strict=True):
-            if static is not given:
-                static.copy_(given, non_blocking=True)
-
-    def finish(self) -> Tensor:
-        """After a replay: what an eager step would have left behind."""
-        self.replays += 1
-        optimizer = self.training.optimizer
-        optimizer._steps += 1
-        optimizer._opt_called = True
-        optimizer.criterion.telemetry = _Borrowed(self)
-        for param, gradient in zip(optimizer._parameters(), self.gradients, strict=True):
-            if param.grad is not gradient:
-                param.grad = gradient
-        optimizer._leftover = self.leftover
-        return self.loss.clone()
-
-
 @dataclass
 class _Graph:
     graph: torch.cuda.CUDAGraph
-    recordings: list[_Recording]
+    recordings: list[Recording]
 
     def replay(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
         for recording, batch in zip(self.recordings, batches, strict=True):
@@ -416,63 +232,16 @@ class _Graph:
         return optimizer.step(Prepared(partial(self._through_steps, number + 1)))
 
 
-class _Number:
-    """A number that a graph reads from the device, and the host may change between steps."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._value: float | Tensor | None = None
-        self.tensor = torch.zeros((), device=device)
-
-    def update(self, value: float | Tensor) -> None:
-        if isinstance(value, Tensor):
-            self.tensor.copy_(value, non_blocking=True)
-        elif isinstance(self._value, Tensor) or value != self._value:
-            self.tensor.fill_(value)
-        self._value = value
-
-
-class _Borrowed(Telemetry):
-    """Telemetry in the tensors of a graph: the next replay writes over them."""
-
-    def __init__(self, recording: _Recording) -> None:
-        self._recording, self._replay = recording, recording.replays
-        self._ascent, self._descent = recording.telemetry._ascent, recording.telemetry._descent
-
-    def _captured(self) -> Telemetry:
-        if self._recording.replays != self._replay:
-            raise RuntimeError(
-                "this telemetry is of an earlier captured step, and the next one has written over it. Read "
-                "optimizer.telemetry before the next step"
-            )
-        return self._recording.telemetry
-
-    @property
-    def _at_weights(self) -> list[Observation]:  # type: ignore[override]
-        return [_own(observation) for observation in self._captured()._at_weights]
-
-    @property
-    def _at_perturbed(self) -> list[Observation]:  # type: ignore[override]
-        return [_own(observation) for observation in self._captured()._at_perturbed]
-
-    @property
-    def ascent_norm(self) -> Tensor | None:  # type: ignore[override]
-        return _cloned(self._captured().ascent_norm)
-
-    @property
-    def descent_norm(self) -> Tensor | None:  # type: ignore[override]
-        return _cloned(self._captured().descent_norm)
-
-
 def _reset(steps: weakref.ref[CapturedSteps], _: torch.optim.Optimizer) -> None:
     """State that is loaded lies in other tensors than the graphs know."""
     this = steps()
     if this is not None:
         this.reset()
         for training in this._trainings:
-            training.make_capturable()
+            training.move_counters()
 
 
-def _reason(trainings: Sequence[_Training]) -> str | None:
+def _reason(trainings: Sequence[Training]) -> str | None:
     """Why no step of theirs can be captured, if so."""
     devices = {param.device for training in trainings for param in training.optimizer._parameters()}
     if any(device.type != "cuda" for device in devices):
@@ -518,14 +287,6 @@ def _first(error: BaseException, outside: BaseException | None) -> BaseException
     return error
 
 
-def _own(o: Observation) -> Observation:
-    return replace(o, loss=o.loss.clone(), ascent=_cloned(o.ascent), bound=_cloned(o.bound))
-
-
-def _cloned(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()
-
-
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Collect no garbage during a capture: a graph among it would be destroyed, which breaks the one that is made."""
@@ -543,35 +304,3 @@ def _undisturbed() -> Iterator[None]:
 
 def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=4)
-
-
-# A batch: tensors in tuples, lists and mappings.
-
-
-def _shape(value: Any) -> Any:
-    """Structure, shapes and types; whatever is no tensor by its value."""
-    if isinstance(value, Tensor):
-        return (tuple(value.shape), value.dtype, value.device)
-    if isinstance(value, Mapping):
-        return tuple((key, _shape(item)) for key, item in value.items())
-    if isinstance(value, (tuple, list)):
-        return tuple(_shape(item) for item in value)
-    return repr(value)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = tuple(value.values())
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (tuple, list)) else []
-
-
-def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {key: _map(function, item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return tuple(_map(function, item) for item in value)
-    return value

@@ -211,6 +211,7 @@ def test_writing_into_a_batch_changes_no_data():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_the_device():
     made, plain = batches(device="cuda", cutout=3), batches(device="cuda", augment=False)
     list(made.epoch(0))
