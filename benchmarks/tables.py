@@ -244,7 +244,8 @@ PAGES = {
     ROOT / "README.md": {"demo": demo_table},
     ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
     ROOT / "docs/speed.md": {
-        "epoch": epoch_table, "together": together_table, "loss": loss_table, "ten_thousand": ten_thousand_table, "memory": memory_table,
+        "epoch": epoch_table, "together": together_table, "loss": loss_table, "ten_thousand": ten_thousand_table,
+        "memory": memory_table,
         "bars": bar_table, "where": bench_where,
     },
 }  # fmt: skip
