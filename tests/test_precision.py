@@ -199,3 +199,23 @@ def test_adaptive_perturbations_of_small_float16_weights_do_not_vanish():
     optimizer.ascend()
     length = ((model.weight.detach() - weights).float() / weights.float()).norm()
     assert length.item() == pytest.approx(2.0, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["SAM", "LookSAM", "BiSAM(log)"])
+@pytest.mark.parametrize("rho", [0.0, 0.05])
+def test_one_autocast_around_many_steps_sees_the_weights_of_each(name, rho):
+    """Autocast caches its casts of the weights until it ends: a step must not leave its own to the next."""
+
+    def train(around_all):
+        _, optimizer = build(name, net=mlp, rho=rho)
+        losses = []
+        if around_all:
+            with torch.autocast("cpu", torch.bfloat16):
+                losses = [optimizer.minimize(*batch()).item() for _ in range(5)]
+        else:
+            for _ in range(5):
+                with torch.autocast("cpu", torch.bfloat16):
+                    losses.append(optimizer.minimize(*batch()).item())
+        return losses
+
+    assert train(around_all=True) == train(around_all=False)

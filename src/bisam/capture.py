@@ -13,6 +13,7 @@ as in an eager step. What a graph cannot hold runs eagerly, with a warning that 
 from __future__ import annotations
 
 import gc
+import random
 import sys
 import traceback
 import warnings
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from bisam.optimizer import Prepared, SharpnessAware
-from bisam.recording import Recording, Training, copied
+from bisam.recording import Counter, Recording, Training, copied
 
 __all__ = ["CapturedStep", "CapturedSteps", "capture", "capture_together"]
 
@@ -119,6 +120,8 @@ class CapturedSteps:
         self._trainings = trainings
         self._warmup = warmup
         self._seen: dict[int, int] = {}
+        self._warned: set[str] = set()
+        self._replays = Counter()
         self._graphs: dict[Any, _Graph] = {}
         self._streams: list[torch.cuda.Stream] = []
         self.eager_because = _reason(trainings)
@@ -136,43 +139,66 @@ class CapturedSteps:
         """One step of each training on its batch `(x, y)`. Returns the losses at w."""
         if len(batches) != len(self._trainings):
             raise ValueError(f"{len(self._trainings)} trainings need as many batches, got {len(batches)}")
+        for training in self._trainings:
+            training.optimizer._refuse_while_perturbed("a captured step")
         if self.eager_because is not None:
             return [training.eager(batch) for training, batch in zip(self._trainings, batches, strict=True)]
+        for training, batch in zip(self._trainings, batches, strict=True):
+            if (unfit := training.unfit(batch)) is not None:
+                self._warn_once(f"{unfit}. Steps on such batches run eagerly")
+                return self._eager(batches)
         key = tuple(training.signature(batch) for training, batch in zip(self._trainings, batches, strict=True))
         if key not in self._graphs and not self._is_time_to_capture(key, batches):
             return self._eager(batches)
         return self._graphs[key].replay(batches)
 
     def reset(self) -> None:
-        """Drop the graphs; they are captured anew when they are needed."""
+        """Drop the graphs; they are captured anew, after as many eager steps as at first."""
         self._graphs.clear()
+        self._seen.clear()
         if self._streams:
             self._pool = torch.cuda.graph_pool_handle()  # torch does not take one up again that is used no more
 
     def _is_time_to_capture(self, key: Any, batches: Sequence[Sequence[Any]]) -> bool:
         """Whether there is a graph for this kind of step now."""
         seen = self._seen[hash(key)] = self._seen.get(hash(key), 0) + 1
+        if seen == 1 and len(self._seen) > 2 * MOST_GRAPHS:
+            self._warn_once(
+                f"no two of {len(self._seen)} steps were alike: something other than lr and rho changes from step to "
+                "step, such as momentum (OneCycleLR cycles it, but for cycle_momentum=False), weight decay, a counter "
+                "that the base optimizer keeps in Python, or a buffer that the model replaces. Such steps run eagerly"
+            )
+            self._seen = {hash(key): 1}
         if seen == 1 or sum(self._seen.values()) <= self._warmup:
             return False
         if len(self._graphs) >= MOST_GRAPHS:
-            if seen == 2:
-                _warn(
-                    f"{MOST_GRAPHS} graphs are captured already, and this step would need another: its shape, or an "
-                    "option other than lr and rho, has changed. It runs eagerly"
-                )
+            self._warn_once(
+                f"{MOST_GRAPHS} graphs are captured already, and this step would need another: its shape, or an "
+                "option other than lr and rho, has changed. It runs eagerly"
+            )
             return False
+        self.eager_because = _reason(self._trainings)  # which may have changed since
         try:
-            self._graphs[key] = self._capture(batches)
+            if self.eager_because is None:
+                self._graphs[key] = self._capture(batches)
         except torch.cuda.OutOfMemoryError as error:
-            self.reset()
             self.eager_because = f"there is not enough memory for a captured step: {str(error).splitlines()[0]}"
-            _warn(f"{self.eager_because} Every step runs eagerly from now on")
-            return False
-        return True
+        except DrawsOnHostError:
+            self.eager_because = "the step draws random numbers on the host, which a graph would draw once and for all"
+        if self.eager_because is not None:
+            self.reset()
+            self._warn_once(f"{self.eager_because} – every step runs eagerly from now on")
+        return self.eager_because is None
+
+    def _warn_once(self, message: str) -> None:
+        if message[:40] not in self._warned:
+            self._warned.add(message[:40])
+            _warn(message, level=5)
 
     def _capture(self, batches: Sequence[Sequence[Any]]) -> _Graph:
         recordings = [
-            Recording(training, copied(tuple(batch))) for training, batch in zip(self._trainings, batches, strict=True)
+            Recording(training, copied(tuple(batch)), self._replays)
+            for training, batch in zip(self._trainings, batches, strict=True)
         ]
         graph = torch.cuda.CUDAGraph()
         for training in self._trainings:
@@ -180,7 +206,12 @@ class CapturedSteps:
                 graph.register_generator_state(generator)
         outside = sys.exc_info()[1]
         try:
-            with _undisturbed(), torch.cuda.graph(graph, pool=self._pool, stream=self._streams[0]):
+            # thread_local: a loader's thread that pins memory meanwhile is none of our business
+            with (
+                _undisturbed(),
+                _no_draws_on_host(),
+                torch.cuda.graph(graph, pool=self._pool, stream=self._streams[0], capture_error_mode="thread_local"),
+            ):
                 self._record(recordings)
         except Exception as error:
             for training in self._trainings:
@@ -218,15 +249,16 @@ class _Graph:
 
     def replay(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
         for recording, batch in zip(self.recordings, batches, strict=True):
-            recording.training.optimizer._refuse_while_perturbed("a captured step")
             recording.load(batch)
-            recording.training.refresh()
         return self._through_steps(0)
 
     def _through_steps(self, number: int) -> list[Tensor]:
-        """Replay inside of every optimizer's `step`, whose hooks belong around it."""
+        """Replay inside of every optimizer's `step`, whose hooks belong around it: they may set a learning rate."""
         if number == len(self.recordings):
+            for recording in self.recordings:
+                recording.training.refresh()
             self.graph.replay()
+            self.recordings[0].replays.count += 1
             return [recording.finish() for recording in self.recordings]
         optimizer = self.recordings[number].training.optimizer
         return optimizer.step(Prepared(partial(self._through_steps, number + 1)))
@@ -258,6 +290,8 @@ def _reason(trainings: Sequence[Training]) -> str | None:
             return "same_dropout sets random states from the host in the middle of a step"
         if optimizer.scaler is not None:
             return "a GradScaler decides on the host whether to update: use autocast=torch.bfloat16, which needs none"
+        if training.base_has_hooks():
+            return "the base optimizer has step hooks of its own: register them on the sharpness-aware optimizer"
         if not optimizer._sync.is_alone:
             return "a step of several processes is not captured"
     return None
@@ -302,5 +336,17 @@ def _undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)
+@contextmanager
+def _no_draws_on_host() -> Iterator[None]:
+    before = torch.get_rng_state(), random.getstate()
+    yield
+    if random.getstate() != before[1] or not torch.equal(torch.get_rng_state(), before[0]):
+        raise DrawsOnHostError
+
+
+class DrawsOnHostError(RuntimeError):
+    """A captured step drew from a generator of the CPU's."""
+
+
+def _warn(message: str, level: int = 4) -> None:
+    warnings.warn(message, stacklevel=level)

@@ -190,7 +190,8 @@ class Criterion:
         value = value.detach().clone()
         climbing = self.phase == "ascent"
         loss = self.descent(logits, target) if climbing and self.bilevel else value
-        observation = Observation(loss, target)
+        # labels of its own: the caller may put the next part's into the same tensor
+        observation = Observation(loss, target if target.is_floating_point() else target.clone())
         if climbing:
             observation.ascent = value
             if isinstance(self.ascent, LowerBound) and self.ascent.reduction == "mean" and self.ascent.weight is None:

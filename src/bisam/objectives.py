@@ -159,17 +159,18 @@ class LowerBound(nn.Module):
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
-        self._phi = _resolve(phi, alpha)
+        _resolve(phi, alpha)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         check_classification(logits, target)
+        self._check_weight(logits)
         phi = self.phi if isinstance(self.phi, str) else "own"
         formula = Formula(phi, self.mu, self.alpha, self.ignore_index, self.reduction)
         if not can_fuse(formula, logits, target, self.weight):
             return self.plain(logits, target)
         try:
             return fused_lower_bound(formula, logits, as_target(target), self.weight, self.plain)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
             raise _explained(error, target, logits.shape[1]) from None
 
     def plain(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -190,6 +191,7 @@ class LowerBound(nn.Module):
 
     def _evaluate(self, logits: Tensor, target: Tensor, offset: float) -> Tensor:
         check_classification(logits, target)
+        self._check_weight(logits)
         target = as_target(target)
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         if logits.dim() == 1:
@@ -230,7 +232,15 @@ class LowerBound(nn.Module):
         return (probabilities * q).sum(1), probabilities.sum(1)
 
     def _smooth_maximum(self, margins: Tensor) -> Tensor:
-        return torch.logsumexp(self.mu * self._phi(margins), dim=1) / self.mu
+        phi = _resolve(self.phi, self.alpha)  # anew: both may be changed
+        return torch.logsumexp(self.mu * phi(margins), dim=1) / self.mu
+
+    def _check_weight(self, logits: Tensor) -> None:
+        classes = logits.shape[_class_dim(logits)]
+        if self.weight is not None and self.weight.shape != (classes,):
+            raise ValueError(
+                f"weight must have one number for each of the {classes} classes, got shape {tuple(self.weight.shape)}"
+            )
 
 
 class CrossEntropy(nn.CrossEntropyLoss):
@@ -333,7 +343,7 @@ def _of_label(logits: Tensor, labels: Tensor, dim: int = 1) -> Tensor:
         raise _explained(error, labels, logits.shape[dim]) from None
 
 
-def _explained(error: RuntimeError, labels: Tensor, classes: int) -> Exception:
+def _explained(error: Exception, labels: Tensor, classes: int) -> Exception:
     return _outside(labels, classes) if "out of bounds" in str(error) else error
 
 

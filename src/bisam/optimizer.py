@@ -276,6 +276,7 @@ class SharpnessAware(Wrapper):
         self._stepping = True
         try:
             self.criterion.begin()
+            torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
             if self._leftover is not None and self._leftover.is_untouched():
                 self.zero_grad()
             self._pass_began_clear = not gradients.present(params)
@@ -288,6 +289,7 @@ class SharpnessAware(Wrapper):
                     with torch.no_grad():
                         self.merge.plain(params)
             self._update()
+            torch.clear_autocast_cache()
             self._steps += 1
             self._leftover = Leftover.of(params)
         except BaseException:
@@ -303,10 +305,10 @@ class SharpnessAware(Wrapper):
 
     def _run_perturbed(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
         """Leave the gradient of a perturbed step in `.grad`: each part of the work climbs by itself, and all add up."""
-        if self.vectorize and len(work) > 1 and len({len(part.batch) for part in work}) == work[0].pieces == 1:  # type: ignore[attr-defined]
-            return self._run_vectorized(work, params)
         if self._fixed_radii is None:
             self.perturbation.begin_step()
+        if self.vectorize and len(work) > 1 and len({len(part.batch) for part in work}) == work[0].pieces == 1:  # type: ignore[attr-defined]
+            return self._run_vectorized(work, params)
         values: list[Any] = []
         at_weights: Gradients | None = None
         # the ascent pass gives the descent's gradient at w if it climbs the same objective, at w, with all parameters
@@ -349,7 +351,7 @@ class SharpnessAware(Wrapper):
                 bucket.weights = self._weights.copies_of(bucket.owners)
             self.telemetry.ascent_norm = self.perturbation(buckets)
             for bucket in buckets:
-                bucket.settle()
+                bucket.gradients  # noqa: B018 - settles them
             perturbed = {of_name[owner] for bucket in buckets for owner in bucket.owners}
             left_out = [value for name, value in gradient.items() if name not in perturbed]
             if left_out:

@@ -33,42 +33,44 @@ class Bucket:
     radius: float | Tensor
     owners: list[Tensor] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
-    gradients: list[Tensor] = field(default_factory=list)
+    unsettled: list[Tensor] = field(default_factory=list)
     whole_gradients: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
     factor: Tensor | None = None
-    """What the gradients are still to be multiplied by: together with what reads them next, it costs nothing."""
+    """What `unsettled` is still to be multiplied by to be the gradients: where ε is added, that costs nothing."""
 
     def add(self, param: Tensor, gradient: Tensor | None) -> None:
         self.owners.append(param)
         self.params.append(sharding.local(param))
         if gradient is not None:
-            self.gradients.append(sharding.local(gradient))
+            self.unsettled.append(sharding.local(gradient))
             self.whole_gradients.append(gradient)
 
     def multiply(self, factor: float | Tensor) -> None:
         """Multiply the gradients, when they are read."""
-        self.factor = torch.as_tensor(factor) if self.factor is None else self.factor * factor
+        known = factor if isinstance(factor, Tensor) else torch.tensor(factor, dtype=torch.float64)
+        self.factor = known if self.factor is None else self.factor * factor
 
-    def settle(self) -> list[Tensor]:
-        """The gradients, multiplied by what was left to multiply them by."""
-        if self.factor is not None:
-            torch._foreach_mul_(self.gradients, self.factor.to(self.gradients[0].device))
-            self.factor = None
-        return self.gradients
+    @property
+    def gradients(self) -> list[Tensor]:
+        """The gradients, multiplied now by what was left to multiply them by."""
+        if self.factor is not None and self.unsettled:
+            torch._foreach_mul_(self.unsettled, self.factor.to(self.unsettled[0].device))
+        self.factor = None
+        return self.unsettled
 
     def move(self) -> None:
         """Add the gradients to the parameters: ε to w."""
         if not self.params:
             return
         if self.factor is None or not self._is_one_kernel():
-            torch._foreach_add_(self.params, self.settle())
+            torch._foreach_add_(self.params, self.gradients)
         else:  # a step of plain gradient ascent reads and writes everything once
             torch._fused_sgd_(
                 self.params,
-                self.gradients,
+                self.unsettled,
                 [],
-                lr=self.factor.to(self.params[0].device),
+                lr=self.factor.to(self.params[0].device, torch.float32),
                 weight_decay=0.0,
                 momentum=0.0,
                 dampening=0.0,
@@ -85,7 +87,7 @@ class Bucket:
             and first.dtype in (torch.float32, torch.float16, torch.bfloat16)
             and all(
                 p.stride() == g.stride() and p.dtype == g.dtype
-                for p, g in zip(self.params, self.gradients, strict=True)
+                for p, g in zip(self.params, self.unsettled, strict=True)
             )
         )
 
@@ -93,7 +95,7 @@ class Bucket:
         """Perturb these no more."""
         out = {id(param) for param in params}
         keep = [id(owner) not in out for owner in self.owners]
-        for name in ("owners", "params", "gradients", "whole_gradients", "weights"):
+        for name in ("owners", "params", "unsettled", "whole_gradients", "weights"):
             setattr(self, name, [item for item, kept in zip(getattr(self, name), keep, strict=False) if kept])
 
 
@@ -210,7 +212,7 @@ class Ball:
         for bucket in buckets:
             bucket.multiply(bucket.radius * unit)
             if bucket.options["adaptive"]:
-                torch._foreach_mul_(bucket.settle(), bucket.params)  # settled first: T²g of small weights underflows
+                torch._foreach_mul_(bucket.gradients, bucket.params)
                 torch._foreach_copy_(bucket.params, bucket.weights)
         return norm
 

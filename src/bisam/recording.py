@@ -59,9 +59,13 @@ class Training:
 
     def like_captured(self, batch: Sequence[Any]) -> Tensor:
         """The same with the numbers of a captured step: one that is not captured rounds as those that are."""
-        self.move_counters()
-        self.refresh()
-        return self.optimizer.step(Prepared(partial(self.run, batch)))
+
+        def told() -> Tensor:
+            self.move_counters()
+            self.refresh()
+            return self.run(batch)
+
+        return self.optimizer.step(Prepared(told))
 
     def run(self, batch: Sequence[Any]) -> Tensor:
         """The passes and the update, with all numbers on the device, in no `step` of its own."""
@@ -143,8 +147,24 @@ class Training:
     def move_counters(self) -> None:
         """Have the base optimizer count its steps on the device."""
         for param, state in self.optimizer.state.items():
-            if isinstance(state.get("step"), Tensor):
-                state["step"] = state["step"].to(param.device)
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.dim() == 0 and value.device != param.device:
+                    state[name] = value.to(param.device)
+
+    def base_has_hooks(self) -> bool:
+        """Whether somebody else's hooks are on the base optimizer's step; one there is the engine's own."""
+        base = self.optimizer.base
+        return len(base._optimizer_step_pre_hooks) > 1 or bool(base._optimizer_step_post_hooks)
+
+    def unfit(self, batch: Sequence[Any]) -> str | None:
+        """Why a graph cannot take this batch, if so: it is given tensors on its device, and knows constants."""
+        for leaf in _leaves(tuple(batch)):
+            if isinstance(leaf, Tensor):
+                if leaf.device != self.device:
+                    return f"a tensor of the batch is on {leaf.device}, and the model on {self.device}"
+            elif not isinstance(leaf, (str, int, float, bool, type(None))):
+                return f"the batch holds an object of type {type(leaf).__name__}, and a graph can be given tensors only"
+        return None
 
     def signature(self, batch: Sequence[Any]) -> Any:
         """What a graph was captured for: nothing else may differ in a step that replays it."""
@@ -159,10 +179,31 @@ class Training:
             perturbs,
             tuple(map(str, options)),
             tuple((p.data_ptr(), p.requires_grad) for p in optimizer._parameters()),
+            tuple(tensor.data_ptr() for tensor in self.kept_tensors()),
+            tuple(
+                str(value) for state in optimizer.state.values() for value in state.values() if not _is_tensor(value)
+            ),
+            (id(model), id(optimizer.criterion), id(optimizer.perturbation), id(optimizer.plan), id(optimizer.merge)),
             tuple(module.training for module in model.modules()) if model is not None else (),
             (optimizer.clip_norm, optimizer.autocast, optimizer.micro_batch, optimizer.vectorize),
+            (optimizer.scaler is None, optimizer.same_dropout),
             (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
         )
+
+    def kept_tensors(self) -> list[Tensor]:
+        """What lasts from step to step beside the parameters: buffers, the base optimizer's state, the variant's."""
+        optimizer = self.optimizer
+        buffers = [] if optimizer.model is None else list(optimizer.model.buffers())
+        state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
+        tables = [table for memory in optimizer._memories().values() for table in memory.tensors.values()]
+        return [*buffers, *state, *(tensor for table in tables for tensor in table.values())]
+
+
+@dataclass
+class Counter:
+    """How many steps were replayed, of whichever graph: they share their memory."""
+
+    count: int = 0
 
 
 @dataclass
@@ -171,17 +212,23 @@ class Recording:
 
     training: Training
     batch: tuple[Any, ...]
+    replays: Counter
     loss: Tensor = field(init=False)
     telemetry: Telemetry = field(init=False)
     gradients: Gradients = field(init=False)
     leftover: Leftover | None = field(init=False)
-    replays: int = 0
+    addressed: list[Tensor] = field(init=False)
+    """All that the graph reads and writes outside of its own memory: kept from being freed as long as it may run."""
 
     def record(self) -> None:
         optimizer = self.training.optimizer
         steps = optimizer._steps
-        self.loss = self.training.run(self.batch)
-        optimizer._steps = steps
+        try:
+            self.loss = self.training.run(self.batch)
+        finally:
+            optimizer._steps = steps
+        copies = [*optimizer._weights.copies, *optimizer._buffers.copies]
+        self.addressed = [*optimizer._parameters(), *self.training.kept_tensors(), *copies]
         self.telemetry = optimizer.telemetry
         self.gradients = [param.grad for param in optimizer._parameters()]
         self.leftover = optimizer._leftover
@@ -194,7 +241,6 @@ class Recording:
 
     def finish(self) -> Tensor:
         """After a replay: what an eager step would have left behind."""
-        self.replays += 1
         optimizer = self.training.optimizer
         optimizer._steps += 1
         optimizer._opt_called = True
@@ -225,16 +271,19 @@ class BorrowedTelemetry(Telemetry):
     """Telemetry in the tensors of a graph: the next replay writes over them."""
 
     def __init__(self, recording: Recording) -> None:
-        self._recording, self._replay = recording, recording.replays
+        self._recording, self._replay = recording, recording.replays.count
         self._ascent, self._descent = recording.telemetry._ascent, recording.telemetry._descent
 
     def _captured(self) -> Telemetry:
-        if self._recording.replays != self._replay:
+        if self._recording.replays.count != self._replay:
             raise RuntimeError(
                 "this telemetry is of an earlier captured step, and the next one has written over it. Read "
                 "optimizer.telemetry before the next step"
             )
         return self._recording.telemetry
+
+    def __reduce__(self) -> Any:
+        return Telemetry, (self._ascent, self._descent)  # a copy has no graph to read from
 
     @property
     def _at_weights(self) -> list[Observation]:  # type: ignore[override]
@@ -275,12 +324,18 @@ def _shape(value: Any) -> Any:
     return repr(value)
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
+def _leaves(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         value = tuple(value.values())
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (tuple, list)) else []
+    return [leaf for item in value for leaf in _leaves(item)] if isinstance(value, (tuple, list)) else [value]
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 def copied(value: Any) -> Any:

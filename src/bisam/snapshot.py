@@ -60,6 +60,10 @@ class BufferSnapshot:
         self._values = Snapshot()
         self._early = False
 
+    @property
+    def copies(self) -> list[Tensor]:
+        return self._values.copies
+
     def save_early(self) -> None:
         """Save now, and let the next `save` pass: what comes between is not to be kept either."""
         self._early = False

@@ -211,3 +211,58 @@ def test_a_compiled_loss_has_the_same_value_and_gradient(phi, place):
     value, expected = compiled(logits, target), LowerBound(phi)(logits, target)
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(*(torch.autograd.grad(v, logits)[0] for v in (value, expected)))
+
+
+@pytest.mark.parametrize("layout", ["strided", "expanded"])
+def test_class_weights_of_any_layout_are_read_right(layout, place):
+    weight = torch.rand(12, device=place)[::2] if layout == "strided" else torch.full((1,), 0.5, device=place).expand(6)
+    check(LowerBound(weight=weight), torch.randn(20, 6, device=place), torch.randint(6, (20,), device=place))
+
+
+def test_class_weights_for_other_classes_are_refused(place):
+    with pytest.raises(ValueError, match=r"one number for each of the 3 classes, got shape \(1,\)"):
+        LowerBound(weight=torch.ones(1, device=place))(
+            torch.randn(2, 3, device=place), torch.tensor([0, 1], device=place)
+        )
+
+
+def test_a_row_that_is_not_a_number_counts_even_with_a_class_weight_of_zero(place):
+    logits = torch.randn(3, 2, device=place)
+    logits[1] = math.nan
+    target, weight = torch.tensor([0, 1, 0], device=place), torch.tensor([1.0, 0.0], device=place)
+    assert LowerBound(weight=weight)(logits, target).isnan()
+    assert LowerBound(weight=weight).plain(logits, target).isnan()
+
+
+def test_constants_may_be_changed(place):
+    objective = LowerBound("tanh")
+    objective.alpha = 0.5
+    logits, target = torch.randn(5, 4, device=place), torch.tensor([0, 1, 2, 3, 0], device=place)
+    torch.testing.assert_close(objective(logits, target), objective.plain(logits, target))
+    assert objective(logits, target) != LowerBound("tanh")(logits, target)
+
+
+def test_hooks_of_the_logits_run_once_also_when_the_graph_of_the_gradient_is_kept(place):
+    logits = torch.randn(4, 3, device=place, requires_grad=True)
+    seen = []
+    logits.register_hook(lambda gradient: seen.append(gradient))
+    value = LowerBound()(logits, torch.tensor([0, 1, 2, 0], device=place))
+    torch.autograd.grad(value, logits, create_graph=True)
+    assert len(seen) == 1
+
+
+def test_a_value_for_each_sample_may_be_changed_in_place(place):
+    logits = torch.randn(4, 3, device=place, requires_grad=True)
+    values = LowerBound(reduction="none")(logits, torch.tensor([0, 1, 2, 0], device=place))
+    values.mul_(2.0)
+    values.sum().backward()
+    assert logits.grad.any()
+
+
+def test_batched_gradients_are_those_one_by_one(place):
+    logits = torch.randn(4, 3, device=place, requires_grad=True)
+    values = LowerBound(reduction="none")(logits, torch.tensor([0, 1, 2, 0], device=place))
+    rows = torch.eye(4, device=place)
+    (batched,) = torch.autograd.grad(values, logits, rows, is_grads_batched=True, retain_graph=True)
+    for row, expected in zip(rows, batched, strict=True):
+        torch.testing.assert_close(torch.autograd.grad(values, logits, row, retain_graph=True)[0], expected)

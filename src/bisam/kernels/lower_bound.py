@@ -13,6 +13,7 @@ derivatives, and is what the tests compare with.
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -88,11 +89,22 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         logits, labels, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # the graph of the gradient is wanted too
-            value = ctx.plain(logits, labels)
-            (gradient,) = torch.autograd.grad(value, logits, upstream, create_graph=True)
+            gradient = _by_plain(ctx.plain, logits, labels, upstream, create_graph=True)
         else:
-            gradient = ctx.place.gradient(ctx.formula, logits, labels, tuple(saved), upstream)
+            try:
+                gradient = ctx.place.gradient(ctx.formula, logits, labels, tuple(saved), upstream)
+            except NotImplementedError:  # upstream is a batch of gradients, which has no storage to give to a kernel
+                gradient = _by_plain(ctx.plain, logits, labels, upstream, create_graph=False)
         return gradient, None, None, None, None
+
+
+def _by_plain(plain: Plain, logits: Tensor, labels: Tensor, upstream: Tensor, *, create_graph: bool) -> Tensor:
+    with torch.enable_grad():
+        alias = logits.view_as(logits)  # its hooks are not those of the logits
+        if not create_graph:
+            alias = alias.detach().requires_grad_()
+        value = plain(alias, labels)
+    return torch.autograd.grad(value, alias, upstream, create_graph=create_graph)[0]
 
 
 @cache
@@ -105,5 +117,16 @@ def backend(device: str) -> Backend | None:
     if device == "cuda" and importlib.util.find_spec("triton") is not None:
         from bisam.kernels.lower_bound_triton import Fused
 
-        return Fused()
+        return Fused() if _works(Fused()) else None
     return None
+
+
+def _works(place: Backend) -> bool:
+    """Whether kernels can be built and launched: Triton needs a compiler and a GPU that is new enough."""
+    try:
+        logits, labels = torch.zeros(2, 2, device="cuda"), torch.zeros(2, dtype=torch.long, device="cuda")
+        place.value(Formula("log", 1.0, 0.1, -100, "mean"), logits, labels, None, keep=False)
+    except Exception as error:
+        warnings.warn(f"the fused bound cannot be used here, and plain torch takes its place: {error}", stacklevel=2)
+        return False
+    return True

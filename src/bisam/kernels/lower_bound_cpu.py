@@ -19,34 +19,34 @@ class OnePass:
     ) -> tuple[Tensor, Saved]:
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         column = labels.unsqueeze(1)
-        own, shares = None, None
+        own, shares, ignored = None, None, None
         if weight is None and formula.ignore_index < 0:
             own = _gathered(logits, column)
         if own is None:  # something is ignored, or has a weight
-            column, shares = _counted(formula, column, weight, logits.dtype)
+            ignored = column == formula.ignore_index
+            column = column.masked_fill(ignored, 0)
             own = logits.gather(1, column)
+            shares = _shares(column, ignored, weight, logits.dtype)
         terms = _LogTerms(formula, logits, own) if formula.phi == "log" else _TanhTerms(formula, logits, own)
         sums = terms.weights.sum(1, keepdim=True)
         values = terms.value(sums)
         divisor = 1.0 if formula.reduction != "mean" else len(labels) if shares is None else shares.sum()
-        if shares is not None:
-            values = torch.where(shares == 0, 0.0, values * shares)
-        value = values.squeeze(1) if formula.reduction == "none" else values.sum() / divisor
-        return value, (_slopes(terms, column, shares, sums * divisor),) if keep else ()
+        if shares is not None and ignored is not None:  # what is ignored may hold anything
+            values = (values * shares).masked_fill_(ignored, 0.0)
+        value = values.squeeze(1).clone() if formula.reduction == "none" else values.sum() / divisor
+        if not keep:
+            return value, ()
+        slopes = terms.slopes((sums * divisor).reciprocal_() if shares is None else shares / (sums * divisor))
+        if ignored is not None:
+            slopes.masked_fill_(ignored, 0.0)
+        slopes.scatter_(
+            1, column, 0.0
+        )  # to subtract it from the sum would leave little of a confident sample's gradient
+        return value, (slopes.scatter_(1, column, slopes.sum(1, keepdim=True).neg_()),)
 
     def gradient(self, formula: Formula, logits: Tensor, labels: Tensor, saved: Saved, upstream: Tensor) -> Tensor:
         (slopes,) = saved
         return (slopes * (upstream.unsqueeze(1) if formula.reduction == "none" else upstream)).to(logits.dtype)
-
-
-def _slopes(terms: _LogTerms | _TanhTerms, column: Tensor, shares: Tensor | None, divisors: Tensor) -> Tensor:
-    """∂Q/∂z: of the terms for j ≠ y, minus their sum for y."""
-    if shares is None:
-        slopes = terms.slopes(divisors.reciprocal_())
-    else:  # what is ignored may hold anything
-        slopes = terms.slopes(shares / divisors).masked_fill_(shares == 0, 0.0)
-    slopes.scatter_(1, column, 0.0)  # subtracting it from the sum would leave little of a confident sample's gradient
-    return slopes.scatter_(1, column, slopes.sum(1, keepdim=True).neg_())
 
 
 class _LogTerms:
@@ -96,8 +96,7 @@ def _gathered(logits: Tensor, column: Tensor) -> Tensor | None:
         return None
 
 
-def _counted(formula: Formula, column: Tensor, weight: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Labels to gather by, and what each row counts for: 0 where ignored, else its class weight or 1."""
-    counted = column != formula.ignore_index
-    column = column.masked_fill(~counted, 0)
-    return column, counted.to(dtype) if weight is None else torch.where(counted, weight.to(dtype)[column], 0.0)
+def _shares(column: Tensor, ignored: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What each row counts for: 0 where ignored, else its class weight or 1."""
+    ones = torch.ones_like(column, dtype=dtype) if weight is None else weight.to(dtype)[column]
+    return ones.masked_fill(ignored, 0.0)

@@ -8,7 +8,9 @@ than to store them. Half-precision logits are read as they are and computed with
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 import triton
@@ -162,7 +164,24 @@ def _gradient_kernel(
     tl.store(target[:, None] + column[None, :], slope, mask=exists)
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _on_its_device(method: Method) -> Method:
+    """Triton launches on the current device, which need not be that of the logits."""
+
+    @wraps(method)
+    def launched(self: Fused, formula: Formula, logits: Tensor, *args: Any, **options: Any) -> Any:
+        if not logits.is_cuda:  # interpreted
+            return method(self, formula, logits, *args, **options)
+        with torch.cuda.device(logits.device):
+            return method(self, formula, logits, *args, **options)
+
+    return cast(Method, launched)
+
+
 class Fused:
+    @_on_its_device
     def value(
         self, formula: Formula, logits: Tensor, labels: Tensor, weight: Tensor | None, *, keep: bool
     ) -> tuple[Tensor, Saved]:
@@ -175,7 +194,7 @@ class Fused:
         _value_kernel[(triton.cdiv(rows, row_tile),)](
             logits,
             labels,
-            logits if weight is None else weight,
+            logits if weight is None else weight.contiguous(),
             values,
             shares,
             sums,
@@ -193,6 +212,7 @@ class Fused:
         value = values if formula.reduction == "none" else _summed(values, shares, is_mean=formula.reduction == "mean")
         return value, (shares, sums, takes_back) if keep else ()
 
+    @_on_its_device
     def gradient(self, formula: Formula, logits: Tensor, labels: Tensor, saved: Saved, upstream: Tensor) -> Tensor:
         shares, sums, takes_back = saved
         rows, classes = logits.shape
