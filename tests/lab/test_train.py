@@ -45,7 +45,8 @@ def outcome(folder):
     """What must not depend on interruptions: all but the times."""
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for row in metrics:
-        del row["samples_per_second"]
+        for name in ("seconds", "samples_per_second", "together"):
+            del row[name]
     result = json.loads((folder / "result.json").read_text())
     del result["seconds"]
     weights = {name: tensor.tolist() for name, tensor in load_file(folder / "best.safetensors").items()}
@@ -134,9 +135,14 @@ def test_a_run_that_diverges_ends_with_a_record(tmp_path):
     done = bisam("train", "demo/40%/sam", "--set", "epochs=3", "--set", "lr=1000", "--set", "momentum=1", runs=tmp_path)
     assert "diverged" in done.stdout
     assert "Traceback" not in done.stderr
-    _, result, _ = outcome(only_folder(tmp_path))
+    folder = only_folder(tmp_path)
+    result = json.loads((folder / "result.json").read_text())
     assert result["status"] == "diverged"
     assert result["epochs"] <= 3
+    assert result["test_accuracy"] is None or all(
+        t.isfinite().all() for t in load_file(folder / "best.safetensors").values()
+    )
+    assert "1 diverged" in done.stdout
 
 
 def test_two_processes_on_one_run_the_second_is_refused(tmp_path):
@@ -176,7 +182,9 @@ def test_a_checkpoint_of_another_configuration_is_refused_by_field(undisturbed, 
         (["train", "demo", "--set", "epochs"], "a change is field=value"),
         (["train", "demo", "--set", "noise=2"], "noise must lie between 0 and 1, got 2"),
         (["train", "demo", "--set", "model=resnet5"], "no model is called 'resnet5': the nearest names are resnet5"),
-        (["train", "demo", "--set", "method=adam"], "no method is called 'adam'"),
+        (["train", "demo", "--set", "method=sam"], "method is part of what a run is called: use table/row/method"),
+        (["train", "demo", "--set", "seed=3"], "seed is part of what a run is called: use --seeds"),
+        (["train", "demo/40%/sam", "--set", "model=resnet20"], "resnet20 cannot take the images of digits, 1×8×8"),
         (["train", "demo", "--set", "data=digit"], "digits"),
         (["train", "demo", "--seeds", "a"], "seeds are numbers such as 0,1,2 or 0-5, got 'a'"),
         (["train", "demo", "--set", "batch=100000"], "larger than the training data"),
@@ -236,3 +244,62 @@ def test_recipes_have_the_numbers_of_the_paper():
     assert find("imagenet").cells["resnet50", "bisam-log"].mu == 5
     efficient = find("efficient").cells["resnet56", "ebisam-log"]
     assert (efficient.beta, efficient.gamma, efficient.epochs) == (0.5, 0.5, 200)
+
+
+@pytest.mark.parametrize("method", ["esam", "ebisam-log", "sam"])
+def test_two_processes_train_the_same_run_to_the_same_bits(method, tmp_path):
+    row = "efficient/resnet56" if method != "sam" else "cifar10/resnet56"
+    changes = ["data=digits", "model=digitsnet", "epochs=1", "precision=fp32", "padding=0"]
+    found = []
+    for number in (1, 2):
+        sets = [part for change in changes for part in ("--set", change)]
+        bisam("train", f"{row}/{method}", *sets, runs=tmp_path / str(number))
+        found.append(outcome(only_folder(tmp_path / str(number))))
+    assert found[0] == found[1]
+
+
+def test_a_result_of_another_configuration_is_not_taken_for_done(undisturbed, tmp_path):
+    bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path)
+    folder = only_folder(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["config"]["lr"] = 0.07
+    (folder / "config.json").write_text(json.dumps(config))
+    done = CliRunner().invoke(app, ["train", "demo/40%/sgd", "--set", "epochs=1", "--runs", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "lr: 0.07 there, 0.05 now" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "result", "line"),
+    [
+        ({"epochs": "x"}, {"status": "done", "test_accuracy": 1.0}, {"epoch": 0}),
+        ({"recipe": "cifar10"}, {"status": "done", "test_accuracy": 1.0}, {"epoch": 0, "samples_per_second": 3.0}),
+        (None, {"status": "done", "test_accuracy": "93"}, {"epoch": 0}),
+        (None, {"status": "done", "test_accuracy": 93.0}, {"epoch": 0, "flips": "x"}),
+        (None, {"status": "done"}, {"epoch": 0}),
+    ],
+)
+def test_a_report_leaves_out_what_it_cannot_read_and_says_so(config, result, line, tmp_path):
+    whole = find("demo").cells["40%", "sam"].as_dict()
+    for name, parts in {
+        "good": (whole, {"status": "done", "test_accuracy": 90.0}, {"epoch": 0}),
+        "bad": ({**whole, "seed": 1} if config is None else config, result, line),
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"format": 1, "config": parts[0]}))
+        (tmp_path / name / "result.json").write_text(json.dumps(parts[1]))
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(parts[2]) + "\n")
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 0, done.exception
+    assert "90.00, n = 1" in done.stdout
+    assert str(tmp_path / "bad") in done.stdout
+
+
+def test_the_same_run_in_two_folders_counts_once(tmp_path):
+    config = find("demo").cells["40%", "sam"].as_dict()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"format": 1, "config": config}))
+        (tmp_path / name / "result.json").write_text(json.dumps({"status": "done", "test_accuracy": 90.0}))
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert "90.00, n = 1" in done.stdout

@@ -141,9 +141,12 @@ def report(
 ) -> None:
     """The tables of the paper with the runs of a folder."""
     with _explained():
-        sheets = summary.sheets(root)
-        unfinished = [record for record in records.find(root) if record.result is None]
+        found = records.find(root)
+        sheets = summary.sheets(found)
+        unfinished = [record for record in found if record.result is None]
         console = Console()
+        for line in summary.left_out(found):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         for sheet in sheets:
             console.print(sheet.rich())
         if not sheets:
@@ -163,8 +166,10 @@ def demo(
 ) -> None:
     """Sharpness-aware training against label noise, on data that ships with scikit-learn: about two minutes."""
     with _explained():
-        _run(find("demo"), seeds, changes, root, _source, device, 1, tensorboard=False, track=None, every=every)
-        _write_report(summary.sheets(root), root / "report.md")
+        _run(
+            find("demo"), seeds, changes, root, partial(_source), device, 1, tensorboard=False, track=None, every=every
+        )
+        _write_report(summary.sheets(records.find(root)), root / "report.md")
 
 
 def data(
@@ -181,13 +186,17 @@ def data(
 
 
 def _run(
-    recipe: Recipe, seeds: str, changes: list[str] | None, root: Path, load: Callable[..., Source], device: str,
+    recipe: Recipe, seeds: str, changes: list[str] | None, root: Path, load: partial[Source], device: str,
     together: int, *, tensorboard: bool, track: str | None, every: float,
 ) -> None:  # fmt: skip
     parsed = dict(_pair(change) for change in changes or [])
+    if "partial_data" in parsed:
+        raise ValueError("a part of a data set is asked for by --partial-data")
+    if load.keywords.get("partial"):
+        parsed["partial_data"] = "true"
     jobs = runs.jobs_of(recipe, _numbers(seeds), parsed, root)
     place = _device(device)
-    with Progress(trackers=trackers(root, tensorboard=tensorboard, service=track)) as progress:
+    with Progress(trackers=trackers(root, tensorboard=tensorboard, service=track, together=together)) as progress:
         runs.run(
             jobs,
             partial(load, say=progress.note),

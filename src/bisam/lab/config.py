@@ -57,6 +57,9 @@ class Config:
     cutout: int = 0
     """Side of the square that is blackened at random; the paper has none, its public code 16."""
 
+    partial_data: bool = False
+    """Whether only a part of the data set was there, to try things out."""
+
     precision: str = "bf16"
     """"bf16" for autocast, "fp32" for none."""
     compile: bool = False

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -21,7 +22,7 @@ SECONDS_BETWEEN_LINES = 10.0
 class Tracker(Protocol):
     """A place that keeps curves: TensorBoard, Weights & Biases, trackio."""
 
-    def log(self, config: Config, metrics: dict[str, Any]) -> None: ...
+    def log(self, folder: Path, config: Config, metrics: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -70,11 +71,11 @@ class Progress:
             for task in self._tasks.values():
                 self._bars.update(task, completed=self._epoch * self._batches + number)
 
-    def epoch(self, config: Config, metrics: dict[str, Any]) -> None:
+    def epoch(self, config: Config, folder: Path, metrics: dict[str, Any]) -> None:
         self._epoch = metrics["epoch"] + 1
         told = _told(metrics)
         for tracker in self.trackers:
-            tracker.log(config, metrics)
+            tracker.log(folder, config, metrics)
         if self._bars is not None:
             with suppress(KeyError):
                 self._bars.update(self._tasks[config], completed=self._epoch * self._batches, told=told)

@@ -283,9 +283,9 @@ def _settle_config(folder: Path, config: dict[str, Any]) -> None:
     there = _read_config(folder, problems)
     if problems:
         raise RecordError(f"{folder} cannot be gone on with: {problems[0]}. Remove it or give another folder.")
-    differences = _differences(_plain(there, ()), config, "")
-    if differences:
-        raise ConfigMismatch(folder, differences)
+    found = differences(_plain(there, ()), config)
+    if found:
+        raise ConfigMismatch(folder, found)
 
 
 def _read_config(folder: Path, problems: list[str]) -> dict[str, Any]:
@@ -303,16 +303,16 @@ def _read_config(folder: Path, problems: list[str]) -> dict[str, Any]:
     return config
 
 
-def _differences(there: Any, now: Any, place: str) -> list[str]:
+def differences(there: Any, now: Any, place: str = "") -> list[str]:
     """A line for each field of two plain values that is not the same in both."""
     prefix = f"{place}." if place else ""
     if isinstance(there, dict) and isinstance(now, dict):
         keys = [*there, *(key for key in now if key not in there)]
         pairs = [(key, there.get(key, _ABSENT), now.get(key, _ABSENT)) for key in keys]
-        return [line for key, a, b in pairs for line in _differences(a, b, f"{prefix}{key}")]
+        return [line for key, a, b in pairs for line in differences(a, b, f"{prefix}{key}")]
     if isinstance(there, list) and isinstance(now, list) and len(there) == len(now):
         pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(there, now, strict=True))]
-        return [line for i, a, b in pairs for line in _differences(a, b, f"{prefix}{i}")]
+        return [line for i, a, b in pairs for line in differences(a, b, f"{prefix}{i}")]
     if there == now and isinstance(there, bool) == isinstance(now, bool):
         return []
     return [f"{place}: {_shown(there)} there, {_shown(now)} now"]

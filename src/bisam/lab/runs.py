@@ -15,31 +15,43 @@ from bisam.lab.config import Config
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import Recipe
 from bisam.lab.sources import Source
-from bisam.lab.train import SECONDS_BETWEEN_CHECKPOINTS, Job, train
+from bisam.lab.train import SECONDS_BETWEEN_CHECKPOINTS, Job, Stopped, signals, train
 
 
 def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], root: Path) -> list[Job]:
     """A job for each cell and seed. What was changed is in the name of the folder: it is not the recipe's run."""
+    for name, remedy in {"seed": "--seeds", "method": "table/row/method", "recipe": "another recipe"}.items():
+        if name in changes:
+            raise ValueError(f"{name} is part of what a run is called: use {remedy} instead of --set {name}=")
     jobs = []
     for seed in seeds:
         for (row, _), config in recipe.cells.items():
-            changed = replace(config, seed=seed).with_changes(changes)
-            jobs.append(Job(changed, root / recipe.name / folder_name(row, changed, changes)))
+            own = replace(config, seed=seed)
+            changed = own.with_changes(changes)
+            jobs.append(Job(changed, root / recipe.name / folder_name(row, own, changed)))
     return jobs
 
 
-def folder_name(row: str, config: Config, changes: Mapping[str, str]) -> str:
+def folder_name(row: str, own: Config, changed: Config) -> str:
     """
-    >>> folder_name("80%", Config(method="sam"), {"epochs": "3"})
+    >>> folder_name("80%", Config(method="sam"), Config(method="sam", epochs=3))
     'noise80-sam-seed0+epochs=3'
     """
     name = f"noise{row.rstrip('%')}" if row.endswith("%") else row
-    extra = "+".join(f"{key}={value}" for key, value in sorted(changes.items()) if key not in ("seed", "method"))
-    return f"{name}-{config.method}-seed{config.seed}" + (f"+{extra}" if extra else "")
+    before, now = own.as_dict(), changed.as_dict()
+    extra = "".join(f"+{key}={value}" for key, value in now.items() if value != before[key])
+    return f"{name}-{own.method}-seed{own.seed}{extra}"
 
 
 def is_done(job: Job) -> bool:
-    return records.read(job.folder).result is not None
+    """Whether the folder has the result of this very run."""
+    record = records.read(job.folder)
+    if record.result is None:
+        return False
+    found = records.differences(record.config, job.config.as_dict())
+    if found:
+        raise records.ConfigMismatch(job.folder, found)
+    return True
 
 
 def run(
@@ -55,10 +67,13 @@ def run(
     pending = [job for job in jobs if not is_done(job)]
     if len(pending) < len(jobs):
         progress.note(f"{len(jobs) - len(pending)} of {len(jobs)} runs are done already")
-    for name, of_data in groupby(sorted(pending, key=lambda job: job.config.data), key=lambda job: job.config.data):
-        source = load(name)
-        for chunk in _chunks(list(of_data), together):
-            train(chunk, source, device, progress, checkpoint_seconds=checkpoint_seconds)
+    with signals() as stopping:
+        for name, of_data in groupby(sorted(pending, key=lambda job: job.config.data), key=lambda job: job.config.data):
+            source = load(name)
+            for chunk in _chunks(list(of_data), together):
+                if stopping:
+                    raise Stopped(f"stopped by {stopping[0]} between two runs: the same command goes on from there")
+                train(chunk, source, device, progress, stopping, checkpoint_seconds=checkpoint_seconds)
 
 
 def _chunks(jobs: list[Job], size: int) -> list[list[Job]]:

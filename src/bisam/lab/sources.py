@@ -87,8 +87,11 @@ class OnDisk:
         self.checksum = self._fingerprint()
 
     def parts(self, config: Config, device: torch.device) -> Parts:
-        if config.noise:
-            raise ValueError(f"label noise is for data sets in memory, and {self._name} is streamed: set noise=0")
+        if config.noise or config.padding or config.cutout or not config.flip:
+            raise ValueError(
+                f"{self._name} is streamed with an augmentation of its own: label noise, padding, cutout and "
+                "flip=false are for data sets in memory"
+            )
 
         def stream(part: str, rows: Tensor | None, *, train: bool) -> Stream:
             return Stream(
@@ -117,7 +120,7 @@ class OnDisk:
 
     def _fingerprint(self) -> str:
         """sha256 over names and sizes of the files: their contents are more than one would read twice."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(b"" if self._folder is not None else f"hub {self._name}".encode())
         for path in sorted(Path(self._folder).rglob("*.parquet")) if self._folder is not None else []:
             digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         return digest.hexdigest()

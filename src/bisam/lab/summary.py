@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 
@@ -40,36 +39,61 @@ class Sheet:
 
 
 def sheet(recipe: Recipe, runs: Sequence[records.Record]) -> Sheet | None:
-    """The recipe's table from its finished runs; None without one."""
+    """The recipe's table from its finished runs, one of each seed; None without any."""
     results: Results = defaultdict(list)
-    for record in _finished(runs):
-        config = Config.from_dict(record.config)
-        for cell, expected in recipe.cells.items():
-            if {**expected.as_dict(), "seed": config.seed} == config.as_dict():
+    for record in runs:
+        config = _config(record)
+        for cell, expected in recipe.cells.items() if config is not None else ():
+            same_seed = [other for other in results[cell] if other.config["seed"] == record.config["seed"]]
+            if config == replace(expected, seed=config.seed) and not same_seed:  # type: ignore[union-attr]
                 results[cell].append(record)
-    return _sheet(recipe, results, exact=True) if results else None
+    return _sheet(recipe, results, exact=True) if any(results.values()) else None
 
 
 def sheet_of_changed(recipe: Recipe, runs: Sequence[records.Record]) -> Sheet | None:
     """The same from runs that changed the recipe: nothing of the paper is beside them."""
     results: Results = defaultdict(list)
-    for record in _finished(runs):
-        config = Config.from_dict(record.config)
-        for cell, expected in recipe.cells.items():
-            if (expected.model, expected.method, expected.noise) == (config.model, config.method, config.noise):
+    for record in runs:
+        config = _config(record)
+        for cell, expected in recipe.cells.items() if config is not None else ():
+            if (expected.model, expected.method, expected.noise) == (config.model, config.method, config.noise):  # type: ignore[union-attr]
                 results[cell].append(record)
-    return _sheet(recipe, results, exact=False) if results else None
+    return _sheet(recipe, results, exact=False) if any(results.values()) else None
 
 
-def sheets(root: Path) -> list[Sheet]:
-    """All tables that have a finished run under this folder."""
-    runs = records.find(root)
+def sheets(runs: Sequence[records.Record]) -> list[Sheet]:
+    """All tables that have a finished run among these."""
     made = [sheet(make(), runs) for make in RECIPES.values()]
     return [each for each in made if each is not None]
 
 
-def _finished(runs: Sequence[records.Record]) -> list[records.Record]:
-    return [run for run in runs if run.result is not None and run.result.get("test_accuracy") is not None]
+def left_out(runs: Sequence[records.Record]) -> list[str]:
+    """What cannot be shown of them, and why: one line for each folder."""
+    lines = []
+    for record in runs:
+        unreadable = record.result is not None and _config(record) is None
+        problems = [*record.problems, *(["its configuration or result is not one of ours"] if unreadable else [])]
+        if problems:
+            lines.append(f"{record.folder}: {'; '.join(problems)}")
+    return lines
+
+
+def _config(record: records.Record) -> Config | None:
+    """The configuration of a finished run; None of anything else, whatever is in its folder."""
+    result, last = record.result, record.metrics[-1] if record.metrics else {}
+    if result is None or (not _is_number(result.get("test_accuracy")) and result.get("status") != "diverged"):
+        return None
+    if not all(_is_number(last.get(name, 0.0)) for name in ("flips", "seconds", "samples_per_second")):
+        return None
+    try:
+        config = Config.from_dict(record.config)
+        return config if record.config.items() <= config.as_dict().items() else None  # an older one may have less
+    except (TypeError, ValueError):
+        return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _sheet(recipe: Recipe, results: Results, *, exact: bool) -> Sheet:
@@ -94,11 +118,14 @@ def _sheet(recipe: Recipe, results: Results, *, exact: bool) -> Sheet:
 
 
 def _accuracy(runs: Sequence[records.Record], paper: str) -> str:
-    values = [run.result["test_accuracy"] for run in runs if run.result is not None]
+    results = [run.result for run in runs if run.result is not None]
+    values = [result["test_accuracy"] for result in results if result["status"] == "done"]
+    diverged = len(results) - len(values)
+    lost = f", {diverged} diverged" if diverged else ""
     if not values:
-        return f"– {paper}".strip()
+        return f"–{lost} {paper}".strip()
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}, n = {len(values)} {paper}".strip()
+    return f"{statistics.mean(values):.2f}{spread}, n = {len(values)}{lost} {paper}".strip()
 
 
 def _printed(paper: published.Table | None, row: str, method: str) -> str:
@@ -111,8 +138,10 @@ def _flips(run: records.Record) -> float | None:
 
 
 def _milliseconds(run: records.Record) -> float | None:
-    rate = run.metrics[-1].get("samples_per_second") if run.metrics else None
-    return 1e3 * run.config["batch"] / rate if rate else None
+    """Of one run's step, where several shared the device."""
+    last = run.metrics[-1] if run.metrics else {}
+    rate, together = last.get("samples_per_second"), last.get("together", 1)
+    return 1e3 * run.config["batch"] / rate / together if rate else None
 
 
 def _mean(values: Sequence[float | None]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from bisam.lab.progress import Tracker
 SERVICES = ("wandb", "trackio")
 
 
-def trackers(root: Path, *, tensorboard: bool, service: str | None) -> list[Tracker]:
+def trackers(root: Path, *, tensorboard: bool, service: str | None, together: int = 1) -> list[Tracker]:
     """Those that were asked for; one that is not installed is an error that says so."""
     wanted: list[Tracker] = []
     if tensorboard:
@@ -20,6 +21,8 @@ def trackers(root: Path, *, tensorboard: bool, service: str | None) -> list[Trac
     if service is not None:
         if service not in SERVICES:
             raise ValueError(f"curves can be sent to {' or '.join(SERVICES)}, got {service!r}")
+        if together > 1:
+            raise ValueError(f"{service} takes the curves of one run at a time: leave --track or --together away")
         wanted.append(Service(service))
     return wanted
 
@@ -35,8 +38,8 @@ class TensorBoard:
         self._root = root / "tensorboard"
         self._writers: dict[str, Any] = {}
 
-    def log(self, config: Config, metrics: dict[str, Any]) -> None:
-        name = _name(config)
+    def log(self, folder: Path, config: Config, metrics: dict[str, Any]) -> None:
+        name = f"{folder.parent.name}/{folder.name}"
         if name not in self._writers:
             self._writers[name] = self._module.SummaryWriter(str(self._root / name))
         for key, value in metrics.items():
@@ -58,11 +61,12 @@ class Service:
             raise ValueError(f"--track {name} needs the package {name}: pip install {name}") from None
         self._open: str | None = None
 
-    def log(self, config: Config, metrics: dict[str, Any]) -> None:
-        name = _name(config)
+    def log(self, folder: Path, config: Config, metrics: dict[str, Any]) -> None:
+        name = f"{folder.parent.name}-{folder.name}"
         if self._open != name:
             self.close()
-            self._module.init(project="bisam", name=name, config=config.as_dict(), resume="allow")
+            same = {"id": hashlib.sha256(name.encode()).hexdigest()[:16]} if self._module.__name__ == "wandb" else {}
+            self._module.init(project="bisam", name=name, config=config.as_dict(), resume="allow", **same)
             self._open = name
         self._module.log(metrics)
 
@@ -70,7 +74,3 @@ class Service:
         if self._open is not None:
             self._module.finish()
             self._open = None
-
-
-def _name(config: Config) -> str:
-    return f"{config.recipe}-{config.data}-{config.model}-{config.method}-noise{config.noise:g}-seed{config.seed}"

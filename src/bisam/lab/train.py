@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from bisam.lab import checkpoint
 from bisam.lab.config import Config
 from bisam.lab.progress import Progress
 from bisam.lab.receipt import receipt
-from bisam.lab.records import Run
+from bisam.lab.records import ConfigMismatch, Run, differences
 from bisam.lab.sources import Source
 from bisam.lab.training import Training
 
@@ -58,29 +59,31 @@ def train(
     source: Source,
     device: torch.device,
     progress: Progress,
+    stopping: Sequence[str] = (),
     *,
     checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
 ) -> None:
     """Do these runs at once: those at the same point step together, in one CUDA graph.
 
-    Each goes on from its last checkpoint, or begins, and leaves its result in its folder. SIGTERM and Ctrl-C save and
-    raise `Stopped`.
+    Each goes on from its last checkpoint, or begins, and leaves its result in its folder; one that has a result already
+    is left alone. When `stopping` gets a name (see `signals`), they save and raise `Stopped`.
     """
     with ExitStack() as stack:
         stack.enter_context(_numerics(jobs[0].config))
-        stopping = stack.enter_context(_signals())
         active = []
         for job in jobs:
+            training = Training(job.config, source, device)
             run = stack.enter_context(Run.open(job.folder, job.config.as_dict()))
-            active.append(_resumed(Active(Training(job.config, source, device), run), progress))
+            if run.result is None:
+                active.append(_resumed(Active(training, run), source.checksum, progress))
         for _, together in groupby(sorted(active, key=lambda one: one.point), key=lambda one: one.point):
-            for one in _epochs([*together], progress, stopping, checkpoint_seconds):
-                _finish(one, progress, source.checksum)
+            _epochs([*together], source.checksum, progress, stopping, checkpoint_seconds)
 
 
-def _epochs(active: list[Active], progress: Progress, stopping: list[str], checkpoint_seconds: float) -> list[Active]:
-    """Train to the last epoch, and return those runs that are over: all of them."""
-    over: list[Active] = []
+def _epochs(
+    active: list[Active], checksum: str, progress: Progress, stopping: Sequence[str], checkpoint_seconds: float
+) -> None:
+    """Train to the last epoch, and leave the results."""
     step = _steps(active, progress)
     progress.begin(active[0].epoch, [one.training.config for one in active], len(active[0].training.batches))
     saved = time.monotonic()
@@ -94,25 +97,26 @@ def _epochs(active: list[Active], progress: Progress, stopping: list[str], check
             step(batch)
             progress.step(number)
             if stopping:
-                _synchronize(active)
-                _save(active, epoch, number, time.monotonic() - began)
+                _clock(active, began)
+                _save(active, epoch, number, checksum)
                 raise Stopped(f"stopped by {stopping[0]} in epoch {epoch + 1}: the same command goes on from there")
-        _synchronize(active)
-        seconds = time.monotonic() - began
+        _clock(active, began)
         for one in active:
-            metrics = one.training.end_epoch(epoch, seconds)
+            metrics = one.training.end_epoch(epoch, together=len(active))
             one.run.metrics.append(metrics)
             one.epoch, one.batch = epoch + 1, 0
-            progress.epoch(one.training.config, metrics)
+            progress.epoch(one.training.config, one.run.folder, metrics)
         diverged = [one for one in active if one.training.diverged]
+        for one in diverged:
+            _finish(one, progress, checksum)
         if diverged:
-            over += diverged
             active = [one for one in active if one not in diverged]
             step = _steps(active, progress) if active else step
         if active and time.monotonic() - saved > checkpoint_seconds:
-            _save(active, epoch + 1, 0, 0.0)
+            _save(active, epoch + 1, 0, checksum)
             saved = time.monotonic()
-    return over + active
+    for one in active:
+        _finish(one, progress, checksum)
 
 
 def _steps(active: Sequence[Active], progress: Progress) -> CapturedSteps:
@@ -131,7 +135,7 @@ def _steps(active: Sequence[Active], progress: Progress) -> CapturedSteps:
     return steps
 
 
-def _resumed(one: Active, progress: Progress) -> Active:
+def _resumed(one: Active, checksum: str, progress: Progress) -> Active:
     """Go on from the run's last checkpoint, if it has one."""
     loaded = checkpoint.load(one.run.checkpoints)
     if loaded is None:
@@ -139,6 +143,7 @@ def _resumed(one: Active, progress: Progress) -> Active:
         return one
     for note in loaded.notes:
         progress.note(note)
+    _check_same(one, loaded.state, checksum)
     one.epoch, one.batch = loaded.state["epoch"], loaded.state["batch"]
     one.training.load(loaded.state["training"])
     one.run.metrics.rewind(one.epoch)
@@ -146,11 +151,20 @@ def _resumed(one: Active, progress: Progress) -> Active:
     return one
 
 
-def _save(active: Sequence[Active], epoch: int, batch: int, seconds: float) -> None:
+def _check_same(one: Active, state: dict[str, Any], checksum: str) -> None:
+    """That a checkpoint is of this run, on this data."""
+    there, now = {**state["config"], "data": state["checksum"]}, {**one.training.config.as_dict(), "data": checksum}
+    found = differences(there, now)
+    if found:
+        raise ConfigMismatch(one.run.checkpoints, found)
+
+
+def _save(active: Sequence[Active], epoch: int, batch: int, checksum: str) -> None:
     for one in active:
-        one.training.seconds += seconds
         steps = epoch * len(one.training.batches) + batch
-        checkpoint.save(one.run.checkpoints, steps, {"epoch": epoch, "batch": batch, "training": one.training.state()})
+        config = one.training.config.as_dict()
+        state = {"config": config, "checksum": checksum, "epoch": epoch, "batch": batch}
+        checkpoint.save(one.run.checkpoints, steps, {**state, "training": one.training.state()})
 
 
 def _finish(one: Active, progress: Progress, checksum: str) -> None:
@@ -184,7 +198,7 @@ def _numerics(config: Config) -> Iterator[None]:
 
 
 @contextmanager
-def _signals() -> Iterator[list[str]]:
+def signals() -> Iterator[list[str]]:
     """A list that SIGTERM and Ctrl-C write their names to, for the loop to see when a step is done."""
     names: list[str] = []
 
@@ -201,6 +215,9 @@ def _signals() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-def _synchronize(active: Sequence[Active]) -> None:
+def _clock(active: Sequence[Active], began: float) -> None:
+    """Add the time since then to what the epoch has taken, when the device is done."""
     if active[0].training.device.type == "cuda":
         torch.cuda.synchronize(active[0].training.device)
+    for one in active:
+        one.training.epoch_seconds += time.monotonic() - began

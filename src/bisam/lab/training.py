@@ -37,18 +37,21 @@ class Training:
         self.batches, self.validation, self.test = parts.train, parts.validation, parts.test
         if len(self.batches) == 0:
             raise ValueError(f"a batch of {config.batch} is larger than the training data: set a smaller batch")
+        if len(self.validation) == 0:
+            raise ValueError(f"validation={config.validation:g} leaves no sample to validate on: set a larger part")
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
+            torch.manual_seed(config.seed)  # for the weights, and for what an optimizer draws by itself
             self.model: nn.Module = build(config.model, source.classes)
-        self.model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.optimizer = methods.optimizer(self.model, config)
         if config.compile:
             self.model.compile()
-        self.optimizer = methods.optimizer(self.model, config)
-
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.sums = {name: torch.zeros((), device=device) for name in SUMS}
         self.best = Best()
         self.seconds = 0.0
+        self.epoch_seconds = 0.0
+        self._check_fits()
 
     def add_up(self) -> None:
         """After a step, inside of its graph."""
@@ -63,8 +66,8 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.config, epoch)
 
-    def end_epoch(self, epoch: int, seconds: float) -> dict[str, Any]:
-        """What the epoch came to, and whether its weights are the best so far."""
+    def end_epoch(self, epoch: int, together: int) -> dict[str, Any]:
+        """What the epoch came to, and whether its weights are the best so far; so many runs shared the device."""
         steps = self.sums["steps"].item()
         means = {name: total.item() / steps for name, total in self.sums.items() if name != "steps"}
         for total in self.sums.values():
@@ -72,15 +75,18 @@ class Training:
         if self.config.method == "sgd":  # a step that does not perturb knows nothing of w + ε
             means = {name: means[name] for name in ("loss", "error")}
         accuracy = self.accuracy(self.validation)
-        if accuracy > self.best.accuracy or self.config.select == "last":
+        if not self.diverged and (accuracy > self.best.accuracy or self.config.select == "last"):
             weights = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
             self.best = Best(accuracy, epoch, weights)
+        seconds, self.epoch_seconds = self.epoch_seconds, 0.0
         self.seconds += seconds
         return {
             "epoch": epoch,
             "lr": rate(self.config, epoch),
             **means,
             "validation_accuracy": accuracy,
+            "seconds": seconds,
+            "together": together,
             "samples_per_second": steps * self.config.batch / seconds if seconds > 0 else math.inf,
         }
 
@@ -88,6 +94,20 @@ class Training:
     def diverged(self) -> bool:
         """Whether any weight is not finite."""
         return not all(torch.isfinite(param).all() for param in self.model.parameters())
+
+    @torch.no_grad()
+    def _check_fits(self) -> None:
+        x, _ = next(iter(self.validation.epoch(0)))
+        self.model.eval()
+        try:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+                self.model(x[:1])
+        except RuntimeError as error:
+            shape = "×".join(map(str, x.shape[1:]))
+            raise ValueError(
+                f"{self.config.model} cannot take the images of {self.config.data}, {shape}: {error}"
+            ) from None
+        self.model.train()
 
     @torch.no_grad()
     def accuracy(self, batches: Batched) -> float:
@@ -120,6 +140,7 @@ class Training:
             "sums": self.sums,
             "best": {"accuracy": self.best.accuracy, "epoch": self.best.epoch, "weights": self.best.weights},
             "seconds": self.seconds,
+            "epoch_seconds": self.epoch_seconds,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -134,4 +155,4 @@ class Training:
             state["best"]["epoch"],
             None if weights is None else {name: tensor.to(self.device) for name, tensor in weights.items()},
         )
-        self.seconds = state["seconds"]
+        self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
