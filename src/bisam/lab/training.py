@@ -44,6 +44,7 @@ class Training:
             self.model: nn.Module = build(config.model, source.classes)
             self.model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.optimizer = methods.optimizer(self.model, config)
+        self._check_fits()
         if config.compile:
             self.model.compile()
         self.generator = torch.Generator(device).manual_seed(config.seed)
@@ -51,7 +52,6 @@ class Training:
         self.best = Best()
         self.seconds = 0.0
         self.epoch_seconds = 0.0
-        self._check_fits()
 
     def add_up(self) -> None:
         """After a step, inside of its graph."""
@@ -113,9 +113,11 @@ class Training:
     def accuracy(self, batches: Batched) -> float:
         """Per cent of the samples that the model gets right."""
         self.model.eval()
+        # uncompiled: code for another size of batch would be made, and that of the training made anew for any size
+        stance = torch.compiler.set_stance("force_eager" if self.config.compile else "default")
         right = torch.zeros((), device=self.device)
         count = 0
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+        with stance, torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
             for x, y in batches.epoch(0):
                 right += bisam.objectives.correct(self.model(x).float(), y).sum()
                 count += len(y)
