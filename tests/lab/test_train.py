@@ -1,5 +1,6 @@
 """Training through the real command line, in real processes that are killed."""
 
+import importlib.util
 import json
 import os
 import random
@@ -303,3 +304,24 @@ def test_the_same_run_in_two_folders_counts_once(tmp_path):
         (tmp_path / name / "result.json").write_text(json.dumps({"status": "done", "test_accuracy": 90.0}))
     done = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert "90.00, n = 1" in done.stdout
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's own
+def test_tensorboard_gets_every_curve(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    bisam("train", "demo/40%/sam", "--set", "epochs=2", "--tensorboard", runs=tmp_path)
+    (folder,) = {path.parent for path in (tmp_path / "tensorboard").rglob("events*")}
+    assert folder.name == "noise40-sam-seed0+epochs=2"
+    curves = EventAccumulator(str(folder)).Reload()
+    assert {"loss", "perturbed_loss", "validation_accuracy", "flips", "lr"} <= set(curves.Tags()["scalars"])
+    assert [event.step for event in curves.Scalars("loss")] == [0, 1]
+
+
+@pytest.mark.parametrize("service", ["wandb", "trackio"])
+def test_a_service_that_is_not_installed_is_said(service, tmp_path):
+    if importlib.util.find_spec(service) is not None:
+        pytest.skip(f"{service} is installed here")
+    done = CliRunner().invoke(app, ["train", "demo", "--track", service, "--runs", str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"--track {service} needs the package {service}" in done.stderr
