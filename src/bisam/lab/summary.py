@@ -41,13 +41,16 @@ class Sheet:
 def sheet(recipe: Recipe, runs: Sequence[records.Record]) -> Sheet | None:
     """The recipe's table from its finished runs, one of each seed; None without any."""
     results: Results = defaultdict(list)
+    seen = set()
     for record in runs:
         config = _config(record)
-        for cell, expected in recipe.cells.items() if config is not None else ():
-            same_seed = [other for other in results[cell] if other.config["seed"] == record.config["seed"]]
-            if config == replace(expected, seed=config.seed) and not same_seed:  # type: ignore[union-attr]
+        if config is None:
+            continue
+        for cell, expected in recipe.cells.items():
+            if config == replace(expected, seed=config.seed) and (cell, config.seed) not in seen:
+                seen.add((cell, config.seed))
                 results[cell].append(record)
-    return _sheet(recipe, results, exact=True) if any(results.values()) else None
+    return _sheet(recipe, results, exact=True) if results else None
 
 
 def sheet_of_changed(recipe: Recipe, runs: Sequence[records.Record]) -> Sheet | None:
@@ -55,10 +58,12 @@ def sheet_of_changed(recipe: Recipe, runs: Sequence[records.Record]) -> Sheet | 
     results: Results = defaultdict(list)
     for record in runs:
         config = _config(record)
-        for cell, expected in recipe.cells.items() if config is not None else ():
-            if (expected.model, expected.method, expected.noise) == (config.model, config.method, config.noise):  # type: ignore[union-attr]
+        if config is None:
+            continue
+        for cell, expected in recipe.cells.items():
+            if (expected.model, expected.method, expected.noise) == (config.model, config.method, config.noise):
                 results[cell].append(record)
-    return _sheet(recipe, results, exact=False) if any(results.values()) else None
+    return _sheet(recipe, results, exact=False) if results else None
 
 
 def sheets(runs: Sequence[records.Record]) -> list[Sheet]:
@@ -141,7 +146,7 @@ def _milliseconds(run: records.Record) -> float | None:
     """Of one run's step, where several shared the device."""
     last = run.metrics[-1] if run.metrics else {}
     rate, together = last.get("samples_per_second"), last.get("together", 1)
-    return 1e3 * run.config["batch"] / rate / together if rate else None
+    return 1e3 * Config.from_dict(run.config).batch / rate / together if rate else None
 
 
 def _mean(values: Sequence[float | None]) -> str:
