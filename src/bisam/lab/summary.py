@@ -90,6 +90,8 @@ def _config(record: records.Record) -> Config | None:
         return None
     if not all(_is_number(last.get(name, 0.0)) for name in ("flips", "seconds", "samples_per_second")):
         return None
+    if not {"recipe", "data", "model", "method", "seed", "epochs"} <= record.config.keys():
+        return None
     try:
         config = Config.from_dict(record.config)
         return config if record.config.items() <= config.as_dict().items() else None  # an older one may have less
