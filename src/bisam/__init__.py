@@ -1,6 +1,6 @@
 """Sharpness-aware training for PyTorch, built around BiSAM: each player has its own objective."""
 
-from bisam import compat, objectives
+from bisam import compat, diagnostics, objectives
 from bisam.capture import capture, capture_together
 from bisam.criterion import Criterion, Telemetry
 from bisam.objectives import CrossEntropy, LowerBound, bound, lower_bound, zero_one_error
@@ -33,6 +33,7 @@ __all__ = [
     "capture",
     "capture_together",
     "compat",
+    "diagnostics",
     "lower_bound",
     "objectives",
     "zero_one_error",

@@ -1,0 +1,247 @@
+"""Passes over data with a model held still: it is moved, run and differentiated, and comes back as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bisam.batches import Batch
+from bisam.criterion import Criterion
+from bisam.diagnostics.arguments import Data, Progress, batches_of, kind, plain, to_device
+from bisam.diagnostics.tally import Mean, is_classification, predictions, scalar
+from bisam.objectives import CrossEntropy, LowerBound, Objective
+from bisam.snapshot import BufferSnapshot, RandomState, Snapshot
+
+
+@dataclass
+class Look:
+    """What one pass over the data saw."""
+
+    loss: float
+    climbed: float
+    """The ascent's objective."""
+    bound: float | None
+    gradient: Tensor
+    """Of the ascent's objective; empty if not asked for."""
+    right: Tensor | None
+    """Which samples are classified correctly."""
+    labels: Tensor | None
+
+    @property
+    def error(self) -> float | None:
+        return None if self.right is None else 1 - self.right.double().mean().item()
+
+
+class Probe:
+    """A model held still: moved, run and differentiated, and as it was when the `with` ends, however it ends.
+
+    Vectors are flat, of all parameters that require gradients in their order, in float32 or wider, on the device of the
+    first. The weights are written to behind autograd's back: they will be the same bits again when a graph that waits
+    for its backward pass needs them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        objective: Objective | None,
+        ascent: Objective | None,
+        train_mode: bool,
+        progress: Progress | None,
+        passes: int,
+    ) -> None:
+        self.model = plain(model)
+        self.params = [param for param in self.model.parameters() if param.requires_grad]
+        if not self.params:
+            raise ValueError(
+                "the model has no parameters that require gradients: there is nothing to move. Call "
+                "model.requires_grad_(), or pass the model before it was frozen"
+            )
+        if any(param.is_complex() for param in self.params):
+            raise TypeError("the model has complex parameters, which are not supported")
+        self.batches, length = batches_of(data)
+        # an optimizer's criterion would put what it sees here into the optimizer's telemetry
+        objective = objective.descent if isinstance(objective, Criterion) else objective
+        ascent = ascent.ascent if isinstance(ascent, Criterion) else ascent
+        self.objective: Objective = CrossEntropy() if objective is None else objective
+        self.ascent: Objective = self.objective if ascent is None else ascent
+        self.train_mode = train_mode
+        self.size = sum(param.numel() for param in self.params)
+        self.device = self.params[0].device
+        self.dtype = torch.float32
+        for param in self.params:
+            self.dtype = torch.promote_types(self.dtype, param.dtype)
+        self._values = [param.data for param in self.params]
+        self._weights, self._buffers = Snapshot(), BufferSnapshot(self.model)
+        self._progress, self._done, self._total = progress, 0, passes * (length or 1)
+        self._ticks_per_batch = length is not None
+
+    def __enter__(self) -> Probe:
+        self._modes = [(module, module.training) for module in self.model.modules()]
+        self._random = RandomState({param.device for param in self.params})
+        self._weights.save(self._values)
+        self._buffers.save()
+        try:
+            self.model.train(self.train_mode)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._weights.restore()
+        self._buffers.restore()
+        self._random.restore()
+        for module, training in self._modes:
+            module.training = training
+
+    def look(self, offset: Tensor | None = None, *, gradient: bool = False) -> Look:
+        """The loss and what goes with it at w + offset."""
+        self._move(offset)
+        loss, climbed, bound = Mean(self.objective), Mean(self.ascent), Mean(self.ascent)
+        slope = torch.zeros(self.size if gradient else 0, dtype=self.dtype, device=self.device)
+        right: list[Tensor] = []
+        labels: list[Tensor] = []
+        for batch in self._pass():
+            with torch.set_grad_enabled(gradient), self._differentiable(gradient):
+                output = _logits(batch.run(self.model))
+                value = scalar(self.ascent(output, batch.y))
+                weight = climbed.add(value, batch.y)
+                if gradient and weight:
+                    slope += weight * self._gradient(value)
+            output = output.detach()
+            with torch.no_grad():
+                same = self.ascent is self.objective
+                loss.add(value if same else scalar(self.objective(output, batch.y)), batch.y)
+                if isinstance(self.ascent, LowerBound):
+                    bound.add(scalar(self.ascent.bound(output, batch.y)), batch.y)
+                if is_classification(output, batch.y):
+                    seen, label = predictions(output, batch.y, getattr(self.objective, "ignore_index", -100))
+                    right.append(seen)
+                    labels.append(label)
+        if gradient:
+            slope /= climbed.divisor
+        return Look(
+            loss=loss.value,
+            climbed=climbed.value,
+            bound=bound.value if isinstance(self.ascent, LowerBound) else None,
+            gradient=slope,
+            right=torch.cat(right) if right else None,
+            labels=torch.cat(labels) if labels else None,
+        )
+
+    def hessian_times(self, vector: Tensor) -> Tensor:
+        """H v = ∇(∇L · v) at w."""
+        product, loss = torch.zeros_like(vector), Mean(self.objective)
+        directions = self._parts(vector)
+        for batch in self._pass():
+            with torch.enable_grad(), self._differentiable(twice=True):
+                value = scalar(self.objective(_logits(batch.run(self.model)), batch.y))
+                weight = loss.add(value, batch.y)
+                if not weight:
+                    continue
+                slopes = torch.autograd.grad(value, self.params, create_graph=True, allow_unused=True)
+                pairs = [(g, d) for g, d in zip(slopes, directions, strict=True) if g is not None and g.requires_grad]
+                if pairs:  # otherwise L is linear in w
+                    along = torch.stack([(g * d).sum().to(self.device) for g, d in pairs]).sum()
+                    product += weight * self._gradient(along)
+        return product / loss.divisor
+
+    def scale(self, adaptive: bool, eta: float) -> Tensor | float:
+        """T."""
+        return self._flat([copy.abs() + eta for copy in self._weights.copies]) if adaptive else 1.0
+
+    def normal(self, random: torch.Generator) -> Tensor:
+        # drawn on the CPU: the same directions on every device
+        return torch.randn(self.size, generator=random, dtype=self.dtype).to(self.device)
+
+    def signs(self, random: torch.Generator) -> Tensor:
+        return (2 * torch.randint(2, (self.size,), generator=random) - 1).to(self.device, self.dtype)
+
+    def filter_normalised(self, random: torch.Generator) -> Tensor:
+        if all(param.dim() < 2 for param in self.params):
+            raise ValueError(
+                "a surface is along filters, and no parameter that requires gradients has more than one dimension"
+            )
+        directions = []
+        for part, weight in zip(self._parts(self.normal(random)), self._weights.copies, strict=True):
+            if weight.dim() < 2:
+                directions.append(torch.zeros_like(part))
+                continue
+            rows = tuple(range(1, weight.dim()))
+            length = torch.linalg.vector_norm(part, dim=rows, keepdim=True)
+            wanted = torch.linalg.vector_norm(weight.to(part.dtype), dim=rows, keepdim=True)
+            directions.append(part * torch.where(length > 0, wanted / length, 0.0))
+        return self._flat(directions)
+
+    def finish(self) -> None:
+        """Report what turned out not to be needed as done."""
+        if self._progress is not None and self._done < self._total:
+            self._progress(self._total, self._total)
+
+    def _pass(self) -> Iterator[Batch]:
+        """The batches, on the model's device, from the same buffers and random numbers every time."""
+        self._random.restore()
+        self._buffers.restore()
+        self._buffers.save()
+        empty = True
+        for pair in self.batches:
+            if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[1], Tensor)):
+                raise TypeError(f"data must be (x, y) or an iterable of such pairs, got a batch of {kind(pair)}")
+            yield Batch(to_device(pair[0], self.device), pair[1].to(self.device))
+            empty = False
+            if self._ticks_per_batch:
+                self._tick()
+        if empty:
+            raise ValueError("the data is empty: it has no batches")
+        if not self._ticks_per_batch:
+            self._tick()
+
+    def _tick(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def _move(self, offset: Tensor | None) -> None:
+        if offset is None:
+            offset = torch.zeros(self.size, dtype=self.dtype, device=self.device)
+        for value, weight, part in zip(self._values, self._weights.copies, self._parts(offset), strict=True):
+            value.copy_(weight + part)
+
+    def _gradient(self, value: Tensor) -> Tensor:
+        slopes = torch.autograd.grad(value, self.params, allow_unused=True)
+        return self._flat(
+            [torch.zeros_like(p.data) if g is None else g for g, p in zip(slopes, self.params, strict=True)]
+        )
+
+    def _differentiable(self, once: bool = False, *, twice: bool = False) -> AbstractContextManager[Any]:
+        """Without kernels that lack a derivative: cuDNN's recurrent ones in evaluation, fused attention's second."""
+        stack = ExitStack()
+        if (once or twice) and any(isinstance(module, nn.RNNBase) for module in self.model.modules()):
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH) if twice else nullcontext())
+        return stack
+
+    def _flat(self, tensors: Iterable[Tensor]) -> Tensor:
+        return torch.cat([tensor.reshape(-1).to(self.device, self.dtype) for tensor in tensors])
+
+    def _parts(self, vector: Tensor) -> list[Tensor]:
+        pieces = torch.split_with_sizes(vector, [param.numel() for param in self.params])
+        return [piece.view(p.shape).to(p.device) for piece, p in zip(pieces, self.params, strict=True)]
+
+
+def unit(vector: Tensor) -> Tensor:
+    """v/‖v‖, or 0 for 0."""
+    norm = vector.norm()
+    return vector / torch.where(norm == 0, 1.0, norm)
+
+
+def _logits(output: Any) -> Tensor:
+    """The output, or its logits, as Hugging Face models return them."""
+    return getattr(output, "logits", output)

@@ -1,0 +1,60 @@
+"""Mistakes in what a diagnostic is given are explained."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bisam.diagnostics import average_sharpness, flips, hessian_eigenvalues, hessian_trace, sharpness, surface
+
+from diagnosed import DUMMY, Weights, every_call
+from family import batch, mlp
+
+
+@every_call
+def test_misuse_is_explained(call):
+    with pytest.raises(ValueError, match="no parameters that require gradients"):
+        call(mlp().requires_grad_(False), batch())
+    with pytest.raises(ValueError, match="the data is empty"):
+        call(mlp(), [])
+    with pytest.raises(ValueError, match="every sample is ignored"):
+        call(mlp(), (batch()[0], torch.full((16,), -100)))
+    with pytest.raises(TypeError, match="an iterator cannot be"):
+        call(mlp(), iter([batch()]))
+    with pytest.raises(TypeError, match="got a batch of Tensor"):
+        call(mlp(), [batch()[0], batch()[0], batch()[0]])
+    with pytest.raises(ValueError, match="must return a scalar"):
+        call(mlp(), batch(), objective=nn.CrossEntropyLoss(reduction="none"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda *data: sharpness(*data, -0.05), "rho must be non-negative and finite, got -0.05"),
+        (lambda *data: sharpness(*data, math.nan), "rho must be non-negative and finite, got nan"),
+        (lambda *data: sharpness(*data, 0.1, eta=-1.0), "eta must be non-negative and finite, got -1.0"),
+        (lambda *data: sharpness(*data, 0.1, steps=0), "steps must be a whole number, at least 1, got 0"),
+        (lambda *data: average_sharpness(*data, -1.0), "rho must be non-negative"),
+        (lambda *data: average_sharpness(*data, 0.1, samples=0), "samples must be a whole number, at least 1"),
+        (lambda *data: hessian_eigenvalues(*data, 0), "k must be a whole number, at least 1, got 0"),
+        (lambda *data: hessian_eigenvalues(*data, 100), "k must be at most the number of parameters, 92, got 100"),
+        (lambda *data: hessian_eigenvalues(*data, 5, iterations=4), "iterations must be a whole number, at least 5"),
+        (lambda *data: hessian_trace(*data, samples=0), "samples must be a whole number, at least 1"),
+        (lambda *data: surface(*data, points=1), "points must be a whole number, at least 2, got 1"),
+        (lambda *data: surface(*data, dimensions=3), "dimensions must be 1 or 2, got 3"),
+        (lambda *data: surface(*data, span=0.0), "span must be positive and finite, got 0.0"),
+    ],
+)
+def test_wrong_numbers_are_explained(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        wrong(mlp(), batch())
+
+
+def test_what_has_no_filters_or_no_classes_is_explained():
+    with pytest.raises(ValueError, match="along filters"):
+        surface(Weights(torch.ones(3)), DUMMY, objective=lambda w, _: w.sum())
+    with pytest.raises(ValueError, match="flips are of a classification"):
+        flips(Weights(torch.ones(3)), DUMMY, 0.1, objective=lambda w, _: w.sum())
+    with pytest.raises(ValueError, match="not finite"):
+        hessian_eigenvalues(Weights(torch.zeros(3)), DUMMY, objective=lambda w, _: w.abs().pow(1.5).sum())

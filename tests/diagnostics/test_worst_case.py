@@ -1,0 +1,142 @@
+"""Worst-case sharpness against closed forms on quadratics, and against direct computing on a small net."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+import bisam
+from bisam.diagnostics import flips, sharpness
+
+from diagnosed import DUMMY, Quadratic, Weights, quadratic
+from family import batch, mlp
+
+
+def highest_in_ball(matrix, gradient, rho):
+    """max ½ εᵀ A ε + gᵀ ε over ‖ε‖ ≤ ρ: ε = (λ − A)⁻¹ g with λ ≥ max(0, A's largest eigenvalue), found by bisection."""
+    values, vectors = torch.linalg.eigh(matrix)
+    g = vectors.T @ gradient
+
+    def step(multiplier):
+        return g / (multiplier - values)
+
+    if values[-1] < 0 and step(0.0).norm() <= rho:
+        epsilon = step(0.0)
+    else:
+        low = max(values[-1].item(), 0.0)
+        high = low + g.norm().item() / rho + 1.0
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if step(middle).norm() > rho else (low, middle)
+        epsilon = step(high)
+    return (epsilon @ (values * epsilon) / 2 + g @ epsilon).item()
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.1, 2.0])
+@pytest.mark.parametrize(("adaptive", "eta"), [(False, 0.0), (True, 0.0), (True, 0.1)])
+def test_one_step_sharpness_is_its_closed_form_on_a_quadratic(rho, adaptive, eta):
+    model, loss = quadratic()
+    w = model.w.detach()
+    t = w.abs() + eta if adaptive else torch.ones_like(w)
+    g = loss.matrix @ w + loss.linear
+    epsilon = rho * t * t * g / (t * g).norm()
+    told = sharpness(model, DUMMY, rho, adaptive=adaptive, eta=eta, objective=loss)
+    assert told.loss == pytest.approx(loss.at(w).item(), rel=1e-12)
+    assert told.perturbed_loss == pytest.approx(loss.at(w + epsilon).item(), rel=1e-12)
+    assert told.value == pytest.approx((g @ epsilon + epsilon @ loss.matrix @ epsilon / 2).item(), abs=1e-12)
+    assert (told.error, told.perturbed_error, told.flips, told.bound) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("rho", [0.1, 1.0])
+def test_perturbation_has_length_rho_in_its_own_norm(adaptive, rho):
+    model, loss = quadratic()
+    told = sharpness(model, DUMMY, rho, adaptive=adaptive, eta=0.01, objective=loss)
+    w, there = loss.seen
+    t = w.abs() + 0.01 if adaptive else torch.ones_like(w)
+    assert ((there - w) / t).norm().item() == pytest.approx(rho, rel=1e-9)
+    assert told.norm == pytest.approx(rho, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "eigenvalues", [(3.0, 1.0, 0.5, -0.2, -2.0), (4.0, 2.0, 1.0, 0.5, 0.1), (-0.1, -0.5, -1.0, -2.0, -4.0)]
+)
+@pytest.mark.parametrize("rho", [0.1, 1.0, 20.0])
+def test_projected_ascent_reaches_the_highest_point_of_the_ball(eigenvalues, rho):
+    model, loss = quadratic(eigenvalues)
+    gradient = loss.matrix @ model.w.detach() + loss.linear
+    highest = highest_in_ball(loss.matrix, gradient, rho)
+    told = sharpness(model, DUMMY, rho, steps=100, objective=loss)
+    assert told.norm <= rho * (1 + 1e-9)
+    assert told.value <= highest + 1e-9
+    # on the boundary it converges; around a maximum inside it circles, by half of the last steps' length
+    inside = max(-eigenvalues[-1], 0.0) / 2 * (2 * rho / 100) ** 2
+    assert told.value == pytest.approx(highest, rel=1e-6, abs=inside)
+
+
+def test_projected_ascent_in_the_adaptive_ball_is_the_round_one_of_scaled_weights():
+    model, loss = quadratic()
+    w = model.w.detach()
+    t = w.abs() + 0.1
+    gradient = t * (loss.matrix @ w + loss.linear)
+    told = sharpness(model, DUMMY, 0.5, adaptive=True, eta=0.1, steps=100, objective=loss)
+    assert told.value == pytest.approx(highest_in_ball(t[:, None] * loss.matrix * t, gradient, 0.5), rel=1e-6)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 10])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_more_steps_never_climb_less_than_one(steps, adaptive):
+    for seed in range(10):
+        model, data = mlp(), batch(seed)
+        one, more = (sharpness(model, data, 0.5, adaptive=adaptive, steps=n).value for n in (1, steps))
+        assert more >= one
+
+
+def test_more_steps_never_tell_less_than_zero_though_one_may():
+    """One step goes past the top and down on the other side; the start itself is in the ball too."""
+    model, loss = Weights(torch.tensor([1.0])), Quadratic(torch.tensor([[-1.0]]), torch.tensor([0.9]))
+    assert sharpness(model, DUMMY, 1.0, objective=loss).value < 0
+    assert sharpness(model, DUMMY, 1.0, steps=10, objective=loss).value >= 0
+
+
+@pytest.mark.parametrize("phi", ["log", "tanh"])
+@pytest.mark.parametrize("rho", [0.05, 1.0, 5.0])
+def test_flips_errors_and_bound_are_what_direct_computing_says(phi, rho):
+    model, (x, y) = mlp().double(), batch(size=64, dtype=torch.float64)
+    y = model(x).argmax(1) * (torch.arange(64) % 3 > 0) + y * (torch.arange(64) % 3 == 0)  # mostly right
+    bound = bisam.LowerBound(phi)
+    told = sharpness(model, (x, y), rho, ascent=bound)
+
+    gradients = torch.autograd.grad(bound(model(x), y), list(model.parameters()))
+    norm = torch.cat([g.flatten() for g in gradients]).norm()
+    moved = {n: p + rho * g / norm for (n, p), g in zip(model.named_parameters(), gradients, strict=True)}
+    before, after = model(x), functional_call(model, moved, x)
+    right, still = before.argmax(1) == y, after.argmax(1) == y
+    assert told.loss == pytest.approx(nn.functional.cross_entropy(before, y).item(), rel=1e-12)
+    assert told.perturbed_loss == pytest.approx(nn.functional.cross_entropy(after, y).item(), rel=1e-9)
+    assert told.error == pytest.approx(1 - right.double().mean().item())
+    assert told.perturbed_error == pytest.approx(1 - still.double().mean().item())
+    assert told.flips == int((right & ~still).sum()) == flips(model, (x, y), rho, ascent=bound)
+    assert told.bound == pytest.approx(bound.bound(after, y).item(), rel=1e-9)
+    assert told.bound <= told.perturbed_error
+    assert isinstance(told.flips, int)
+    assert isinstance(told.bound, float)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_bound_never_exceeds_the_error_under_perturbation(steps, seed):
+    model, data = mlp(), batch(seed)
+    for rho in (0.0, 0.1, 1.0, 10.0):
+        told = sharpness(model, data, rho, steps=steps, adaptive=bool(seed % 2), ascent=bisam.LowerBound())
+        assert told.bound <= told.perturbed_error + 1e-6
+
+
+def test_sharpness_is_what_an_optimizer_ascends_to():
+    model, (x, y) = mlp().double(), batch(dtype=torch.float64)
+    told, still = (sharpness(model, (x, y), rho, ascent=bisam.LowerBound()) for rho in (0.3, 0.0))
+    optimizer = bisam.BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, rho=0.3)
+    optimizer.minimize(x, y)
+    assert told.value == pytest.approx(optimizer.telemetry.surrogate_gap.item(), rel=1e-9)
+    assert told.flips == optimizer.telemetry.flips.item()
+    assert still.bound == pytest.approx(optimizer.telemetry.bound.item(), rel=1e-9)  # the step tells it at w
