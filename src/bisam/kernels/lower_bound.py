@@ -52,13 +52,13 @@ class Backend(Protocol):
 def can_fuse(formula: Formula, logits: Tensor, target: Tensor, weight: Tensor | None) -> bool:
     """Whether `lower_bound` computes this; it looks at types, shapes and places only."""
     return (
-        formula.phi in ("log", "tanh")
+        not torch.compiler.is_compiling()  # the compiler fuses the plain form by itself
+        and formula.phi in ("log", "tanh")
         and formula.mu <= LARGEST_MU
         and logits.dim() > 1
         and not target.is_floating_point()
         and not (weight is not None and weight.requires_grad)
         and backend(logits.device.type) is not None
-        and not torch.compiler.is_compiling()  # the compiler fuses the plain form by itself
         and not torch._C._are_functorch_transforms_active()
         and torch.autograd.forward_ad._current_level < 0
     )
