@@ -2,6 +2,7 @@
 
 import copy
 import io
+import re
 import warnings
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import bisam
-from bisam.capture import MOST_GRAPHS, capture, capture_together
+from bisam.capture import MOST_GRAPHS, _explained, capture, capture_together
 from bisam.recording import Training
 
 from family import CLASSES, FEATURES, ConvNet, batch, build, mlp
@@ -518,3 +519,16 @@ def test_steps_of_a_captured_training_that_are_not_captured_are_the_eager_steps(
         assert optimizer.param_groups[0]["lr"] == 0.1 / (1 + seed)
         assert not optimizer.param_groups[0]["fused"]
     assert_same(tensors_of(model, optimizer), tensors_of(twin, twin_optimizer))
+
+
+def test_an_error_of_a_capture_names_the_line_of_the_user():
+    def culprit():
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    try:
+        culprit()
+    except RuntimeError as error:
+        explained = _explained(error)
+    assert re.search(
+        r"waited for the device.*test_capture.py, line \d+, in culprit: raise RuntimeError", str(explained)
+    )

@@ -13,6 +13,7 @@ as in an eager step. What a graph cannot hold runs eagerly, with a warning that 
 from __future__ import annotations
 
 import gc
+import os
 import random
 import sys
 import traceback
@@ -303,8 +304,9 @@ def _explained(error: BaseException) -> BaseException:
     if isinstance(error, torch.cuda.OutOfMemoryError) or "captur" not in text:
         return error
     frames = traceback.extract_tb(error.__traceback__)
-    # the innermost line that is neither torch's nor ours is the user's
-    theirs = [f for f in frames if "/torch/" not in f.filename and "/bisam/" not in f.filename and f.line]
+    # the innermost line that is neither a library's nor ours is the user's
+    libraries = (os.path.dirname(__file__), os.path.dirname(torch.__file__), os.sep + "triton" + os.sep)
+    theirs = [f for f in frames if not any(library in f.filename for library in libraries) and f.line]
     frame = theirs[-1] if theirs else frames[-1]
     return RuntimeError(
         f"the step waited for the device, or copied from it, while it was captured: {frame.filename}, line "

@@ -3,16 +3,18 @@
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
 import bisam
-from bisam.lab import bench, bench_bars, bench_loss, bench_steps, bench_tables, receipt
+from bisam.lab import bench, bench_bars, bench_loss, bench_steps, bench_tables, costs, receipt
 from bisam.lab.bench_bars import BARS, judged
 from bisam.lab.models import MODELS
 from bisam.lab.published import Cell, table, tables
+from bisam.lab.recipes import find
 from bisam.lab.timing import take_turns
 
 CPU = torch.device("cpu")
@@ -220,3 +222,11 @@ def test_an_installed_copy_does_not_take_the_commit_of_the_repository_around_it(
 
 def test_the_bars_are_set_for_the_batch_of_the_authors_times():
     assert bench_bars.BATCH == bench_steps.AUTHORS_BATCH == bench.BATCH["cuda"]
+
+
+def test_what_recipes_cost_is_told_from_the_measured_steps():
+    results = Path(__file__).parents[2] / "benchmarks/results/bench_h200.json"
+    measured = {name: entry["ms"]["sgd"] for name, entry in json.loads(results.read_text())["epoch"].items()}
+    assert {name: round(value, 2) for name, value in measured.items()} == costs.PLAIN_STEP_MS
+    plain_steps = 4 * 400 * 351 * 6  # four methods with 400 epochs of plain steps each, or 200 of two, and six seeds
+    assert costs.hours(find("cifar10/resnet56")) == pytest.approx(plain_steps * 4.19 / 3.6e6)
