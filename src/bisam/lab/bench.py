@@ -19,7 +19,8 @@ import torch
 from bisam.lab import bench_loss, bench_steps
 from bisam.lab.bench_bars import Entry, Result, judged
 from bisam.lab.bench_steps import COMPILED
-from bisam.lab.receipt import draft_of, receipt, save
+from bisam.lab.files import draft_of
+from bisam.lab.receipt import receipt, save
 
 SECTIONS = {
     "loss": "the ascent's loss, forward and backward",

@@ -6,13 +6,10 @@ A checkpoint is one safetensors file; the one before it stays beside it. One pro
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
-import os
 import re
-import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from bisam.lab.receipt import draft_of
+from bisam.lab.files import explained, write_atomically
 
 FORMAT = 1
 DEEPEST = 64
@@ -44,16 +41,6 @@ Place = tuple[str | int, ...]
 _NAME = re.compile(r"checkpoint-(\d{9,})\.safetensors")
 _KEY, _BLANK = b'"sha256":"', b"0" * 64
 _RESERVED = "__metadata__"
-_REMEDIES = {
-    errno.ENOSPC: "Free some space and start again",
-    errno.EDQUOT: "Free some of your quota and start again",
-    errno.EFBIG: "Raise the limit on the size of a file (ulimit -f) and start again",
-    errno.EACCES: "Make it writable or give another folder",
-    errno.EPERM: "Make it writable or give another folder",
-    errno.EROFS: "Make it writable or give another folder",
-    errno.EEXIST: "A file is where a folder should be: move it away or give another folder",
-    errno.ENOTDIR: "A file is where a folder should be: move it away or give another folder",
-}
 
 
 class CheckpointError(RuntimeError):
@@ -119,41 +106,6 @@ def load(folder: Path) -> Loaded | None:
 
 
 # Files that are whole or not there.
-
-
-def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
-    """Put the parts into that file: whenever the process or the machine stops, the old file is there or the new one."""
-    draft = draft_of(path)
-    try:
-        with draft.open("wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
-    _sync(path.parent)
-
-
-def explained(error: OSError, what: str) -> str:
-    """What failed, why, and what to do about it."""
-    message = f"{what}: {error.strerror or error}"
-    remedy = _REMEDIES.get(error.errno or 0)
-    return f"{message}. {remedy}." if remedy else f"{message}."
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder survive a loss of power."""
-    if sys.platform == "win32":  # does it by itself, and opens no folders
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # Tensors and strings as one safetensors file with a digest.

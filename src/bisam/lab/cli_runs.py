@@ -17,8 +17,9 @@ from rich.table import Table
 
 from bisam.lab import costs, records, runs, summary
 from bisam.lab import data as datasets
-from bisam.lab.checkpoint import CheckpointError, write_atomically
+from bisam.lab.checkpoint import CheckpointError
 from bisam.lab.data import DataError
+from bisam.lab.files import write_atomically
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import RECIPES, Recipe, find
 from bisam.lab.sources import InMemory, OnDisk, Source

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import bisam
+from bisam.lab.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[3]
 """Of the repository, where this is not an installed copy."""
@@ -39,13 +40,7 @@ def receipt() -> dict[str, Any]:
 
 def save(path: Path, result: Mapping[str, Any]) -> None:
     """Write it as JSON, whole or not at all."""
-    draft = draft_of(path)
-    draft.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    draft.replace(path)
-
-
-def draft_of(path: Path) -> Path:
-    return path.with_name(path.name + ".tmp")
+    write_atomically(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def _commit() -> str:

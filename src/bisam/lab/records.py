@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from bisam.lab.checkpoint import explained, pack, portable, unpack, write_atomically
-from bisam.lab.receipt import draft_of
+from bisam.lab.checkpoint import pack, portable, unpack
+from bisam.lab.files import draft_of, explained, write_atomically
 
 FORMAT = 1
 CONFIG = "config.json"
