@@ -428,10 +428,11 @@ def hold_open(folder, with_a_worker):
     """Open a run, tell so, and hold it until there is no more input."""
     with Run.open(Path(folder), CONFIG) as run:
         run.metrics.append({"epoch": 0})
-        worker = os.fork() if with_a_worker else None
-        if worker == 0:
+        if with_a_worker and os.fork() == 0:  # the worker tells its number itself: only then has it let go of the lock
+            print(os.getpid(), flush=True)
             signal.pause()
-        print(worker or "open", flush=True)
+        if not with_a_worker:
+            print("open", flush=True)
         sys.stdin.read()
 
 
