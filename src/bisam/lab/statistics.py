@@ -1,0 +1,105 @@
+"""Is a difference between two methods real? Means over seeds, and 95 % intervals of their differences."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the mean of one group lies above that of another, and the interval in which the true value may lie."""
+
+    mean: float
+    low: float | None
+    """None, as `high`, where there are too few runs to tell how much they scatter."""
+    high: float | None
+    runs: tuple[int, int]
+    """How many of each group went into it."""
+    paired: bool
+    """Whether runs of the same seed were compared with each other."""
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the interval leaves no doubt about the sign."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+    @property
+    def interval(self) -> str:
+        return "" if self.low is None or self.high is None else f"{_signed(self.low)} to {_signed(self.high)}"
+
+    @property
+    def n(self) -> str:
+        """
+        >>> difference({0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.0}).n
+        '2 pairs'
+        """
+        first, second = self.runs
+        if self.paired:
+            return f"{first} pairs"
+        return f"{first} and {second} runs"
+
+    def words(self, name: str, other: str) -> str:
+        """
+        >>> difference({0: 94.2, 1: 94.9, 2: 94.5}, {0: 94.0, 1: 94.7, 2: 94.2}).words("BiSAM", "SAM")
+        'BiSAM is better than SAM by 0.23, 95 % interval +0.09 to +0.38: resolved with 3 pairs'
+        >>> difference({0: 94.2}, {0: 94.0}).words("BiSAM", "SAM")
+        'BiSAM is above SAM by 0.20: not resolved, 1 and 1 runs say nothing of the scatter'
+        """
+        size = f"{abs(self.mean):.2f}"
+        if self.low is None:
+            return f"{name} is {_place(self.mean, other)} {size}: not resolved, {self.n} say nothing of the scatter"
+        interval = f"95 % interval {self.interval}"
+        if self.resolved:
+            verdict = "better" if self.mean > 0 else "worse"
+            return f"{name} is {verdict} than {other} by {size}, {interval}: resolved with {self.n}"
+        return f"{name} is {_place(self.mean, other)} {size}, {interval}: not resolved with {self.n}"
+
+
+def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+    """The mean of `ours` − `theirs`, both by seed; None where one of them is empty.
+
+    Runs of one seed share weights, split, noise and order, so two or more common seeds are compared pair by pair
+    (Student's t), and the others are left aside. Without them the groups are compared as they are (Welch's t).
+    """
+    common = sorted(ours.keys() & theirs.keys())
+    if len(common) > 1:
+        gaps = [ours[seed] - theirs[seed] for seed in common]
+        mean, error, freedom = statistics.fmean(gaps), _squared_error(gaps) ** 0.5, len(gaps) - 1.0
+        return Difference(mean, *_interval(mean, error, freedom), (len(gaps), len(gaps)), paired=True)
+    if not ours or not theirs:
+        return None
+    first, second = [*ours.values()], [*theirs.values()]
+    mean, runs = statistics.fmean(first) - statistics.fmean(second), (len(first), len(second))
+    if min(runs) < 2:
+        return Difference(mean, None, None, runs, paired=False)
+    squares = _squared_error(first), _squared_error(second)
+    total = sum(squares)
+    weights = [square**2 / (count - 1) for square, count in zip(squares, runs, strict=True)]
+    freedom = total**2 / sum(weights) if total else 1.0
+    return Difference(mean, *_interval(mean, total**0.5, freedom), runs, paired=False)
+
+
+def _squared_error(values: Sequence[float]) -> float:
+    """Of the mean of these."""
+    return statistics.variance(values) / len(values)
+
+
+def _interval(mean: float, error: float, freedom: float) -> tuple[float, float]:
+    from scipy.stats import t  # here: it takes long to import, and a training needs none of it
+
+    half = float(t.ppf((1 + LEVEL) / 2, freedom)) * error
+    assert math.isfinite(half)
+    return mean - half, mean + half
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def _place(mean: float, other: str) -> str:
+    return f"above {other} by" if mean > 0 else f"below {other} by" if mean < 0 else f"level with {other}, off by"
