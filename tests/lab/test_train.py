@@ -209,18 +209,6 @@ def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(tmp_path):
     assert "file" in done.stderr
 
 
-def test_the_report_shows_the_runs_of_a_folder(undisturbed, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "bisam", "report", tmp_path],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "no finished run" in done.stdout
-
-
 def test_the_list_names_every_recipe():
     done = subprocess.run(
         [sys.executable, "-m", "bisam", "list"], capture_output=True, text=True, env=ENVIRONMENT, check=False
@@ -268,42 +256,6 @@ def test_a_result_of_another_configuration_is_not_taken_for_done(undisturbed, tm
     done = CliRunner().invoke(app, ["train", "demo/40%/sgd", "--set", "epochs=1", "--runs", str(tmp_path)])
     assert done.exit_code == 1
     assert "lr: 0.07 there, 0.05 now" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("config", "result", "line"),
-    [
-        ({"epochs": "x"}, {"status": "done", "test_accuracy": 1.0}, {"epoch": 0}),
-        ({"recipe": "cifar10"}, {"status": "done", "test_accuracy": 1.0}, {"epoch": 0, "samples_per_second": 3.0}),
-        (None, {"status": "done", "test_accuracy": "93"}, {"epoch": 0}),
-        (None, {"status": "done", "test_accuracy": 93.0}, {"epoch": 0, "flips": "x"}),
-        (None, {"status": "done"}, {"epoch": 0}),
-    ],
-)
-def test_a_report_leaves_out_what_it_cannot_read_and_says_so(config, result, line, tmp_path):
-    whole = find("demo").cells["40%", "sam"].as_dict()
-    for name, parts in {
-        "good": (whole, {"status": "done", "test_accuracy": 90.0}, {"epoch": 0}),
-        "bad": ({**whole, "seed": 1} if config is None else config, result, line),
-    }.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({"format": 1, "config": parts[0]}))
-        (tmp_path / name / "result.json").write_text(json.dumps(parts[1]))
-        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(parts[2]) + "\n")
-    done = CliRunner().invoke(app, ["report", str(tmp_path)])
-    assert done.exit_code == 0, done.exception
-    assert "90.00, n = 1" in done.stdout
-    assert str(tmp_path / "bad") in done.stdout
-
-
-def test_the_same_run_in_two_folders_counts_once(tmp_path):
-    config = find("demo").cells["40%", "sam"].as_dict()
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({"format": 1, "config": config}))
-        (tmp_path / name / "result.json").write_text(json.dumps({"status": "done", "test_accuracy": 90.0}))
-    done = CliRunner().invoke(app, ["report", str(tmp_path)])
-    assert "90.00, n = 1" in done.stdout
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's own

@@ -12,7 +12,7 @@ import torch
 import typer
 
 from bisam.lab import bench as benchmark
-from bisam.lab import bench_tables, cli_runs
+from bisam.lab import bench_tables, cli_report, cli_runs, cli_sweep
 from bisam.lab.models import build
 
 app = typer.Typer(
@@ -45,9 +45,11 @@ class Compile(str, Enum):
 app.command("list")(cli_runs.list_recipes)
 app.command()(cli_runs.train)
 app.command()(cli_runs.reproduce)
-app.command()(cli_runs.report)
+app.command()(cli_sweep.sweep)
 app.command()(cli_runs.demo)
 app.command()(cli_runs.data)
+app.command()(cli_report.report)
+app.command()(cli_report.figure)
 
 
 @app.command()

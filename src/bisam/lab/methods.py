@@ -67,6 +67,17 @@ TITLES = {
     "ebisam-tanh": "E-BiSAM (tanh)",
 }
 
+BASELINES = {
+    "sam": "sgd",
+    "bisam-log": "sam",
+    "bisam-tanh": "sam",
+    "abisam-log": "asam",
+    "abisam-tanh": "asam",
+    "ebisam-log": "esam",
+    "ebisam-tanh": "esam",
+}
+"""What each method is compared with."""
+
 
 def optimizer(model: nn.Module, config: Config) -> SharpnessAware:
     """The optimizer of a run: SGD with momentum inside, cross entropy with label smoothing on the way down."""

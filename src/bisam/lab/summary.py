@@ -1,32 +1,34 @@
-"""What runs came to: the tables of the paper, the published number beside ours."""
+"""What runs came to: the tables of the paper, the published number below ours, and whether differences are real."""
 
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from rich.table import Table
 
-from bisam.lab import published, records
-from bisam.lab.config import Config
-from bisam.lab.methods import TITLES
-from bisam.lab.recipes import RECIPES, Recipe
+from bisam.lab import published
+from bisam.lab.cells import Collection, Group
+from bisam.lab.methods import BASELINES, TITLES
+from bisam.lab.statistics import Difference, difference
 
-Results = dict[tuple[str, str], list[records.Record]]
+OPEN = "–"
+"""A cell without runs."""
 
 
 @dataclass
 class Sheet:
-    """A table of texts, for a terminal or a page."""
+    """A table of texts, for a terminal or a page. A cell may have lines: the first is what counts."""
 
     title: str
     head: list[str]
     rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+    """Sentences below it."""
 
     def rich(self) -> Table:
-        shown = Table(title=self.title)
+        shown = Table(title=self.title, caption="\n".join(self.notes) or None, caption_justify="left")
         for number, name in enumerate(self.head):
             shown.add_column(name, justify="left" if number == 0 else "right")
         for row in self.rows:
@@ -35,122 +37,151 @@ class Sheet:
 
     def markdown(self) -> str:
         lines = [self.head, ["---"] * len(self.head), *self.rows]
-        return "\n".join([f"**{self.title}**", "", *(f"| {' | '.join(cells)} |" for cells in lines)])
+        table = [f"| {' | '.join(cell.replace(chr(10), '<br>') for cell in cells)} |" for cells in lines]
+        return "\n".join([f"**{self.title}**", "", *table, *(f"\n{note}" for note in self.notes)])
 
 
-def sheet(recipe: Recipe, runs: Sequence[records.Record]) -> Sheet | None:
-    """The recipe's table from its finished runs, one of each seed; None without any."""
-    results: Results = defaultdict(list)
-    seen = set()
-    for record in runs:
-        config = _config(record)
-        if config is None:
-            continue
-        for cell, expected in recipe.cells.items():
-            if config == replace(expected, seed=config.seed) and (cell, config.seed) not in seen:
-                seen.add((cell, config.seed))
-                results[cell].append(record)
-    return _sheet(recipe, results, exact=True) if results else None
+@dataclass(frozen=True)
+class Comparison:
+    """A method against the one that it is to improve on, in one row of a table."""
+
+    row: str
+    method: str
+    baseline: str
+    found: Difference
+    published: float | None
+    """The same difference of the paper's means."""
+
+    @property
+    def label(self) -> str:
+        return f"{TITLES[self.method]} − {TITLES[self.baseline]}"
+
+    @property
+    def words(self) -> str:
+        return self.found.words(TITLES[self.method], TITLES[self.baseline])
 
 
-def sheet_of_changed(recipe: Recipe, runs: Sequence[records.Record]) -> Sheet | None:
-    """The same from runs that changed the recipe: nothing of the paper is beside them."""
-    results: Results = defaultdict(list)
-    for record in runs:
-        config = _config(record)
-        if config is None:
-            continue
-        for cell, expected in recipe.cells.items():
-            if (expected.model, expected.method, expected.noise) == (config.model, config.method, config.noise):
-                results[cell].append(record)
-    return _sheet(recipe, results, exact=False) if results else None
+def sheet(group: Group) -> Sheet:
+    """The group's table in the layout of the paper, with all of its rows."""
+    paper = _paper(group)
+    rows = [[label, *_line(group, paper, label, row, name)] for label, row, name in group.recipe.lines]
+    if paper is not None and paper.average:
+        rows.append(["average", *(_average(group, paper, method) for method in group.recipe.methods)])
+    if len(group.rows) == 1:  # of several models or noise rates a mean would say nothing
+        rows.append(["flips per batch, last epoch", *_means(group, "flips")])
+        rows.append(["ms per step, last epoch", *_means(group, "milliseconds")])
+    title = f"{group.title}: test accuracy in per cent" + (", the paper's below" if paper else "")
+    return Sheet(title, ["", *(TITLES[method] for method in group.recipe.methods)], rows)
 
 
-def sheets(runs: Sequence[records.Record]) -> list[Sheet]:
-    """All tables that have a finished run among these."""
-    made = [sheet(make(), runs) for make in RECIPES.values()]
+def comparisons(group: Group) -> list[Comparison]:
+    """BiSAM − SAM and SAM − SGD in each row of the table that has runs of both."""
+    paper = _paper(group)
+    found = []
+    for label, row, name in group.recipe.lines:
+        for method in group.recipe.methods:
+            baseline = BASELINES.get(method)
+            if baseline is None:
+                continue
+            gap = difference(group.measured(row, method, name), group.measured(row, baseline, name))
+            if gap is not None:
+                printed = [paper.cells.get(label, {}).get(m) if paper else None for m in (method, baseline)]
+                ours, theirs = printed
+                both = None if ours is None or theirs is None else ours.mean - theirs.mean
+                found.append(Comparison(label, method, baseline, gap, both))
+    return found
+
+
+def sheet_of_comparisons(group: Group) -> Sheet | None:
+    """The differences with their intervals; None if there is nothing to compare."""
+    found = comparisons(group)
+    if not found:
+        return None
+    rows = [
+        [
+            f"{one.row}: {one.label}",
+            f"{one.found.mean:+.2f}".replace("-", "−"),
+            one.found.interval or OPEN,
+            one.found.n,
+            "yes" if one.found.resolved else "not resolved",
+            OPEN if one.published is None else f"{one.published:+.2f}".replace("-", "−"),
+        ]
+        for one in found
+    ]
+    head = ["difference", "ours", "95 % interval", "n", "real?", "paper's"]
+    notes = []
+    if len(found) > 1:
+        notes.append(f"Each of the {len(found)} intervals stands for itself: one in twenty misses the truth by chance.")
+    return Sheet(f"{group.title}: differences in points of test accuracy", head, rows, notes)
+
+
+def sheets(collection: Collection) -> list[Sheet]:
+    """All tables that have a run, and their differences."""
+    made = [each for group in collection.groups for each in (sheet(group), sheet_of_comparisons(group))]
     return [each for each in made if each is not None]
 
 
-def left_out(runs: Sequence[records.Record]) -> list[str]:
-    """What cannot be shown of them, and why: one line for each folder."""
-    lines = []
-    for record in runs:
-        unreadable = record.result is not None and _config(record) is None
-        problems = [*record.problems, *(["its configuration or result is not one of ours"] if unreadable else [])]
-        if problems:
-            lines.append(f"{record.folder}: {'; '.join(problems)}")
-    return lines
+def left_out(collection: Collection) -> list[str]:
+    """What is not in the tables or not whole, and why: one line for each folder."""
+    lines = [f"{record.folder}: {why}" for record, why in collection.unreadable]
+    for run in collection.others:
+        why = (
+            f"a second run of this cell and seed {run.config.seed}"
+            if run.config.recipe != "own" else "of no recipe's table"
+        )  # fmt: skip
+        lines.append(f"{run.record.folder}: {why}")
+    damaged = [run.record for run in collection.runs if run.record.problems]
+    return [*lines, *(f"{record.folder}: {'; '.join(record.problems)}" for record in damaged)]
 
 
-def _config(record: records.Record) -> Config | None:
-    """The configuration of a finished run; None of anything else, whatever is in its folder."""
-    result, last = record.result, record.metrics[-1] if record.metrics else {}
-    if result is None or (not _is_number(result.get("test_accuracy")) and result.get("status") != "diverged"):
-        return None
-    if not all(_is_number(last.get(name, 0.0)) for name in ("flips", "seconds", "samples_per_second")):
-        return None
-    if not {"recipe", "data", "model", "method", "seed", "epochs"} <= record.config.keys():
-        return None
-    try:
-        config = Config.from_dict(record.config)
-        return config if record.config.items() <= config.as_dict().items() else None  # an older one may have less
-    except (TypeError, ValueError):
-        return None
+def _paper(group: Group) -> published.Table | None:
+    label = group.recipe.published
+    return published.table(label) if label and not group.changes else None
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _line(group: Group, paper: published.Table | None, label: str, row: str, name: str) -> Iterable[str]:
+    for method in group.recipe.methods:
+        printed = paper.cells.get(label, {}).get(method) if paper else None
+        below = "" if printed is None else f"\n{_spread(printed.mean, printed.std)}"
+        yield _accuracy(group, row, method, name) + below
 
 
-def _sheet(recipe: Recipe, results: Results, *, exact: bool) -> Sheet:
-    paper = published.table(recipe.published) if recipe.published and exact else None
-    title = f"{recipe.title}{'' if exact else ', changed'}: test accuracy in per cent{', (paper)' if paper else ''}"
-    rows = []
-    for row in recipe.rows:
-        cells = [results.get((row, method), []) for method in recipe.methods]
-        if any(cells):
-            texts = [_accuracy(c, _printed(paper, row, m)) for c, m in zip(cells, recipe.methods, strict=True)]
-            rows.append([row, *texts])
-    everything = {
-        method: [run for row in recipe.rows for run in results.get((row, method), [])] for method in recipe.methods
-    }
-    rows.append(
-        ["flips per batch, last epoch", *(_mean([_flips(run) for run in runs]) for runs in everything.values())]
-    )
-    rows.append(
-        ["ms per step, last epoch", *(_mean([_milliseconds(run) for run in runs]) for runs in everything.values())]
-    )
-    return Sheet(title, ["", *(TITLES[method] for method in recipe.methods)], rows)
-
-
-def _accuracy(runs: Sequence[records.Record], paper: str) -> str:
-    results = [run.result for run in runs if run.result is not None]
-    values = [result["test_accuracy"] for result in results if result["status"] == "done"]
-    diverged = len(results) - len(values)
-    lost = f", {diverged} diverged" if diverged else ""
+def _accuracy(group: Group, row: str, method: str, name: str) -> str:
+    values = [*group.measured(row, method, name).values()]
+    runs = group.of(row, method)
+    counts = {status: sum(run.status == status for run in runs) for status in ("done", "diverged")}
+    under_way = len(runs) - sum(counts.values())
+    lost = [f"{counts['diverged']} diverged"] * bool(counts["diverged"]) + [f"{under_way} under way"] * bool(under_way)
     if not values:
-        return f"–{lost} {paper}".strip()
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}, n = {len(values)}{lost} {paper}".strip()
+        return ", ".join([OPEN, *lost])
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return ", ".join([_spread(statistics.fmean(values), deviation), f"n = {len(values)}", *lost])
 
 
-def _printed(paper: published.Table | None, row: str, method: str) -> str:
-    cell = None if paper is None else paper.cells.get(row, {}).get(method)
-    return "" if cell is None else f"({cell.mean:.2f} ± {cell.std:.2f})"
+def _average(group: Group, paper: published.Table, method: str) -> str:
+    """Over the rows, where each has a run; the paper's below."""
+    means = [
+        statistics.fmean(values)
+        for _, row, name in group.recipe.lines
+        if (values := [*group.measured(row, method, name).values()])
+    ]
+    ours = f"{statistics.fmean(means):.2f}" if len(means) == len(group.recipe.lines) else OPEN
+    printed = paper.average.get(method)
+    return ours if printed is None else f"{ours}\n{_spread(printed.mean, printed.std)}"
 
 
-def _flips(run: records.Record) -> float | None:
-    return run.metrics[-1].get("flips") if run.metrics else None
+def _spread(mean: float, deviation: float | None) -> str:
+    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
 
 
-def _milliseconds(run: records.Record) -> float | None:
-    """Of one run's step, where several shared the device."""
-    last = run.metrics[-1] if run.metrics else {}
-    rate, together = last.get("samples_per_second"), last.get("together", 1)
-    return 1e3 * Config.from_dict(run.config).batch / rate / together if rate else None
+def _means(group: Group, name: str) -> list[str]:
+    cells = []
+    for method in group.recipe.methods:
+        runs = group.of_method(method)
+        cells.append(_mean([run.milliseconds if name == "milliseconds" else run.last(name) for run in runs]))
+    return cells
 
 
 def _mean(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
-    return f"{statistics.mean(known):.1f}" if known else "–"
+    return f"{statistics.fmean(known):.1f}" if known else OPEN

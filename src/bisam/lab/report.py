@@ -1,0 +1,199 @@
+"""A page from records: did it help, by how much, is the difference real, why."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bisam.lab import charts, page, published, summary
+from bisam.lab.cells import Collection, Group, Run, command
+from bisam.lab.methods import TITLES
+from bisam.lab.page import Block, Choice, Figure, Figures, Fold, Grid, Section, Words
+from bisam.lab.recipes import RECIPES
+from bisam.lab.summary import OPEN, Comparison, Sheet
+
+MOST_ANSWERS = 12
+"""Sentences at the top of the page; the others are with their tables."""
+
+
+def write(collection: Collection, roots: Sequence[Path]) -> str:
+    """The page, as HTML."""
+    every = charts.stride(collection.runs)
+    sections = [Section("What came out", [*_answers(collection), *_problems(collection)])]
+    sections += [Section(_heading(group), _blocks(group, every)) for group in collection.groups]
+    sections.append(Section("Runs and receipts", [_listing(collection.runs)] if collection.runs else [_nothing(roots)]))
+    sections.append(Section("Tables of the paper without runs", _open_tables(collection)))
+    return page.render("bisam: report", _lead(collection, roots), [each for each in sections if each.blocks])
+
+
+def figures(group: Group) -> dict[str, charts.Chart]:
+    """All charts of a group by a name for a file."""
+    drawn: dict[str, charts.Chart] = {}
+    for row in group.rows:
+        rows = charts.points(group.of_row(row), charts.stride(group.of_row(row)))
+        for name in _curves(rows):
+            drawn[f"{group.name}-{row}-{name}"] = charts.curve(rows, name, group.recipe.methods, interactive=False)
+    compared = _with_intervals(summary.comparisons(group))
+    if compared:
+        drawn[f"{group.name}-differences"] = charts.forest(compared)
+    return {_file_name(name): chart for name, chart in drawn.items()}
+
+
+def _lead(collection: Collection, roots: Sequence[Path]) -> str:
+    runs = collection.runs
+    done = sum(run.status == "done" for run in runs)
+    diverged = sum(run.status == "diverged" for run in runs)
+    counts = [f"{done} finished", f"{diverged} diverged", f"{len(runs) - done - diverged} under way"]
+    hours = sum(_seconds(run) or 0.0 for run in runs) / 3600
+    time = f"{hours:.1f} hours of training" if hours >= 1 else f"{60 * hours:.1f} minutes of training"
+    places = ", ".join(map(str, roots))
+    return f"{len(runs)} runs in {places}: {', '.join(counts)}; {time}."
+
+
+def _answers(collection: Collection) -> list[Block]:
+    told = [(group, one) for group in collection.groups for one in summary.comparisons(group)]
+    if not told:
+        return [Words(["No two methods of a table have finished runs yet: there is nothing to compare."])]
+    lines = [f"{group.title}, {one.row}: {one.words}." for group, one in told]
+    blocks: list[Block] = [Words(lines[:MOST_ANSWERS])]
+    if len(lines) > MOST_ANSWERS:
+        blocks.append(Fold(f"{len(lines) - MOST_ANSWERS} more", [Words(lines[MOST_ANSWERS:])]))
+    return blocks
+
+
+def _problems(collection: Collection) -> list[Block]:
+    lines = summary.left_out(collection)
+    if not lines:
+        return []
+    warned = Words(lines, "warning")
+    return [warned] if len(lines) <= MOST_ANSWERS else [Fold(f"{len(lines)} folders are not whole", [warned])]
+
+
+def _heading(group: Group) -> str:
+    return f"{group.title} ({group.recipe.name})"
+
+
+def _blocks(group: Group, every: int) -> list[Block]:
+    blocks: list[Block] = [Grid(summary.sheet(group))]
+    compared = summary.comparisons(group)
+    differences = summary.sheet_of_comparisons(group)
+    if differences is not None:
+        blocks.append(Grid(differences))
+    if _with_intervals(compared):
+        diamonds = " Diamonds: the paper's." if any(one.published is not None for one in compared) else ""
+        caption = f"Ours with 95 % intervals.{diamonds}"
+        blocks.append(Figure("Is the difference real?", charts.forest(_with_intervals(compared)), caption))
+    options = {row: [_figures(group, row, every)] for row in group.rows if _rows(group, row, every)}
+    if options:
+        blocks.append(Choice("Curves of", options))
+    return blocks
+
+
+def _figures(group: Group, row: str, every: int) -> Figures:
+    rows = _rows(group, row, every)
+    methods = group.recipe.methods
+    config = group.of_row(row)[0].config
+    captions = {"flips": f"Of {config.batch} samples, those that the perturbation turns wrong."}
+    if config.noise:
+        captions["validation_accuracy"] = "Its labels are as noisy as those of the training data."
+    return Figures(
+        [
+            Figure(f"{row}: {charts.CURVES[name]}", charts.curve(rows, name, methods), captions.get(name, ""))
+            for name in _curves(rows)
+        ]
+    )
+
+
+def _rows(group: Group, row: str, every: int) -> charts.Rows:
+    return charts.points(group.of_row(row), every)
+
+
+def _curves(rows: charts.Rows) -> list[str]:
+    """Those that have anything to show."""
+    return [name for name in charts.CURVES if any(name in row for row in rows)]
+
+
+def _with_intervals(found: Iterable[Comparison]) -> list[Comparison]:
+    return [one for one in found if one.found.low is not None]
+
+
+def _listing(runs: Sequence[Run]) -> Block:
+    head = [
+        "run", "status", "validation", "test", "best epoch", "seconds", "s per epoch", "together", "hardware", "commit",
+        "date", "torch", "data", "again with",
+    ]  # fmt: skip
+    rows = [_listed(run) for run in runs]
+    return Grid(Sheet(f"{len(runs)} runs", head, rows), searchable=len(rows) > 10)
+
+
+def _listed(run: Run) -> list[str]:
+    result, receipt = run.record.result or {}, run.record.receipt or {}
+    epochs = [value for row in run.record.metrics if isinstance(value := row.get("seconds"), float)]
+    gpu = receipt.get("gpu") or receipt.get("cpu")
+    best = result.get("best_epoch")
+    return [
+        f"{run.config.recipe}/{run.record.folder.name}",
+        run.status,
+        _percent(run.measured("validation_accuracy")),
+        _percent(run.measured()),
+        str(best + 1) if isinstance(best, int) and best >= 0 else OPEN,
+        OPEN if _seconds(run) is None else f"{_seconds(run):.0f}",
+        f"{statistics.median(epochs):.2f}" if epochs else OPEN,
+        f"{run.last('together') or 1:.0f}",
+        *(_told(value) for value in (gpu, receipt.get("commit"), receipt.get("date"), receipt.get("torch"))),
+        _told(receipt.get("data_checksum"))[:12],
+        command(run) or OPEN,
+    ]
+
+
+def _open_tables(collection: Collection) -> list[Block]:
+    present = {group.recipe.name for group in collection.groups if not group.changes}
+    blocks: list[Block] = []
+    for name, make in RECIPES.items():
+        recipe = make()
+        if name in present or recipe.published is None:
+            continue
+        table = published.table(recipe.published)
+        rows = [
+            [label, *(_printed(table.cells.get(label, {}).get(method)) for method in recipe.methods)]
+            for label, _, _ in recipe.lines
+        ]
+        sheet = Sheet("As published", ["", *(TITLES[method] for method in recipe.methods)], rows)
+        blocks.append(Fold(recipe.title, [Grid(sheet), Words([f"To run it: bisam reproduce {name}"])]))
+    return blocks
+
+
+def _nothing(roots: Sequence[Path]) -> Block:
+    places = ", ".join(map(str, roots))
+    return Words([f"There are no runs in {places}. A first one takes two minutes: bisam demo"])
+
+
+def _printed(cell: published.Cell | None) -> str:
+    if cell is None:
+        return OPEN
+    return f"{cell.mean:.2f}" if cell.std is None else f"{cell.mean:.2f} ± {cell.std:.2f}"
+
+
+def _seconds(run: Run) -> float | None:
+    """So far."""
+    known = [row["seconds"] for row in run.record.metrics if isinstance(row.get("seconds"), (int, float))]
+    return sum(known) if known else None
+
+
+def _percent(value: float | None) -> str:
+    return OPEN if value is None else f"{value:.2f}"
+
+
+def _told(value: Any) -> str:
+    return OPEN if value is None else str(value)
+
+
+def _file_name(name: str) -> str:
+    """
+    >>> _file_name("demo, epochs=3-40%-flips")
+    'demo-epochs-3-40-flips'
+    """
+    kept = "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in name)
+    return "-".join(part for part in kept.split("-") if part)
