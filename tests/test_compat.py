@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import bisam
 from bisam.compat import SAM
 
 from family import ConvNet, assert_close, assert_identical, batch, mlp, tensors
@@ -156,3 +157,28 @@ def test_a_checkpoint_of_the_usual_class_loads_without_the_weights_it_carries(ba
     optimizer.first_step(zero_grad=True)
     F.cross_entropy(model(batch()[0]), batch()[1]).backward()
     optimizer.second_step(zero_grad=True)
+
+
+def test_a_captured_step_runs_both_passes():
+    x, y = batch()
+    trained = []
+    for make in (
+        lambda model: SAM(model.parameters(), torch.optim.SGD, rho=0.05, lr=0.1),
+        lambda model: bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05),
+    ):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = make(model)
+
+        def closure(x, y, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        with pytest.warns(UserWarning, match="a CUDA graph needs"):
+            step = bisam.capture(optimizer, closure)
+        for _ in range(3):
+            step(x, y)
+        trained.append(tensors(model, optimizer))
+    assert_identical(*trained)

@@ -14,7 +14,7 @@ from test_optimizer import TwoInputs
 from family import ConvNet, batch, mlp
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/training-loops.md", "docs/speed.md"]
+PAGES = ["README.md", "docs/training-loops.md", "docs/speed.md", "docs/diagnostics.md"]
 
 
 def snippets():

@@ -6,6 +6,7 @@ from bisam.criterion import Criterion, Telemetry
 from bisam.objectives import CrossEntropy, LowerBound, bound, lower_bound, zero_one_error
 from bisam.optimizer import SharpnessAware
 from bisam.perturbation import Ball, Perturbation
+from bisam.tuning import RhoSweep, find_rho
 from bisam.variants import ASAM, ESAM, GSAM, KSAM, RSAM, SAM, ABiSAM, BiSAM, EBiSAM, FriendlySAM, LookSAM
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "LookSAM",
     "LowerBound",
     "Perturbation",
+    "RhoSweep",
     "SharpnessAware",
     "Telemetry",
     "bound",
@@ -34,6 +36,7 @@ __all__ = [
     "capture_together",
     "compat",
     "diagnostics",
+    "find_rho",
     "lower_bound",
     "objectives",
     "zero_one_error",

@@ -53,7 +53,8 @@ class Training:
             if self.closure is None:
                 loss = self.optimizer.minimize(*batch)
             else:
-                loss = self.optimizer.step(partial(self.closure, *batch))
+                work = self._plan_closure(*batch)
+                loss = self.optimizer.step(Prepared(partial(self.optimizer.run, work)))
         self._after()
         return loss
 

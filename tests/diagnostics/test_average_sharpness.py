@@ -32,3 +32,12 @@ def test_average_sharpness_is_exact_where_every_direction_is_alike():
     assert mean == pytest.approx(3 * 0.2**2 / 2, rel=1e-12)
     assert error == pytest.approx(0, abs=1e-15)
     assert math.isnan(average_sharpness(model, DUMMY, 0.2, samples=1, objective=loss).standard_error)
+
+
+def test_a_loss_that_overflows_is_told_as_it_is():
+    model = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.fill_(1e38)
+    found = average_sharpness(model, (torch.full((4, 2), 1e30), torch.tensor([0, 1, 0, 1])), rho=0.1, samples=3)
+    assert not math.isfinite(found.mean)
+    assert math.isnan(found.standard_error)

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 
 class Estimate(NamedTuple):
-    """The mean of random samples and its standard error, NaN for a single sample."""
+    """The mean of random samples and its standard error, NaN for a single sample and where one is not finite."""
 
     mean: float
     standard_error: float
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    if len(values) == 1:
-        return Estimate(values[0], math.nan)
+    if len(values) == 1 or not all(map(math.isfinite, values)):
+        return Estimate(sum(values) / len(values), math.nan)
     return Estimate(statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values)))

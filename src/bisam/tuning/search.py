@@ -1,0 +1,162 @@
+"""The sweep: every ρ of a grid, in every repeat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import nn
+
+from bisam.diagnostics.arguments import Data, Progress, batches_of, check_count
+from bisam.tuning.randomness import Randomness
+from bisam.tuning.training import MakeOptimizer, Outcome, Trainings
+from bisam.tuning.verdict import RhoSweep, judge
+
+RHOS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+
+
+def find_rho(
+    model: nn.Module | Callable[[], nn.Module],
+    make_optimizer: MakeOptimizer,
+    train_batches: Data,
+    validation_batches: Data,
+    *,
+    rhos: Sequence[float] = RHOS,
+    epochs: int | None = None,
+    steps: int | None = None,
+    repeats: int = 3,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> RhoSweep:
+    """Train a short while with each ρ, and say which did best on the validation data and which did as well.
+
+    What it does not know: it ranks ρ after a short training. For a long one, or another schedule of the learning rate,
+    the best ρ may be larger or smaller. Take the choice for a place to begin, not for the end of the search.
+
+    Each training is on a copy: the model stays as it is, and so do torch's and Python's random numbers. In one repeat
+    every ρ starts from the same weights and sees the same batches in the same order, with the same augmentation, and
+    the same dropout in the first pass of each step. Repeats differ in these, where the data or the model is random, and
+    in the initial weights if `model` is a function that makes it.
+
+    The choice is the ρ of the best mean accuracy; of equal ones that of the lowest validation loss, and then the
+    smallest. Another ρ is told apart from it when the 95 % interval of their difference leaves 0 out. This interval
+    (Student's t of paired differences) knows two sources of chance: the repeats, and which samples the validation data
+    happens to have. Of twenty comparisons one may err, and the best of many is flattered.
+
+    Args:
+        model: what to train, or a function that makes it.
+        make_optimizer: from a model and a ρ to a sharpness-aware optimizer for that model, of any variant. Also the
+            place to freeze layers, or to attach a schedule by `optimizer.register_step_post_hook`.
+        train_batches, validation_batches: `(x, y)` or an iterable of such batches, as for `bisam.diagnostics`.
+        rhos: the grid. 0 is the base optimizer alone. Adaptive variants need larger values, around 1.
+        epochs: how long each training is; 1 if neither this nor `steps` is given.
+        steps: how long each training is, in steps in place of epochs.
+        repeats: how often each ρ is tried; with one, nothing is known of the scatter.
+        seed: where the random numbers of all repeats come from.
+        progress: called with what is done and how much there is, after every step and training.
+
+    A training whose weights, or validation loss, are not finite any more is cut short. Its ρ has diverged: it is not
+    tried again and never chosen.
+
+    >>> import bisam, torch
+    >>> batch = torch.randn(64, 4), torch.arange(64) % 3
+    >>> found = find_rho(
+    ...     lambda: torch.nn.Linear(4, 3),
+    ...     lambda model, rho: bisam.BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, rho=rho),
+    ...     [batch], [batch], rhos=(0, 0.05), steps=5,
+    ... )
+    >>> found.rho in (0, 0.05), len(found.points[0].accuracies)
+    (True, 3)
+    """
+    grid = _checked_grid(rhos)
+    check_count("repeats", repeats, 1)
+    epochs = _checked_length(epochs, steps)
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise TypeError(f"model must be a torch.nn.Module, or a function that makes one, got {type(model).__name__}")
+    train, length = _checked_data("train_batches", train_batches)
+    validation, _ = _checked_data("validation_batches", validation_batches)
+    if epochs is not None and length is not None:
+        ticker = _Ticker(progress, epochs * length, trainings=repeats * len(grid))
+    else:
+        ticker = _Ticker(progress, steps, trainings=repeats * len(grid))
+    with Randomness(seed, train, validation) as random:
+        trainings = Trainings(make_optimizer, train, validation, epochs, steps, random, ticker.step)
+        outcomes: dict[float, list[Outcome | None]] = {rho: [] for rho in grid}
+        for repeat in range(repeats):
+            start = _start(model, random, repeat)
+            if repeat == 0:
+                trainings.rehearse(start, grid)
+            for rho in grid:
+                if None not in outcomes[rho]:
+                    outcomes[rho].append(trainings.run(start, rho, repeat))
+                ticker.end_training()
+    return judge(outcomes, trainings.longest)
+
+
+def _start(model: nn.Module | Callable[[], nn.Module], random: Randomness, repeat: int) -> nn.Module:
+    """The model that all trainings of a repeat start from."""
+    if isinstance(model, nn.Module):
+        return model
+    random.start("model", repeat)
+    made = model()
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"the function that makes the model must return a torch.nn.Module, got {type(made).__name__}")
+    return made
+
+
+def _checked_grid(rhos: Sequence[float]) -> tuple[float, ...]:
+    """In ascending order."""
+    if not isinstance(rhos, Iterable):
+        raise TypeError(f"rhos must be several numbers, such as (0, 0.05, 0.1), got {rhos!r}")
+    grid = sorted(float(rho) for rho in rhos)
+    if len(grid) < 2:
+        raise ValueError(f"rhos must be two or more values to choose from, got {len(grid)}")
+    for rho in grid:
+        if not (rho >= 0 and math.isfinite(rho)):
+            raise ValueError(f"every rho must be non-negative and finite, got {rho:g}")
+    twice = sorted({rho for rho in grid if grid.count(rho) > 1})
+    if twice:
+        raise ValueError(f"every rho must be given once, got {', '.join(f'{rho:g}' for rho in twice)} more than once")
+    return tuple(grid)
+
+
+def _checked_length(epochs: int | None, steps: int | None) -> int | None:
+    """The number of epochs, or None where steps decide."""
+    if epochs is not None and steps is not None:
+        raise ValueError(f"give epochs or steps, not both: got epochs={epochs} and steps={steps}")
+    if steps is not None:
+        check_count("steps", steps, 1)
+        return None
+    if epochs is not None:
+        check_count("epochs", epochs, 1)
+    return 1 if epochs is None else epochs
+
+
+def _checked_data(name: str, data: Data) -> tuple[Iterable[object], int | None]:
+    try:
+        return batches_of(data)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+class _Ticker:
+    """Tells of every step, where it is known how many there are, and of every training."""
+
+    def __init__(self, progress: Progress | None, steps: int | None, *, trainings: int) -> None:
+        self._progress, self._counts_steps = progress, steps is not None
+        self._each = (steps or 0) + 1  # and the validation
+        self._total = trainings * self._each
+        self._done = self._ended = 0
+
+    def step(self) -> None:
+        if self._counts_steps:
+            self._tell(self._done + 1)
+
+    def end_training(self) -> None:
+        self._ended += 1
+        self._tell(self._ended * self._each)
+
+    def _tell(self, done: int) -> None:
+        self._done = done
+        if self._progress is not None:
+            self._progress(done, self._total)
