@@ -1,7 +1,9 @@
 """One training as objects: what a checkpoint of it holds."""
 
 import copy
+import json
 
+import pytest
 import torch
 
 from bisam.capture import capture_together
@@ -15,15 +17,15 @@ from bisam.lab.train import Job, train
 from bisam.lab.training import Training
 
 
-def tiny_images():
+def tiny_images(classes=10, tested=10):
     """Random images of CIFAR's shape."""
     draws = torch.Generator().manual_seed(0)
 
     def images(count):
         pixels = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=draws)
-        return Images(pixels, torch.randint(10, (count,), generator=draws))
+        return Images(pixels, torch.randint(classes, (count,), generator=draws))
 
-    return InMemory(DataSet("tiny", images(40), images(10), 10, (0.5,) * 3, (0.25,) * 3))
+    return InMemory(DataSet("tiny", images(40), images(tested), classes, (0.5,) * 3, (0.25,) * 3))
 
 
 def step_of(training):
@@ -68,3 +70,43 @@ def test_a_run_that_another_process_has_finished_meanwhile_is_left_alone(tmp_pat
     with Run.open(tmp_path, config.as_dict()) as run:
         assert run.metrics.read() == [{"epoch": 0, "loss": 1.0}]
         assert run.result == {"status": "done", "test_accuracy": 90.0}
+
+
+def rank_of_label(logits, label):
+    """How many classes come before it, counted one by one."""
+    return sum(other > logits[label] for other in logits)
+
+
+def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes():
+    config = Config(model="resnet20", batch=8, epochs=1, precision="fp32")
+    training = Training(config, tiny_images(classes=100, tested=300), torch.device("cpu"))
+    training.best.weights = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
+    training.model.eval()
+    with torch.no_grad():
+        logits = [row for x, _ in training.test.epoch(0) for row in training.model(x).tolist()]
+        next(training.model.parameters()).zero_()  # the last weights, which are not the best
+    labels = [label for _, y in training.test.epoch(0) for label in y.tolist()]
+    ranks = [rank_of_label(row, label) for row, label in zip(logits, labels, strict=True)]
+    first, five = (100 * sum(rank < top for rank in ranks) / len(ranks) for top in (1, 5))
+    assert 0 < first < five < 20
+    assert training.test_accuracies() == {"test_accuracy": first, "test_top5_accuracy": five}
+
+
+def test_a_tie_counts_as_right_and_nan_as_wrong():
+    training = Training(Config(model="resnet20", batch=8), tiny_images(classes=100), torch.device("cpu"))
+    weight, bias = [*training.model.parameters()][-2:]
+    with torch.no_grad():
+        weight.zero_()
+        bias.zero_()
+    assert training.accuracies(training.test, [1, 5]) == [100.0, 100.0]
+    torch.nn.init.constant_(bias, float("nan"))
+    assert training.accuracies(training.test, [1, 5]) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("classes", "told"), [(99, False), (100, True)])
+def test_a_result_has_top5_accuracy_from_a_hundred_classes_on(classes, told, tmp_path):
+    config = Config(model="resnet20", batch=8, epochs=1)
+    train([Job(config, tmp_path)], tiny_images(classes), torch.device("cpu"), Progress())
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert ("test_top5_accuracy" in result) == told
+    assert 0 <= result["test_accuracy"] <= result.get("test_top5_accuracy", 100)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import get_args, get_type_hints
 
 from bisam.lab.config import Config
 from bisam.lab.recipes import RECIPES, Recipe
@@ -18,6 +18,15 @@ Cell = tuple[str, str]
 
 NUMERICS = ("compile", "deterministic")
 """How a run is computed, not what: the same cell of a table."""
+
+ROW = ("data", "model", "noise")
+"""What rows differ in: a run is of the row that has its own, whatever else was changed."""
+
+LARGEST = 1e100
+"""Numbers beyond it are none that a training measured, and could not be added up."""
+
+MOST_TOLD = 3
+"""Of the things that are wrong with one record: a foreign file may have one in each of its lines."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +44,19 @@ class Run:
         return f"{len(self.record.metrics)} of {self.config.epochs} epochs"
 
     def measured(self, name: str = "test_accuracy") -> float | None:
-        """A number of the result; None without one, or if the run diverged."""
+        """An accuracy of the result, in per cent; None without one, or if the run diverged."""
         result = self.record.result
-        if result is None or result["status"] != "done":
-            return None
-        return _number(result.get(name))
+        return None if result is None or result["status"] != "done" else _percent(result.get(name))
 
     def last(self, name: str) -> float | None:
         """A number of the last epoch."""
-        return _number(self.record.metrics[-1].get(name)) if self.record.metrics else None
+        return number(self.record.metrics[-1].get(name)) if self.record.metrics else None
 
     @property
     def milliseconds(self) -> float | None:
         """Of one step in the last epoch; of this run's part in it, where several shared the device."""
         rate, together = self.last("samples_per_second"), self.last("together") or 1
-        return 1e3 * self.config.batch / rate / together if rate else None
+        return number(1e3 * self.config.batch / rate / together) if rate else None
 
 
 @dataclass
@@ -122,10 +129,12 @@ def collect(records: Iterable[Record]) -> Collection:
         cell, changes = place
         recipe = run.config.recipe
         group = groups.setdefault((recipe, changes), Group(_recipes()[recipe], changes))
-        if run.config.seed in group.runs[cell]:
+        seeds = group.runs[cell]
+        earlier = seeds.setdefault(run.config.seed, run)
+        if earlier.record.result is None and run.record.result is not None:
+            seeds[run.config.seed], run = run, earlier  # what has ended counts, not what is under way elsewhere
+        if run is not seeds[run.config.seed]:
             others.append(run)
-        else:
-            group.runs[cell][run.config.seed] = run
     for group in groups.values():
         group.runs = {cell: dict(sorted(runs.items())) for cell, runs in group.runs.items()}
     order = [*RECIPES]
@@ -138,7 +147,7 @@ def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
     group = Group(recipe, "")
     for record in records:
         run = _run(record)
-        place = None if isinstance(run, str) else _place(run.config)
+        place = None if isinstance(run, str) else _place(run.config, recipe)
         if place is not None and not isinstance(run, str):
             cell, changes = place
             group.changes = changes or group.changes
@@ -153,7 +162,9 @@ def command(run: Run) -> str:
         return ""
     (row, method), _ = place
     own = replace(_recipes()[run.config.recipe].cells[row, method], seed=run.config.seed)
-    options = [option for change in _changes(own, run.config) for option in ("--set", change)]
+    options = []
+    for change in _changes(own, run.config):
+        options += ["--partial-data"] if change == "partial_data=true" else ["--set", change]
     cell = f"{run.config.recipe}/{row}/{method}"
     return shlex.join(["bisam", "train", cell, "--seeds", str(run.config.seed), *options])
 
@@ -163,52 +174,88 @@ def _recipes() -> dict[str, Recipe]:
     return {name: make() for name, make in RECIPES.items()}
 
 
-def _place(config: Config) -> tuple[Cell, str] | None:
-    """The cell that a run is of, and in what it differs from it."""
-    if config.recipe not in RECIPES:
+@cache
+def _kinds() -> dict[str, tuple[type, ...]]:
+    """Of the fields of a configuration."""
+    return {name: get_args(kind) or (kind,) for name, kind in get_type_hints(Config).items()}
+
+
+def _place(config: Config, recipe: Recipe | None = None) -> tuple[Cell, str] | None:
+    """The cell that a run is of, of its own recipe or a part of it, and in what it differs from it."""
+    recipe = recipe or _recipes().get(config.recipe)
+    found = []
+    for cell, expected in recipe.cells.items() if recipe else ():
+        if expected.method == config.method:
+            same = {name: getattr(config, name) for name in ("seed", *NUMERICS)}
+            changed = _changes(replace(expected, **same), config)
+            elsewhere = sum(getattr(expected, name) != getattr(config, name) for name in ROW)
+            found.append((elsewhere, len(changed), cell, ", ".join(changed)))
+    if not found:
         return None
-    best: tuple[Cell, list[str]] | None = None
-    for cell, expected in _recipes()[config.recipe].cells.items():
-        if expected.method != config.method:
-            continue
-        expected = replace(expected, seed=config.seed, **{name: getattr(config, name) for name in NUMERICS})
-        changed = _changes(expected, config)
-        if best is None or len(changed) < len(best[1]):
-            best = cell, changed
-    return None if best is None else (best[0], ", ".join(best[1]))
+    *_, cell, changes = min(found, key=lambda one: one[:2])
+    return cell, changes
 
 
 def _changes(own: Config, changed: Config) -> list[str]:
     """As in ["epochs=3"]."""
-    before = own.as_dict()
-    return [f"{name}={_text(value)}" for name, value in changed.as_dict().items() if value != before[name]]
+    before = vars(own)
+    return [f"{name}={_text(value)}" for name, value in vars(changed).items() if value != before[name]]
 
 
 def _run(record: Record) -> Run | str:
     """A run, or why the record is none."""
     if not {"recipe", "data", "model", "method", "seed", "epochs"} <= record.config.keys():
-        return "; ".join(record.problems) or "its configuration is not that of a run of ours"
+        return damage(record) or "its configuration is not that of a run of ours"
+    strange = [repr(name) for name, value in record.config.items() if not _is_known(name, value)]
+    if strange:
+        return f"its configuration has fields that this version does not know, or of another kind: {', '.join(strange)}"
     try:
-        config = Config.from_dict(record.config)
-        if not record.config.items() <= config.as_dict().items():  # an older one may have less
-            return "its configuration has fields that this version does not know, or of another kind"
-    except (TypeError, ValueError) as error:
+        config = Config.from_dict(record.config)  # an older one may have less
+    except ValueError as error:
         return f"its configuration is not one of ours: {error}"
     result = record.result
     if result is not None:
         status = result.get("status")
         if status not in ("done", "diverged"):
-            return f"its result has the status {status!r}"
-        if status == "done" and _number(result.get("test_accuracy")) is None:
+            return f"its result has the status {status!r:.60}"
+        if status == "done" and _percent(result.get("test_accuracy")) is None:
             return "its result has no test accuracy"
     return Run(record, config)
 
 
-def _number(value: object) -> float | None:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+def damage(record: Record) -> str:
+    """What of a record cannot be read; empty if all of it can."""
+    told, more = record.problems[:MOST_TOLD], len(record.problems) - MOST_TOLD
+    return "; ".join([*told, f"{more} more"] if more > 0 else told)
+
+
+def number(value: object) -> float | None:
+    """What a file has there, if it is a number that can be shown and added up."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and -LARGEST < value < LARGEST:
         return float(value)
     return None
 
 
+def _percent(value: object) -> float | None:
+    found = number(value)
+    return found if found is not None and 0 <= found <= 100 else None
+
+
+def _is_known(name: str, value: object) -> bool:
+    """Whether a configuration has such a field, of that kind."""
+    kinds = _kinds().get(name, ())
+    if isinstance(value, str) and not value.isprintable():
+        return False  # no name of ours has line breaks or control characters, which a terminal would obey
+    return type(value) in kinds or (float in kinds and type(value) is int)
+
+
 def _text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+    """What is read as the same value.
+
+    >>> _text(0.1), _text(1 / 3), _text(True)
+    ('0.1', '0.3333333333333333', 'true')
+    """
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

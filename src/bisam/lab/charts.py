@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 import torch
 
 from bisam import objectives
-from bisam.lab.cells import Run
+from bisam.lab.cells import Run, number
 from bisam.lab.methods import TITLES
 from bisam.lab.summary import Comparison
 
 Rows = list[dict[str, Any]]
-Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.FacetChart
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart and its data, apart from each other: Altair checks each number that passes it, for minutes if many do."""
+
+    drawn: alt.Chart | alt.LayerChart
+    data: Mapping[str, Rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.drawn.to_dict(), "datasets": dict(self.data)}
+
 
 CURVES = {
     "loss": "training loss at w",
@@ -28,6 +42,9 @@ CURVES = {
 
 MOST_POINTS = 40_000
 """Of all runs of a page together: more make it slow, and are finer than a screen."""
+
+MOST_TOLD = 4_000
+"""Points of a chart that can be told one by one: each is a shape of its own to a browser."""
 
 _COLOURS = {"plain": "#7d8590", "sam": "#3b82f6", "log": "#e8590c", "tanh": "#0f9d6b"}
 _DASHES = {"plain": [2, 3], "sam": [8, 3], "log": [1, 0], "tanh": [12, 2, 3, 2]}
@@ -47,44 +64,47 @@ def points(runs: Iterable[Run], every: int = 1) -> Rows:
     rows = []
     for run in runs:
         metrics = run.record.metrics
-        for number, epoch in enumerate(metrics):
-            if number % every == 0 or number == len(metrics) - 1:
-                rows.append(_point(run, epoch))
+        for place, epoch in enumerate(metrics):
+            if (place % every == 0 or place == len(metrics) - 1) and number(epoch["epoch"]) is not None:
+                title = TITLES[run.config.method]
+                rows.append({"run": f"{title}, seed {run.config.seed}", "method": title, **numbers(epoch)})
     return rows
 
 
-def curve(rows: Rows, name: str, methods: Sequence[str], *, interactive: bool = True) -> alt.LayerChart:
+def curve(rows: Rows, name: str, methods: Sequence[str], *, interactive: bool = True) -> Chart:
     """One number over the epochs: each run as a thin line, the mean of each method as a thick one.
 
     Interactive, it tells the run and the number under the pointer, and zooms.
     """
-    present = [row for row in rows if row.get(name) is not None]
+    present = [row for row in rows if name in row]
     x = alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1))
     y, mean = (alt.Y(f"{f}:Q", title=CURVES[name], scale=alt.Scale(zero=False)) for f in (name, f"mean({name})"))
     colour, dash = _by_method(methods)
-    base = _chart(present).encode(x=x)
+    base = of(rows).transform_filter(f"isValid(datum.{name})").encode(x=x)
     runs = base.mark_line(opacity=0.3, strokeWidth=1, clip=True).encode(y=y, color=colour, detail="run:N")
     means = base.mark_line(strokeWidth=2.5, clip=True).encode(y=mean, color=colour, strokeDash=dash)
     described = f"{CURVES[name]} over the epochs of {len({row['run'] for row in present})} runs"
     layers = (runs + means).properties(description=described)
     if not interactive:
-        return _sized(layers)
-    hover = alt.selection_point(name="hover", on="pointerover", clear="pointerout", nearest=True, empty=False)
-    told = [
-        alt.Tooltip("run:N", title="run"),
-        alt.Tooltip("epoch:Q", title="epoch"),
-        alt.Tooltip(f"{name}:Q", title=CURVES[name], format=".5~g"),
-    ]
-    marks = base.mark_point(size=50, filled=True, clip=True).encode(
-        y=y, color=colour, opacity=alt.condition(hover, alt.value(1), alt.value(0)), tooltip=told
+        return whole(layers, rows)
+    # of one run where there are few, of the mean where there are many
+    told = ["run", "epoch", "method"] if len(present) <= MOST_TOLD else ["epoch", "method"]
+    hover = alt.selection_point(
+        name="hover", on="pointerover", clear="pointerout", nearest=True, empty=False, fields=told
+    )
+    # rows with nothing but what is told, and told whole: Vega loses names among single fields of the nearest point
+    marks = (
+        base.transform_aggregate(value=f"mean({name})", groupby=[*told])
+        .mark_point(size=50, filled=True, clip=True, tooltip={"content": "data"})
+        .encode(y="value:Q", color=colour, opacity=alt.condition(hover, alt.value(1), alt.value(0)))
     )
     zoom = alt.selection_interval(
         name="zoom", bind="scales", encodings=["x"], zoom="wheel![event.ctrlKey || event.metaKey]"
     )
-    return _sized(layers + marks.add_params(hover, zoom))
+    return whole(layers + marks.add_params(hover, zoom), rows)
 
 
-def forest(comparisons: Sequence[Comparison]) -> alt.LayerChart:
+def forest(comparisons: Sequence[Comparison]) -> Chart:
     """Differences with their intervals, and the paper's as hollow diamonds; what is right of 0 is better."""
     rows = [
         {
@@ -106,8 +126,8 @@ def forest(comparisons: Sequence[Comparison]) -> alt.LayerChart:
         legend=alt.Legend(title=None, orient="top"),
     )
     told = alt.Tooltip("words:N", title="in words")
-    base = _chart(rows).encode(y=y)
-    zero = _chart([{"zero": 0}]).mark_rule(strokeDash=[3, 3], color=_COLOURS["plain"]).encode(x="zero:Q")
+    base = of(rows).encode(y=y)
+    zero = base.mark_rule(strokeDash=[3, 3], color=_COLOURS["plain"]).encode(x=alt.XDatum(0), y=alt.Undefined)
     x = alt.X("low:Q", title="points of test accuracy")
     intervals = base.mark_rule(strokeWidth=2.5).encode(x=x, x2="high:Q", color=colour, tooltip=told)
     means = base.mark_point(filled=True, size=90, opacity=1).encode(
@@ -119,15 +139,15 @@ def forest(comparisons: Sequence[Comparison]) -> alt.LayerChart:
         told = alt.Tooltip("paper:Q", title="paper's")
         layers += papers.encode(x="paper:Q", color=alt.value(_COLOURS["sam"]), tooltip=told)
     described = layers.properties(description="differences with 95 % intervals")
-    return _sized(described, height=30 * len(rows) + 10)
+    return whole(described, rows, height=30 * len(rows) + 10)
 
 
-def flips(runs: Sequence[Run], *, interactive: bool = True) -> alt.LayerChart:
+def flips(runs: Sequence[Run], *, interactive: bool = True) -> Chart:
     """The paper's figure: how many samples of a batch the perturbation turns from right to wrong, along training."""
     return curve(points(runs, stride(runs)), "flips", _methods(runs), interactive=interactive)
 
 
-def lower_bounds(alpha: float = 0.1) -> alt.LayerChart:
+def lower_bounds(alpha: float = 0.1) -> Chart:
     """The paper's figure: both φ against the step function of the 0-1 loss."""
     x = torch.linspace(-10, 10, 401, dtype=torch.float64)
     curves = {"φ = −log": objectives.log_phi(x), f"φ = tanh, α = {alpha:g}": objectives.tanh_phi(x, alpha)}
@@ -145,11 +165,11 @@ def lower_bounds(alpha: float = 0.1) -> alt.LayerChart:
     )
     told = [alt.Tooltip("curve:N"), alt.Tooltip("x:Q", format=".3~g"), alt.Tooltip("value:Q", format=".4~g")]
     lines = (
-        _chart(rows)
+        of(rows)
         .mark_line(clip=True, strokeWidth=2.5)
         .encode(
             x=alt.X("x:Q", title="margin of a wrong class, x = z_j − z_y"),
-            y=alt.Y("value:Q", title=None, scale=alt.Scale(domain=[-3, 1.25])),
+            y=alt.Y("value:Q", title="φ(x)", scale=alt.Scale(domain=[-3, 1.25])),
             color=colour,
             strokeDash=alt.StrokeDash(
                 "curve:N",
@@ -159,23 +179,21 @@ def lower_bounds(alpha: float = 0.1) -> alt.LayerChart:
             tooltip=told,
         )
     )
-    return _sized(alt.layer(lines).properties(description="two lower bounds of the 0-1 loss"))
+    return whole(lines.properties(description="two lower bounds of the 0-1 loss"), rows)
 
 
-def _point(run: Run, epoch: dict[str, Any]) -> dict[str, Any]:
-    loss, perturbed = _rounded(epoch.get("loss")), _rounded(epoch.get("perturbed_loss"))
-    values = {name: _rounded(epoch.get(name)) for name in CURVES}
-    values["surrogate_gap"] = None if loss is None or perturbed is None else _rounded(perturbed - loss)
-    title = TITLES[run.config.method]
-    point = {"run": f"{title}, seed {run.config.seed}", "method": title, "epoch": epoch["epoch"] + 1, **values}
-    return {name: value for name, value in point.items() if value is not None}
+def numbers(epoch: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chart can show of a line of metrics: the epoch, counted from 1, and `CURVES` as far as they are known."""
+    loss, perturbed = rounded(epoch.get("loss")), rounded(epoch.get("perturbed_loss"))
+    values = {name: rounded(epoch.get(name)) for name in CURVES}
+    values["surrogate_gap"] = None if loss is None or perturbed is None else rounded(perturbed - loss)
+    return {"epoch": epoch["epoch"] + 1, **{name: value for name, value in values.items() if value is not None}}
 
 
-def _rounded(value: Any) -> float | None:
+def rounded(value: Any) -> float | None:
     """Five digits: what a chart can show; None of what no chart can."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(f"{value:.5g}")
+    known = number(value)
+    return None if known is None else float(f"{known:.5g}")
 
 
 def _methods(runs: Iterable[Run]) -> list[str]:
@@ -200,9 +218,16 @@ def _kind(method: str) -> str:
     return next((kind for kind in ("log", "tanh") if method.endswith(kind)), "plain" if method == "sgd" else "sam")
 
 
-def _chart(rows: Rows) -> alt.Chart:
-    return alt.Chart(alt.InlineData(values=rows))
+def of(rows: Rows) -> alt.Chart:
+    """A chart of these rows, to be made `whole` when it is drawn."""
+    return alt.Chart(alt.NamedData(_name(rows)))
 
 
-def _sized(chart: Any, height: int = 240) -> Any:
-    return chart.properties(width="container", height=height)
+def whole(drawn: Any, rows: Rows, height: int = 240) -> Chart:
+    """With its data, as wide as there is room."""
+    return Chart(drawn.properties(width="container", height=height), {_name(rows): rows})
+
+
+def _name(rows: Rows) -> str:
+    """The same for the same contents, so that charts of one page share them."""
+    return f"data-{hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]}"

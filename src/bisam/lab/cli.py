@@ -12,7 +12,7 @@ import torch
 import typer
 
 from bisam.lab import bench as benchmark
-from bisam.lab import bench_tables, cli_report, cli_runs, cli_sweep
+from bisam.lab import bench_tables, cli_compare, cli_report, cli_runs, cli_sweep
 from bisam.lab.models import build
 
 app = typer.Typer(
@@ -48,6 +48,7 @@ app.command()(cli_runs.reproduce)
 app.command()(cli_sweep.sweep)
 app.command()(cli_runs.demo)
 app.command()(cli_runs.data)
+app.command()(cli_compare.compare)
 app.command()(cli_report.report)
 app.command()(cli_report.figure)
 

@@ -62,7 +62,7 @@ def told_in_a_line() -> Iterator[None]:
         Console(stderr=True).print(f"{stop}:\n  {shlex.join(['bisam', *sys.argv[1:]])}", markup=False)
         raise typer.Exit(130) from None
     except (DataError, ValueError, records.RunInUse, records.RecordError, CheckpointError, OSError) as error:
-        Console(stderr=True).print(f"Error: {error}", markup=False, highlight=False)
+        Console(stderr=True).print(f"Error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from bisam.lab import cells, records, summary
 from bisam.lab.cli_options import RUNS, told_in_a_line
-from bisam.lab.files import write_atomically
+from bisam.lab.cli_output import drawing, say, write_text, writing
 from bisam.lab.recipes import find
 
 
@@ -42,16 +41,15 @@ def report(
         roots = folders or [RUNS]
         collection = _collected(roots)
         sheets = summary.sheets(collection)
-        console = Console()
         for line in summary.left_out(collection):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(line)
         for sheet in sheets:
-            console.print(sheet.rich())
+            Console().print(sheet.rich())
         if not sheets:
-            console.print(f"{_listed(roots)} has no run of a recipe: a first one takes two minutes, bisam demo")
+            say(f"{_listed(roots)} has no run of a recipe: a first one takes two minutes, bisam demo")
         if markdown is not None:
-            _write(markdown, "\n\n".join([*(sheet.markdown() for sheet in sheets), ""]))
-        write_page(roots, out or roots[0] / "report.html")
+            write_text(markdown, "\n\n".join([*(sheet.markdown() for sheet in sheets), ""]))
+        write_text(out or roots[0] / "report.html", drawing("report").write(collection, roots))
         if figures is not None:
             _write_figures(collection, figures, form.value)
 
@@ -68,30 +66,35 @@ def figure(
 ) -> None:
     """Draw a figure of the paper: the two bounds of the 0-1 loss, or flips along training, from records."""
     with told_in_a_line():
-        charts, files = _needs("charts"), _needs("figures")
+        charts, files = drawing("charts"), drawing("figures")
         path = out or Path(f"{which.value}.svg")
         if which is Figure.lower_bounds:
             chart, title = charts.lower_bounds(), "Lower bounds of the 0-1 loss"
         else:
             runs = _runs_of(recipe, folders or [RUNS])
-            chart = charts.flips(runs, interactive=path.suffix == ".html")
+            chart = charts.flips(runs, interactive=path.suffix.lower() == ".html")
             title = f"Flips per batch, {recipe}"
-        files.save(chart, path, title)
-        Console().print(f"wrote {path}", markup=False, soft_wrap=True)
+        with writing(path):
+            files.save(chart, path, title)
+        say(f"wrote {path}")
 
 
 def write_page(roots: Sequence[Path], path: Path) -> None:
     """The page of all runs in these folders."""
-    _write(path, _needs("report").write(_collected(roots), roots))
+    write_text(path, drawing("report").write(_collected(roots), roots))
 
 
 def _collected(roots: Sequence[Path]) -> cells.Collection:
-    return cells.collect(record for root in roots for record in records.find(root))
+    found = {record.folder.resolve(): record for root in roots for record in records.find(root)}  # each folder once
+    return cells.collect(found.values())
 
 
 def _runs_of(name: str, roots: Sequence[Path]) -> list[cells.Run]:
     """The runs of a recipe, or of a part of one, that perturb."""
     wanted = find(name)
+    if len(wanted.rows) > 1:
+        row = f"{wanted.name}/{wanted.rows[0]}"
+        raise ValueError(f"flips are drawn of one row of a table, got {name}: name one, as in --recipe {row}")
     groups = [group for group in _collected(roots).groups if group.recipe.name == wanted.name and not group.changes]
     runs = [run for group in groups for row, method in wanted.cells for run in group.of(row, method)]
     shown = [run for run in runs if run.last("flips") is not None]
@@ -104,27 +107,13 @@ def _runs_of(name: str, roots: Sequence[Path]) -> list[cells.Run]:
 
 
 def _write_figures(collection: cells.Collection, folder: Path, form: str) -> None:
-    report, files = _needs("report"), _needs("figures")
-    drawn = [item for group in collection.groups for item in report.figures(group).items()]
-    for name, chart in drawn:
-        files.save(chart, folder / f"{name}.{form}")
-    Console().print(f"wrote {len(drawn)} figures to {folder}", markup=False, soft_wrap=True)
-
-
-def _needs(name: str) -> ModuleType:
-    """A module of this package that draws: a training needs none of its libraries."""
-    import importlib
-
-    try:
-        return importlib.import_module(f"bisam.lab.{name}")
-    except ModuleNotFoundError as error:
-        raise ValueError(f"charts need the library {error.name}: pip install 'bisam[lab]'") from None
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode())
-    Console().print(f"wrote {path}", markup=False, soft_wrap=True)
+    report, files = drawing("report"), drawing("figures")
+    drawn = report.figures(collection.groups)
+    for name, chart in drawn.items():
+        path = folder / f"{name}.{form}"
+        with writing(path):
+            files.save(chart, path)
+    say(f"wrote {len(drawn)} figures to {folder}")
 
 
 def _listed(roots: Sequence[Path]) -> str:

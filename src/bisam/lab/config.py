@@ -71,7 +71,7 @@ class Config:
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not (low <= value <= high):
-                raise ValueError(f"{name} must lie between {low:g} and {high:g}, got {value:g}")
+                raise ValueError(f"{name} must lie between {low:g} and {high:g}, got {value}")
         if self.select not in ("best", "last"):
             raise ValueError(f'select must be "best" or "last", got {self.select!r}')
         if self.precision not in ("bf16", "fp32"):

@@ -366,12 +366,12 @@ def _text(value: Mapping[str, Any]) -> bytes:
 def _decoded(data: bytes) -> dict[str, Any]:
     """An object; ValueError for anything else."""
     try:
-        value = json.loads(data.decode())
+        value = _restored(json.loads(data.decode()))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"it is a {type(value).__name__}, not an object")
-    return _restored(value)
+    return value
 
 
 def _object(path: Path) -> dict[str, Any]:

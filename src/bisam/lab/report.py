@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from bisam.lab import charts, page, published, summary
-from bisam.lab.cells import Collection, Group, Run, command
+from bisam.lab.cells import Collection, Group, Run, command, number
 from bisam.lab.methods import TITLES
 from bisam.lab.page import Block, Choice, Figure, Figures, Fold, Grid, Section, Words
 from bisam.lab.recipes import RECIPES
@@ -28,17 +30,19 @@ def write(collection: Collection, roots: Sequence[Path]) -> str:
     return page.render("bisam: report", _lead(collection, roots), [each for each in sections if each.blocks])
 
 
-def figures(group: Group) -> dict[str, charts.Chart]:
-    """All charts of a group by a name for a file."""
+def figures(groups: Iterable[Group]) -> dict[str, charts.Chart]:
+    """All charts of these groups, each by a name for a file."""
     drawn: dict[str, charts.Chart] = {}
-    for row in group.rows:
-        rows = charts.points(group.of_row(row), charts.stride(group.of_row(row)))
-        for name in _curves(rows):
-            drawn[f"{group.name}-{row}-{name}"] = charts.curve(rows, name, group.recipe.methods, interactive=False)
-    compared = _with_intervals(summary.comparisons(group))
-    if compared:
-        drawn[f"{group.name}-differences"] = charts.forest(compared)
-    return {_file_name(name): chart for name, chart in drawn.items()}
+    for group in groups:
+        for row in group.rows:
+            rows = charts.points(group.of_row(row), charts.stride(group.of_row(row)))
+            for name in _curves(rows):
+                chart = charts.curve(rows, name, group.recipe.methods, interactive=False)
+                drawn[_file_name(group.name, f"{row}-{name}", drawn)] = chart
+        compared = _with_intervals(summary.comparisons(group))
+        if compared:
+            drawn[_file_name(group.name, "differences", drawn)] = charts.forest(compared)
+    return drawn
 
 
 def _lead(collection: Collection, roots: Sequence[Path]) -> str:
@@ -46,7 +50,7 @@ def _lead(collection: Collection, roots: Sequence[Path]) -> str:
     done = sum(run.status == "done" for run in runs)
     diverged = sum(run.status == "diverged" for run in runs)
     counts = [f"{done} finished", f"{diverged} diverged", f"{len(runs) - done - diverged} under way"]
-    hours = sum(_seconds(run) or 0.0 for run in runs) / 3600
+    hours = sum(_seconds_of_the_device(run) for run in runs) / 3600
     time = f"{hours:.1f} hours of training" if hours >= 1 else f"{60 * hours:.1f} minutes of training"
     places = ", ".join(map(str, roots))
     return f"{len(runs)} runs in {places}: {', '.join(counts)}; {time}."
@@ -125,22 +129,25 @@ def _listing(runs: Sequence[Run]) -> Block:
         "date", "torch", "data", "again with",
     ]  # fmt: skip
     rows = [_listed(run) for run in runs]
+    times = Counter(name for name, *_ in rows)
+    for run, row in zip(runs, rows, strict=True):
+        if times[row[0]] > 1:  # of several folders
+            row[0] = str(run.record.folder)
     return Grid(Sheet(f"{len(runs)} runs", head, rows), searchable=len(rows) > 10)
 
 
 def _listed(run: Run) -> list[str]:
     result, receipt = run.record.result or {}, run.record.receipt or {}
-    epochs = [value for row in run.record.metrics if isinstance(value := row.get("seconds"), float)]
+    seconds, best = _seconds(run), number(result.get("best_epoch"))
     gpu = receipt.get("gpu") or receipt.get("cpu")
-    best = result.get("best_epoch")
     return [
         f"{run.config.recipe}/{run.record.folder.name}",
         run.status,
         _percent(run.measured("validation_accuracy")),
         _percent(run.measured()),
-        str(best + 1) if isinstance(best, int) and best >= 0 else OPEN,
-        OPEN if _seconds(run) is None else f"{_seconds(run):.0f}",
-        f"{statistics.median(epochs):.2f}" if epochs else OPEN,
+        OPEN if best is None or best < 0 else f"{best + 1:.0f}",
+        f"{sum(seconds):.0f}" if seconds else OPEN,
+        f"{statistics.median(seconds):.2f}" if seconds else OPEN,
         f"{run.last('together') or 1:.0f}",
         *(_told(value) for value in (gpu, receipt.get("commit"), receipt.get("date"), receipt.get("torch"))),
         _told(receipt.get("data_checksum"))[:12],
@@ -176,10 +183,15 @@ def _printed(cell: published.Cell | None) -> str:
     return f"{cell.mean:.2f}" if cell.std is None else f"{cell.mean:.2f} ± {cell.std:.2f}"
 
 
-def _seconds(run: Run) -> float | None:
-    """So far."""
-    known = [row["seconds"] for row in run.record.metrics if isinstance(row.get("seconds"), (int, float))]
-    return sum(known) if known else None
+def _seconds(run: Run) -> list[float]:
+    """Of each epoch so far."""
+    return [value for row in run.record.metrics if (value := number(row.get("seconds"))) is not None]
+
+
+def _seconds_of_the_device(run: Run) -> float:
+    """A part of each epoch's, where several runs shared it."""
+    rows = [(number(row.get("seconds")), number(row.get("together"))) for row in run.record.metrics]
+    return sum((seconds or 0.0) / max(1.0, together or 1.0) for seconds, together in rows)
 
 
 def _percent(value: float | None) -> str:
@@ -190,10 +202,19 @@ def _told(value: Any) -> str:
     return OPEN if value is None else str(value)
 
 
-def _file_name(name: str) -> str:
-    """
-    >>> _file_name("demo, epochs=3-40%-flips")
+def _file_name(group: str, chart: str, taken: Container[str]) -> str:
+    """Short enough for a file, and not among those taken.
+
+    >>> _file_name("demo, epochs=3", "40%-flips", [])
     'demo-epochs-3-40-flips'
+    >>> _file_name("demo, epochs=3", "40%-flips", ["demo-epochs-3-40-flips"])
+    'demo-epochs-3-2-40-flips'
     """
-    kept = "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in name)
+    short = _for_a_file(group)[:120]
+    names = (_for_a_file(f"{short}{number}-{chart}") for number in chain([""], map("-{}".format, count(2))))
+    return next(name for name in names if name not in taken)
+
+
+def _for_a_file(text: str) -> str:
+    kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._") else "-" for letter in text)
     return "-".join(part for part in kept.split("-") if part)

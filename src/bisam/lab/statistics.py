@@ -79,8 +79,8 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Differ
         return Difference(mean, None, None, runs, paired=False)
     squares = _squared_error(first), _squared_error(second)
     total = sum(squares)
-    weights = [square**2 / (count - 1) for square, count in zip(squares, runs, strict=True)]
-    freedom = total**2 / sum(weights) if total else 1.0
+    shares = [square / total for square in squares] if total else [1.0, 0.0]  # of tiny ones the squares would be 0
+    freedom = 1 / sum(share**2 / (count - 1) for share, count in zip(shares, runs, strict=True))
     return Difference(mean, *_interval(mean, total**0.5, freedom), runs, paired=False)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rich.table import Table
+from rich.text import Text
 
 from bisam.lab import published
-from bisam.lab.cells import Collection, Group
+from bisam.lab.cells import Collection, Group, command, damage
 from bisam.lab.methods import BASELINES, TITLES
 from bisam.lab.statistics import Difference, difference
 
@@ -28,17 +29,19 @@ class Sheet:
     """Sentences below it."""
 
     def rich(self) -> Table:
-        shown = Table(title=self.title, caption="\n".join(self.notes) or None, caption_justify="left")
+        caption = Text("\n".join(self.notes), "table.caption") if self.notes else None
+        shown = Table(title=Text(self.title, "table.title"), caption=caption, caption_justify="left")
         for number, name in enumerate(self.head):
-            shown.add_column(name, justify="left" if number == 0 else "right")
+            shown.add_column(Text(name), justify="left" if number == 0 else "right")
         for row in self.rows:
-            shown.add_row(*row)
+            shown.add_row(*map(Text, row))  # as they are: brackets in a string would be read as markup
         return shown
 
     def markdown(self) -> str:
         lines = [self.head, ["---"] * len(self.head), *self.rows]
-        table = [f"| {' | '.join(cell.replace(chr(10), '<br>') for cell in cells)} |" for cells in lines]
-        return "\n".join([f"**{self.title}**", "", *table, *(f"\n{note}" for note in self.notes)])
+        table = [f"| {' | '.join(map(_in_markdown, cells))} |" for cells in lines]
+        notes = [f"\n{_in_markdown(note)}" for note in self.notes]
+        return "\n".join([f"**{_in_markdown(self.title)}**", "", *table, *notes])
 
 
 @dataclass(frozen=True)
@@ -125,13 +128,15 @@ def left_out(collection: Collection) -> list[str]:
     """What is not in the tables or not whole, and why: one line for each folder."""
     lines = [f"{record.folder}: {why}" for record, why in collection.unreadable]
     for run in collection.others:
-        why = (
-            f"a second run of this cell and seed {run.config.seed}"
-            if run.config.recipe != "own" else "of no recipe's table"
-        )  # fmt: skip
+        second = f"a second run of this cell and seed {run.config.seed}: not counted"
+        why = second if command(run) else "of no recipe's table"
         lines.append(f"{run.record.folder}: {why}")
     damaged = [run.record for run in collection.runs if run.record.problems]
-    return [*lines, *(f"{record.folder}: {'; '.join(record.problems)}" for record in damaged)]
+    return [*lines, *(f"{record.folder}: {damage(record)}" for record in damaged)]
+
+
+def _in_markdown(text: str) -> str:
+    return text.replace("<", "&lt;").replace("|", r"\|").replace("\n", "<br>")
 
 
 def _paper(group: Group) -> published.Table | None:

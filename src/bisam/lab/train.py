@@ -175,7 +175,7 @@ def _finish(one: Active, progress: Progress, checksum: str) -> None:
         "epochs": one.epoch,
         "best_epoch": training.best.epoch,
         "validation_accuracy": training.best.accuracy,
-        "test_accuracy": None if training.best.weights is None else training.test_accuracy(),
+        **({"test_accuracy": None} if training.best.weights is None else training.test_accuracies()),
         "seconds": training.seconds,
     }
     if training.best.weights is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,9 @@ from bisam.lab.sources import Batched, Source
 
 SUMS = ["steps", "loss", "perturbed_loss", "error", "perturbed_error", "flips", "ascent_norm"]
 """What is added up over the steps of an epoch, on the device."""
+
+CLASSES_FOR_TOP5 = 100
+"""From so many classes on top-5 accuracy is told too: guessing gets at most 5 % then, but half of ten classes."""
 
 
 @dataclass
@@ -33,6 +37,7 @@ class Training:
 
     def __init__(self, config: Config, source: Source, device: torch.device) -> None:
         self.config, self.device = config, device
+        self.tops = {"test_accuracy": 1, **({"test_top5_accuracy": 5} if source.classes >= CLASSES_FOR_TOP5 else {})}
         parts = source.parts(config, device)
         self.batches, self.validation, self.test = parts.train, parts.validation, parts.test
         if len(self.batches) == 0:
@@ -109,29 +114,34 @@ class Training:
             ) from None
         self.model.train()
 
-    @torch.no_grad()
     def accuracy(self, batches: Batched) -> float:
         """Per cent of the samples that the model gets right."""
+        return self.accuracies(batches, [1])[0]
+
+    @torch.no_grad()
+    def accuracies(self, batches: Batched, tops: Sequence[int]) -> list[float]:
+        """Per cent of the samples whose label is among so many of the likeliest classes; all in one pass."""
         self.model.eval()
         # uncompiled: code for another size of batch would be made, and that of the training made anew for any size
         stance = torch.compiler.set_stance("force_eager" if self.config.compile else "default")
-        right = torch.zeros((), device=self.device)
+        right = torch.zeros(len(tops), device=self.device)
         count = 0
         with stance, torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
             for x, y in batches.epoch(0):
-                right += bisam.objectives.correct(self.model(x).float(), y).sum()
+                logits = self.model(x).float()
+                right += torch.stack([_among(top, logits, y).sum() for top in tops])
                 count += len(y)
         self.model.train()
-        return 100 * right.item() / count
+        return [100 * total / count for total in right.tolist()]
 
-    def test_accuracy(self) -> float:
-        """Of the best weights."""
+    def test_accuracies(self) -> dict[str, float]:
+        """Of the best weights, by their names in a result."""
         assert self.best.weights is not None
         now = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.model.load_state_dict(self.best.weights)
-        accuracy = self.accuracy(self.test)
+        accuracies = self.accuracies(self.test, [*self.tops.values()])
         self.model.load_state_dict(now)
-        return accuracy
+        return dict(zip(self.tops, accuracies, strict=True))
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs to go on as if nothing had happened."""
@@ -158,3 +168,10 @@ class Training:
             None if weights is None else {name: tensor.to(self.device) for name, tensor in weights.items()},
         )
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
+
+
+def _among(top: int, logits: Tensor, labels: Tensor) -> Tensor:
+    """Which labels are among the likeliest classes; a tie counts as right, as in `correct`."""
+    if top == 1:
+        return bisam.objectives.correct(logits, labels)
+    return logits.gather(1, labels.long().unsqueeze(1)).squeeze(1) >= logits.topk(top).values[:, -1]

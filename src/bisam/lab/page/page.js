@@ -128,6 +128,7 @@ for (const choice of document.querySelectorAll(".choice")) {
     [...choice.querySelectorAll(":scope > .option")].forEach((option, at) => {
       option.hidden = at !== event.target.selectedIndex;
     });
+    drawTheRest();
   });
 }
 

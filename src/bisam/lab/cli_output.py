@@ -1,0 +1,44 @@
+"""How a command leaves what it made: files, and lines that tell of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from rich.console import Console
+
+from bisam.lab.files import explained, write_atomically
+
+
+def drawing(name: str) -> ModuleType:
+    """A module of this package that draws: a training needs none of its libraries."""
+    try:
+        return importlib.import_module(f"bisam.lab.{name}")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"charts need the library {error.name}: pip install 'bisam[lab]'") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all, and say so."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode(errors="backslashreplace"))  # names of folders may be no text
+    say(f"wrote {path}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say what to do if it fails."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(explained(error, f"cannot write {path}")) from None
+
+
+def say(line: str) -> None:
+    """A line as it is, without what a terminal would obey or cannot show."""
+    plain = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    Console().print(plain, markup=False, highlight=False, soft_wrap=True)

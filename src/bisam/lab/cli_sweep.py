@@ -1,0 +1,154 @@
+"""The command `bisam sweep`: train a grid, and choose by the validation data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from bisam.lab import cells, cli_options, records, runs
+from bisam.lab.cli_options import (
+    RUNS,
+    Changes,
+    Every,
+    Folder,
+    ManyNames,
+    Name,
+    Partial,
+    Place,
+    Root,
+    Seeds,
+    Together,
+    told_in_a_line,
+)
+from bisam.lab.config import Config
+from bisam.lab.progress import Progress
+from bisam.lab.progress import _name as name_of
+from bisam.lab.recipes import find
+from bisam.lab.sweep import label, outcome, plans, sheet, value_of
+from bisam.lab.train import SECONDS_BETWEEN_CHECKPOINTS
+
+Over = Annotated[
+    str,
+    typer.Option(
+        metavar="FIELDS",
+        help="What is swept: alpha, mu or rho over the paper's grid, any other number over --values. With commas "
+        "between, over all combinations.",
+    ),
+]
+GivenValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--values",
+        metavar="[FIELD=]NUMBERS",
+        help="Values in place of a field's grid, as in 0.1,1 or, of several fields, mu=0.1,1; again for more.",
+    ),
+]
+
+
+def sweep(
+    recipe: Name,
+    over: Over,
+    values: GivenValues = None,
+    models: ManyNames = "",
+    methods: ManyNames = "",
+    seeds: Seeds = "0-2",
+    changes: Changes = None,
+    root: Root = RUNS,
+    folder: Folder = None,
+    partial_data: Partial = False,
+    device: Place = "auto",
+    together: Together = 1,
+    every: Every = SECONDS_BETWEEN_CHECKPOINTS,
+) -> None:
+    """Train every cell over a grid, and choose by validation accuracy; test accuracy is not shown.
+
+    What is done is skipped, the recipe's own runs too, and what was cut off goes on. The paper has grids for alpha and
+    mu, and for rho of the adaptive methods; that for rho of the others is ours. A grid has the recipe's own value too.
+    """
+    with told_in_a_line():
+        fields = list(dict.fromkeys(name.replace("-", "_") for name in cli_options.names(over)))
+        if not fields:
+            raise ValueError("no field in --over: name one or more, such as --over alpha,mu")
+        wanted = find(recipe).only(cli_options.names(models), cli_options.names(methods))
+        planned = plans(
+            wanted,
+            fields,
+            cli_options.numbers(seeds),
+            root,
+            values=_given(values or [], fields),
+            changes=_changed(changes or [], partial_data=partial_data),
+        )
+        console, place = Console(), cli_options.device(device)
+        for plan in planned:
+            console.print(plan.words, markup=False, highlight=False, soft_wrap=True)
+        jobs = [job for plan in planned for job in plan.jobs]
+        with Untested(fields, console) as progress:
+            load = partial(cli_options.source, folder=folder, partial=partial_data, say=progress.note)
+            runs.run(jobs, load, place, progress, together=together, checkpoint_seconds=every)
+        changed = replace(wanted, cells={plan.cell: plan.own for plan in planned})
+        finished = cells.collect(records.read(job.folder) for job in jobs).runs
+        for found in outcome(changed, fields, finished):
+            console.print(sheet(found).rich())
+
+
+class Untested(Progress):
+    """Names a run by its values too, and keeps its test accuracy back: who sees it chooses by it."""
+
+    def __init__(self, fields: Sequence[str], console: Console | None = None) -> None:
+        super().__init__(console)
+        self._fields = fields
+
+    def begin(self, epoch: int, configs: Sequence[Config], batches: int) -> None:
+        super().begin(epoch, configs, batches)
+        if self._bars is not None:
+            for config, task in self._tasks.items():
+                self._bars.update(task, description=self._called(config))
+
+    def finish(self, config: Config, result: dict[str, Any]) -> None:
+        if self._bars is not None and config in self._tasks:
+            self._bars.remove_task(self._tasks.pop(config))
+        if result["status"] == "done":
+            words = f"validation accuracy {result['validation_accuracy']:.2f} %, of epoch {result['best_epoch'] + 1}"
+        else:
+            words = f"{result['status']}: weights were not finite any more after epoch {result['epochs']}"
+        self.note(f"{self._called(config)}  {words}")
+
+    def _called(self, config: Config) -> str:
+        values = [value_of(config, field) for field in self._fields]
+        return f"{name_of(config)}, {label(self._fields, values)}"
+
+
+def _given(texts: Sequence[str], fields: Sequence[str]) -> dict[str, list[str]]:
+    """The values of each field, as text.
+
+    >>> _given(["mu=1,10"], ["alpha", "mu"])
+    {'mu': ['1', '10']}
+    """
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        if "=" in text:
+            field, numbers = cli_options.change(text)
+        elif len(fields) == 1:
+            field, numbers = fields[0], text
+        else:
+            raise ValueError(f"{', '.join(fields)} are swept: say whose values {text} are, as in {fields[0]}={text}")
+        if field not in fields:
+            raise ValueError(f"--values has {field}, which is not swept: add it to --over {','.join(fields)}")
+        if field in found:
+            raise ValueError(f"--values has {field} twice: give all its numbers at once, with commas between")
+        found[field] = cli_options.names(numbers)
+        if not found[field]:
+            raise ValueError(f"no numbers in --values {text!r}: give some such as {field}=0.1,1")
+    return found
+
+
+def _changed(changes: Sequence[str], *, partial_data: bool) -> dict[str, str]:
+    parsed = dict(cli_options.change(text) for text in changes)
+    if "partial_data" in parsed:
+        raise ValueError("a part of a data set is asked for by --partial-data")
+    return {**parsed, "partial_data": "true"} if partial_data else parsed
