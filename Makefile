@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: test check demo bench clean
+.PHONY: test check demo bench docs clean
 
 test: $(VENV)/.installed  ## all tests and doctests
 	$(BIN)/pytest -n 2
@@ -20,6 +20,12 @@ demo: $(VENV)/.installed  ## sharpness-aware training on noisy digits, in about 
 
 bench: $(VENV)/.installed  ## what a step costs beside one written by hand
 	$(BIN)/python benchmarks/bench_optimizer_overhead.py
+
+docs: $(VENV)/.installed  ## the ledger's page, its picture, figures and tables
+	$(BIN)/bisam report results --out docs/report.html
+	$(BIN)/bisam figure lower-bounds --out docs/images/lower-bounds.svg
+	$(BIN)/python docs/screenshot.py
+	$(BIN)/python benchmarks/tables.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -36,7 +36,7 @@ def test_every_snippet_runs_and_trains(code, tmp_path):
         base = torch.optim.SGD(model.parameters(), lr=0.1)  # one that is not taken yet
     names = {
         "torch": torch, "bisam": bisam, "model": model, "base": base, "optimizer": optimizer, "x": x, "y": y,
-        "loader": [batch(0), batch(1)], "criterion": optimizer.criterion, "loss_fn": nn.CrossEntropyLoss(),
+        "loader": [batch(0), batch(1)], "validation_loader": [batch(2)], "criterion": optimizer.criterion, "loss_fn": nn.CrossEntropyLoss(),
         "path": tmp_path / "checkpoint.pt", "left": x, "right": x, "device": "cpu",
     }  # fmt: skip
     if "capture_together" in code:
@@ -66,3 +66,12 @@ def test_tables_of_the_docs_are_what_docstrings_and_measurements_make_them():
     for path in tables.PAGES:
         assert tables.page(path) == path.read_text(), f"run python benchmarks/tables.py: {path.name} is not up to date"
     assert {cls.__name__ for cls in tables.family()} == set(tables.GAINS)
+
+
+def test_the_page_of_the_docs_is_that_of_the_ledger(monkeypatch):
+    """`make docs` writes it."""
+    from bisam.lab import cells, records, report
+
+    monkeypatch.chdir(ROOT)
+    ledger = Path("results")
+    assert (ROOT / "docs" / "report.html").read_text() == report.write(cells.collect(records.find(ledger)), [ledger])

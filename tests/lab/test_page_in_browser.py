@@ -260,6 +260,20 @@ def test_a_comparison_is_drawn_and_its_planes_tell_what_is_under_the_pointer(ope
     assert opened.complaints == []
 
 
+def test_a_sweep_among_the_runs_is_drawn_with_its_choice(open_page, tmp_path):
+    runs = []
+    for rho, accuracy in ((0.02, 51.0), (0.05, 52.0), (0.1, 55.0)):
+        for seed in (0, 1):
+            record = made("40%", "sam", seed)
+            result = {**record.result, "validation_accuracy": accuracy + seed}
+            runs.append(replace(record, config={**record.config, "rho": rho}, result=result))
+    opened = open_page(write(tmp_path / "page.html", runs))
+    figure = opened.page.wait_for_selector("figure[aria-label='label_noise/40%/sam: rho'][data-drawn=yes]")
+    assert len(figure.query_selector_all(".mark-symbol.role-mark path")) == 6
+    assert "Chosen: rho = 0.1. " in opened.page.inner_text("main")
+    assert opened.complaints == []
+
+
 def test_a_page_without_runs_says_how_to_begin(open_page, tmp_path):
     opened = open_page(write(tmp_path / "page.html", []))
     assert "bisam demo" in opened.page.inner_text("main")

@@ -6,6 +6,7 @@ import os
 import signal
 import statistics
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,13 @@ from typer.testing import CliRunner
 from bisam.lab import methods, sweep
 from bisam.lab.cells import Run
 from bisam.lab.cli import app
-from bisam.lab.cli_sweep import Untested
+from bisam.lab.cli_sweep import _called
 from bisam.lab.config import Config
+from bisam.lab.grids import plans
+from bisam.lab.progress import Progress
 from bisam.lab.recipes import find
 from bisam.lab.records import Record
-from bisam.lab.sweep import Point, Sweep, outcome, plans
+from bisam.lab.sweep import Point, Sweep, outcome
 from bisam.lab.training import Training
 
 TANH = find("cifar10/resnet56/bisam-tanh")
@@ -130,7 +133,7 @@ def test_the_fields_of_a_method_are_those_that_change_its_step(method):
         field: [weights_after_a_step(replace(config, **{field: value})) for value in pair]
         for field, pair in PAIRS.items()
     }
-    assert {field for field, (one, other) in steps.items() if one != other} == {*sweep.FIELDS[method]}
+    assert {field for field, (one, other) in steps.items() if one != other} == {*methods.FIELDS[method]}
 
 
 # What is chosen.
@@ -387,7 +390,7 @@ def test_a_run_that_diverges_is_counted_and_not_chosen(tmp_path):
 
 def test_a_sweep_that_was_cut_off_goes_on(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(Untested, "step", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(Progress, "step", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         done = bisam(*OVER_ALPHA, runs=tmp_path)
     assert done.exit_code == 130
     assert "the same command goes on" in done.stderr
@@ -422,7 +425,8 @@ def test_a_part_of_a_data_set_will_do_if_it_is_asked_for(tmp_path, hub_layout, m
 
 def test_a_bar_is_named_by_the_values_of_its_run():
     shown = io.StringIO()
-    with Untested(["alpha", "mu"], Console(file=shown, force_terminal=True, width=200)) as progress:
+    console = Console(file=shown, force_terminal=True, width=200)
+    with Progress(console, called=partial(_called, fields=["alpha", "mu"])) as progress:
         progress.begin(0, [OWN], batches=3)
     assert "resnet56 BiSAM (tanh) seed 0, alpha = 0.1, mu = 10" in shown.getvalue()
 

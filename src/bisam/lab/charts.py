@@ -16,6 +16,7 @@ from bisam import objectives
 from bisam.lab.cells import Run, number
 from bisam.lab.methods import TITLES
 from bisam.lab.summary import Comparison
+from bisam.lab.sweep import Sweep
 
 Rows = list[dict[str, Any]]
 
@@ -145,6 +146,40 @@ def forest(comparisons: Sequence[Comparison]) -> Chart:
 def flips(runs: Sequence[Run], *, interactive: bool = True) -> Chart:
     """The paper's figure: how many samples of a batch the perturbation turns from right to wrong, along training."""
     return curve(points(runs, stride(runs)), "flips", _methods(runs), interactive=interactive)
+
+
+def grid(sweep: Sweep) -> Chart:
+    """Validation accuracy over the values of one number: each run as a point, the means as a line."""
+    (name,) = sweep.fields
+    own, chosen = sweep.own_point, sweep.chosen
+    rows: Rows = [
+        {
+            name: point.values[0],
+            "accuracy": accuracy,
+            "seed": seed,
+            "value": "chosen" if point is chosen else "the recipe's" if point is own else "of the grid",
+        }
+        for point in sweep.points
+        for seed, accuracy in point.accuracies.items()
+    ]
+    positive = all(point.values[0] > 0 for point in sweep.points)
+    x = alt.X(f"{name}:Q", scale=alt.Scale(type="log" if positive else "linear"), axis=alt.Axis(format="~g"))
+    title = "validation accuracy, per cent"
+    base = of(rows).encode(x=x)
+    means = base.mark_line(color=_COLOURS["plain"]).encode(y=alt.Y("mean(accuracy):Q", title=title))
+    runs = base.mark_point(filled=True, size=60, opacity=0.9).encode(
+        y=alt.Y("accuracy:Q", title=title, scale=alt.Scale(zero=False)),
+        color=alt.Color(
+            "value:N",
+            scale=alt.Scale(
+                domain=["chosen", "the recipe's", "of the grid"],
+                range=[_COLOURS["log"], _COLOURS["sam"], _COLOURS["plain"]],
+            ),
+            legend=alt.Legend(title=None, orient="top"),
+        ),
+        tooltip=[alt.Tooltip(f"{name}:Q"), alt.Tooltip("seed:O"), alt.Tooltip("accuracy:Q", format=".2f")],
+    )
+    return whole((means + runs).properties(description=f"validation accuracy over {name}"), rows)
 
 
 def lower_bounds(alpha: float = 0.1) -> Chart:

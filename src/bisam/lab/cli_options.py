@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -92,6 +92,14 @@ def change(text: str) -> tuple[str, str]:
     if not equals:
         raise ValueError(f"a change is field=value, such as --set epochs=10, got {text!r}")
     return name.strip().replace("-", "_"), value.strip()
+
+
+def changes_of(texts: Sequence[str] | None, *, partial_data: bool = False) -> dict[str, str]:
+    """What --set and --partial-data change of a configuration."""
+    parsed = dict(change(text) for text in texts or [])
+    if "partial_data" in parsed:
+        raise ValueError("a part of a data set is asked for by --partial-data")
+    return {**parsed, "partial_data": "true"} if partial_data else parsed
 
 
 def device(wanted: str) -> torch.device:

@@ -148,11 +148,7 @@ def _run(
     recipe: Recipe, seeds: str, changes: list[str] | None, root: Path, load: partial[Source], device: str,
     together: int, *, tensorboard: bool, track: str | None, every: float,
 ) -> None:  # fmt: skip
-    parsed = dict(cli_options.change(text) for text in changes or [])
-    if "partial_data" in parsed:
-        raise ValueError("a part of a data set is asked for by --partial-data")
-    if load.keywords.get("partial"):
-        parsed["partial_data"] = "true"
+    parsed = cli_options.changes_of(changes, partial_data=load.keywords.get("partial", False))
     jobs = runs.jobs_of(recipe, cli_options.numbers(seeds), parsed, root)
     place = cli_options.device(device)
     with Progress(trackers=trackers(root, tensorboard=tensorboard, service=track, together=together)) as progress:

@@ -26,10 +26,10 @@ from bisam.lab.cli_options import (
     told_in_a_line,
 )
 from bisam.lab.config import Config
-from bisam.lab.progress import Progress
-from bisam.lab.progress import _name as name_of
+from bisam.lab.grids import plans
+from bisam.lab.progress import Progress, name_of
 from bisam.lab.recipes import find
-from bisam.lab.sweep import label, outcome, plans, sheet, value_of
+from bisam.lab.sweep import label, outcome, sheet, value_of
 from bisam.lab.train import SECONDS_BETWEEN_CHECKPOINTS
 
 Over = Annotated[
@@ -81,13 +81,13 @@ def sweep(
             cli_options.numbers(seeds),
             root,
             values=_given(values or [], fields),
-            changes=_changed(changes or [], partial_data=partial_data),
+            changes=cli_options.changes_of(changes, partial_data=partial_data),
         )
         console, place = Console(), cli_options.device(device)
         for plan in planned:
             console.print(plan.words, markup=False, highlight=False, soft_wrap=True)
         jobs = [job for plan in planned for job in plan.jobs]
-        with Untested(fields, console) as progress:
+        with Progress(console, called=partial(_called, fields=fields), came_to=_validated) as progress:
             load = partial(cli_options.source, folder=folder, partial=partial_data, say=progress.note)
             runs.run(jobs, load, place, progress, together=together, checkpoint_seconds=every)
         changed = replace(wanted, cells={plan.cell: plan.own for plan in planned})
@@ -96,31 +96,13 @@ def sweep(
             console.print(sheet(found).rich())
 
 
-class Untested(Progress):
-    """Names a run by its values too, and keeps its test accuracy back: who sees it chooses by it."""
+def _validated(result: dict[str, Any]) -> str:
+    """Not its test accuracy: who sees it chooses by it."""
+    return f"validation accuracy {result['validation_accuracy']:.2f} %"
 
-    def __init__(self, fields: Sequence[str], console: Console | None = None) -> None:
-        super().__init__(console)
-        self._fields = fields
 
-    def begin(self, epoch: int, configs: Sequence[Config], batches: int) -> None:
-        super().begin(epoch, configs, batches)
-        if self._bars is not None:
-            for config, task in self._tasks.items():
-                self._bars.update(task, description=self._called(config))
-
-    def finish(self, config: Config, result: dict[str, Any]) -> None:
-        if self._bars is not None and config in self._tasks:
-            self._bars.remove_task(self._tasks.pop(config))
-        if result["status"] == "done":
-            words = f"validation accuracy {result['validation_accuracy']:.2f} %, of epoch {result['best_epoch'] + 1}"
-        else:
-            words = f"{result['status']}: weights were not finite any more after epoch {result['epochs']}"
-        self.note(f"{self._called(config)}  {words}")
-
-    def _called(self, config: Config) -> str:
-        values = [value_of(config, field) for field in self._fields]
-        return f"{name_of(config)}, {label(self._fields, values)}"
+def _called(config: Config, fields: Sequence[str]) -> str:
+    return f"{name_of(config)}, {label(fields, [value_of(config, field) for field in fields])}"
 
 
 def _given(texts: Sequence[str], fields: Sequence[str]) -> dict[str, list[str]]:
@@ -145,10 +127,3 @@ def _given(texts: Sequence[str], fields: Sequence[str]) -> dict[str, list[str]]:
         if not found[field]:
             raise ValueError(f"no numbers in --values {text!r}: give some such as {field}=0.1,1")
     return found
-
-
-def _changed(changes: Sequence[str], *, partial_data: bool) -> dict[str, str]:
-    parsed = dict(cli_options.change(text) for text in changes)
-    if "partial_data" in parsed:
-        raise ValueError("a part of a data set is asked for by --partial-data")
-    return {**parsed, "partial_data": "true"} if partial_data else parsed

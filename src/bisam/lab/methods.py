@@ -78,6 +78,27 @@ BASELINES = {
 }
 """What each method is compared with."""
 
+_SAM, _ASAM, _ESAM = ("rho", "micro_batch"), ("rho", "micro_batch", "eta"), ("rho", "micro_batch", "beta", "gamma")
+FIELDS = {
+    "sgd": (),
+    "sam": _SAM,
+    "bisam-log": (*_SAM, "mu"),
+    "bisam-tanh": (*_SAM, "mu", "alpha"),
+    "asam": _ASAM,
+    "abisam-log": (*_ASAM, "mu"),
+    "abisam-tanh": (*_ASAM, "mu", "alpha"),
+    "esam": _ESAM,
+    "ebisam-log": (*_ESAM, "mu"),
+    "ebisam-tanh": (*_ESAM, "mu", "alpha"),
+}
+"""What of a configuration each method uses that not every method does."""
+
+
+def uses(method: str, field: str) -> bool:
+    """Whether a field of a configuration matters to that method."""
+    of_some = {field for fields in FIELDS.values() for field in fields}
+    return field not in of_some or field in FIELDS[method]
+
 
 def optimizer(model: nn.Module, config: Config) -> SharpnessAware:
     """The optimizer of a run: SGD with momentum inside, cross entropy with label smoothing on the way down."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +29,16 @@ class Tracker(Protocol):
 class Progress:
     """Told of every step, epoch and result; shows them, and hands epochs on to the trackers."""
 
-    def __init__(self, console: Console | None = None, trackers: Sequence[Tracker] = ()) -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        trackers: Sequence[Tracker] = (),
+        *,
+        called: Callable[[Config], str] | None = None,
+        came_to: Callable[[dict[str, Any]], str] | None = None,
+    ) -> None:
+        """`called` gives the name of a run, `came_to` the words for the result of one that is done."""
+        self.called, self.came_to = called or name_of, came_to or _tested
         self.console = Console() if console is None else console
         self.trackers = list(trackers)
         self._bars: Bars | None = None
@@ -61,7 +70,7 @@ class Progress:
         if self._bars is not None:
             for config in configs:
                 self._tasks[config] = self._bars.add_task(
-                    _name(config), total=config.epochs * batches, completed=epoch * batches, told=""
+                    self.called(config), total=config.epochs * batches, completed=epoch * batches, told=""
                 )
 
     def step(self, number: int) -> None:
@@ -81,24 +90,32 @@ class Progress:
                 self._bars.update(self._tasks[config], completed=self._epoch * self._batches, told=told)
         elif time.monotonic() - self._line > SECONDS_BETWEEN_LINES or self._epoch == config.epochs:
             self._line = time.monotonic()
-            self.console.print(f"{_name(config)}  epoch {self._epoch}/{config.epochs}  {told}", highlight=False)
+            self.console.print(f"{self.called(config)}  epoch {self._epoch}/{config.epochs}  {told}", highlight=False)
 
     def finish(self, config: Config, result: dict[str, Any]) -> None:
         if result["status"] == "done":
-            words = f"test accuracy {result['test_accuracy']:.2f} %, of epoch {result['best_epoch'] + 1}"
+            words = f"{self.came_to(result)}, of epoch {result['best_epoch'] + 1}"
         else:
             words = f"{result['status']}: weights were not finite any more after epoch {result['epochs']}"
         if self._bars is not None and config in self._tasks:
             self._bars.remove_task(self._tasks.pop(config))
-        self.note(f"{_name(config)}  {words}, {_time(result['seconds'])}")
+        self.note(f"{self.called(config)}  {words}, {_time(result['seconds'])}")
 
     def note(self, text: str) -> None:
         (self._bars.console if self._bars is not None else self.console).print(text, highlight=False)
 
 
-def _name(config: Config) -> str:
+def name_of(config: Config) -> str:
+    """
+    >>> name_of(Config(noise=0.4))
+    'resnet56 40% noise BiSAM (-log) seed 0'
+    """
     noise = f" {config.noise:.0%} noise" if config.noise else ""
     return f"{config.model}{noise} {TITLES.get(config.method, config.method)} seed {config.seed}"
+
+
+def _tested(result: dict[str, Any]) -> str:
+    return f"test accuracy {result['test_accuracy']:.2f} %"
 
 
 def _told(metrics: dict[str, Any]) -> str:

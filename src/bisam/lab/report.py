@@ -15,6 +15,7 @@ from bisam.lab.methods import TITLES
 from bisam.lab.page import Block, Choice, Figure, Figures, Fold, Grid, Section, Words
 from bisam.lab.recipes import RECIPES
 from bisam.lab.summary import OPEN, Comparison, Sheet
+from bisam.lab.sweep import sheet, sweeps
 
 MOST_ANSWERS = 12
 """Sentences at the top of the page; the others are with their tables."""
@@ -25,6 +26,7 @@ def write(collection: Collection, roots: Sequence[Path]) -> str:
     every = charts.stride(collection.runs)
     sections = [Section("What came out", [*_answers(collection), *_problems(collection)])]
     sections += [Section(_heading(group), _blocks(group, every)) for group in collection.groups]
+    sections.append(Section("Grids", _grids(collection)))
     sections.append(Section("Runs and receipts", [_listing(collection.runs)] if collection.runs else [_nothing(roots)]))
     sections.append(Section("Tables of the paper without runs", _open_tables(collection)))
     return page.render("bisam: report", _lead(collection, roots), [each for each in sections if each.blocks])
@@ -73,6 +75,16 @@ def _problems(collection: Collection) -> list[Block]:
         return []
     warned = Words(lines, "warning")
     return [warned] if len(lines) <= MOST_ANSWERS else [Fold(f"{len(lines)} folders are not whole", [warned])]
+
+
+def _grids(collection: Collection) -> list[Block]:
+    """Sweeps of one number, wherever they are among the runs."""
+    recipes = {group.recipe.name: group.recipe for group in collection.groups if group.changes}
+    found = [sweep for recipe in recipes.values() for sweep in sweeps(recipe, collection.runs)]
+    blocks: list[Block] = []
+    for sweep in found:
+        blocks += [Grid(sheet(sweep)), Figure(f"{sweep.name}: {sweep.fields[0]}", charts.grid(sweep))]
+    return blocks
 
 
 def _heading(group: Group) -> str:

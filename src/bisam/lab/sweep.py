@@ -1,124 +1,29 @@
-"""Grids of hyperparameters: the runs that they take, and the values that do best on the validation data.
+"""Which value of a hyperparameter does best on the validation data, among runs that differ in nothing else.
 
-`plans` has the runs of each cell of a recipe, `outcome` what they came to. Test accuracy is nowhere in this file: a
-value that was chosen by it would be tested on what it has seen.
+Test accuracy is nowhere in this file: a value that was chosen by it would be tested on what it has seen.
 """
 
 from __future__ import annotations
 
-import difflib
-import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 from bisam.lab.cells import NUMERICS, Cell, Run
 from bisam.lab.config import Config
-from bisam.lab.methods import TITLES
+from bisam.lab.methods import uses
 from bisam.lab.recipes import Recipe
-from bisam.lab.runs import jobs_of
 from bisam.lab.statistics import Difference, difference
 from bisam.lab.summary import OPEN, Sheet
-from bisam.lab.train import Job
 from bisam.objectives import PAPER_MU
 
-PAPER_GRIDS = {"alpha": (0.01, 0.1, 1.0, 10.0, 100.0), "mu": (0.1, 0.5, 1.0, 2.0, 4.0)}
-PAPER_RHO_OF_ADAPTIVE = (0.1, 0.5, 1.0, 2.0, 3.0)
-OUR_RHO = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""For the methods of which the paper says no grid: about two octaves on either side of its 0.05."""
-
-_SAM, _ASAM, _ESAM = ("rho", "micro_batch"), ("rho", "micro_batch", "eta"), ("rho", "micro_batch", "beta", "gamma")
-FIELDS = {
-    "sgd": (),
-    "sam": _SAM,
-    "bisam-log": (*_SAM, "mu"),
-    "bisam-tanh": (*_SAM, "mu", "alpha"),
-    "asam": _ASAM,
-    "abisam-log": (*_ASAM, "mu"),
-    "abisam-tanh": (*_ASAM, "mu", "alpha"),
-    "esam": _ESAM,
-    "ebisam-log": (*_ESAM, "mu"),
-    "ebisam-tanh": (*_ESAM, "mu", "alpha"),
-}
-"""What of a configuration each method uses that not every method does."""
-
 NUMBERS = [name for name, kind in get_type_hints(Config).items() if {int, float} & {*(get_args(kind) or (kind,))}]
-NOT_SWEPT = {
-    "seed": "it is no choice: use --seeds",
-    "noise": "it changes the validation data, by which the values are compared: use --set",
-    "validation": "it changes the validation data, by which the values are compared: use --set",
-}
+"""The fields of a configuration that can be swept, as far as their kind goes."""
 
 Values = tuple[float, ...]
 """One for each field that is swept."""
-
-
-@dataclass(frozen=True)
-class Axis:
-    """The values of one field, in their order, and whose choice they are."""
-
-    field: str
-    values: Values
-    origin: str
-
-    @property
-    def words(self) -> str:
-        return f"{self.field} over {', '.join(map(_text, self.values))} ({self.origin})"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a sweep of one cell takes."""
-
-    recipe: str
-    cell: Cell
-    own: Config
-    """The recipe's configuration, with what was changed by hand."""
-    axes: list[Axis]
-    jobs: list[Job]
-
-    @property
-    def words(self) -> str:
-        return f"{_name(self.recipe, self.cell)}: {', '.join(axis.words for axis in self.axes)}, {len(self.jobs)} runs"
-
-
-def plans(
-    recipe: Recipe,
-    fields: Sequence[str],
-    seeds: Sequence[int],
-    root: Path,
-    *,
-    values: Mapping[str, Sequence[str]] | None = None,
-    changes: Mapping[str, str] | None = None,
-) -> list[Plan]:
-    """The runs of every cell for every point of the grid: the product of the fields' values.
-
-    Without `values` of its own, a field has the paper's grid, or ours for ρ where the paper has none, and the recipe's
-    own value. A point with the recipe's own values is the recipe's own run, in the same folder.
-    """
-    values, changes = values or {}, changes or {}
-    jobs_of(recipe, seeds, changes, root)  # refuses what may not be changed
-    for field in fields:
-        _check_can_be_swept(field, changes)
-    found = []
-    for cell, config in recipe.cells.items():
-        own = config.with_changes(changes)
-        axes = [_axis(own, field, values.get(field)) for field in fields]
-        points = [*itertools.product(*(axis.values for axis in axes))]
-        if len(points) < 2:
-            raise ValueError(f"a sweep compares two values or more, got {label(fields, points[0])}: give more --values")
-        part = replace(recipe, cells={cell: config})
-        jobs = [
-            job
-            for seed in seeds  # first, so that a sweep that is cut off has all points of some seeds
-            for point in points
-            for job in jobs_of(part, [seed], {**changes, **_as_changes(own, fields, point)}, root)
-        ]
-        found.append(Plan(recipe.name, cell, own, axes, jobs))
-    return found
 
 
 @dataclass(frozen=True)
@@ -154,7 +59,7 @@ class Sweep:
     @property
     def name(self) -> str:
         """As in "cifar10/resnet56/bisam-tanh"."""
-        return _name(self.recipe, self.cell)
+        return name_of_cell(self.recipe, self.cell)
 
     @property
     def chosen(self) -> Point | None:
@@ -222,7 +127,7 @@ def outcome(recipe: Recipe, fields: Sequence[str], runs: Iterable[Run]) -> list[
     finished = [run for run in runs if run.status == "diverged" or run.measured("validation_accuracy") is not None]
     found = []
     for cell, own in recipe.cells.items():
-        if not all(_uses(own.method, field) for field in fields):
+        if not all(uses(own.method, field) for field in fields):
             continue
         results: dict[Values, dict[int, float | None]] = defaultdict(dict)
         for run in finished:
@@ -237,6 +142,12 @@ def outcome(recipe: Recipe, fields: Sequence[str], runs: Iterable[Run]) -> list[
     return found
 
 
+def sweeps(recipe: Recipe, runs: Sequence[Run]) -> list[Sweep]:
+    """All sweeps of a single number that are among these runs."""
+    fields = [name for name in NUMBERS if name not in ("seed", "noise", "validation")]
+    return [found for field in fields for found in outcome(recipe, [field], runs)]
+
+
 def sheet(sweep: Sweep) -> Sheet:
     """The sweep as a table, with its words below."""
     marks = {id(sweep.chosen): "chosen"}
@@ -244,7 +155,7 @@ def sheet(sweep: Sweep) -> Sheet:
     if own is not None:
         marks[id(own)] = "chosen, the recipe's" if own is sweep.chosen else "the recipe's"
     rows = [
-        [*map(_text, point.values), _accuracy(point), str(len(point.accuracies)), str(len(point.diverged)),
+        [*map(text_of, point.values), _accuracy(point), str(len(point.accuracies)), str(len(point.diverged)),
          marks.get(id(point), "")]
         for point in sweep.points
     ]  # fmt: skip
@@ -257,7 +168,7 @@ def label(fields: Sequence[str], values: Sequence[float]) -> str:
     >>> label(["alpha", "mu"], [0.1, 10.0])
     'alpha = 0.1, mu = 10'
     """
-    return ", ".join(f"{field} = {_text(value)}" for field, value in zip(fields, values, strict=True))
+    return ", ".join(f"{field} = {text_of(value)}" for field, value in zip(fields, values, strict=True))
 
 
 def value_of(config: Config, field: str) -> float:
@@ -272,76 +183,9 @@ def value_of(config: Config, field: str) -> float:
     return found
 
 
-def _name(recipe: str, cell: Cell) -> str:
+def name_of_cell(recipe: str, cell: Cell) -> str:
+    """As in "cifar10/resnet56/bisam-tanh"."""
     return "/".join([recipe, *cell])
-
-
-# Grids.
-
-
-def _check_can_be_swept(field: str, changes: Mapping[str, str]) -> None:
-    if field in changes:
-        raise ValueError(f"{field} is swept and set at once: leave away --set {field}={changes[field]}")
-    if field in NOT_SWEPT:
-        raise ValueError(f"{field} cannot be swept: {NOT_SWEPT[field]}")
-    if field in NUMBERS:
-        return
-    if field in get_type_hints(Config):
-        raise ValueError(f"{field} is not a number, and only numbers can be swept")
-    near = difflib.get_close_matches(field, NUMBERS, n=3, cutoff=0.4) or NUMBERS
-    raise ValueError(f"no number of a run is called {field!r}: the nearest names are {', '.join(near)}")
-
-
-def _axis(own: Config, field: str, texts: Sequence[str] | None) -> Axis:
-    if not _uses(own.method, field):
-        fields = f"its own fields are {', '.join(FIELDS[own.method])}" if FIELDS[own.method] else "it has no own fields"
-        raise ValueError(
-            f"{TITLES[own.method]} does not use {field}: {fields}. Sweep another field, or leave this method out by "
-            "naming table/row/method, or by --methods"
-        )
-    if texts is not None:
-        return Axis(field, tuple(sorted({_number(own, field, text) for text in texts})), "as given")
-    grid, origin = _grid(own.method, field)
-    mine = value_of(own, field)
-    if mine in grid:
-        return Axis(field, grid, origin)
-    return Axis(field, tuple(sorted([*grid, mine])), f"{origin}, and the recipe's own {_text(mine)}")
-
-
-def _grid(method: str, field: str) -> tuple[Values, str]:
-    if field == "rho":
-        adaptive = "eta" in FIELDS[method]
-        return (PAPER_RHO_OF_ADAPTIVE, "the paper's grid") if adaptive else (OUR_RHO, "our grid: the paper has none")
-    if field not in PAPER_GRIDS:
-        raise ValueError(f"{field} has no grid in the paper: give its values, such as --values {field}=1,2")
-    return PAPER_GRIDS[field], "the paper's grid"
-
-
-def _number(own: Config, field: str, text: str) -> float:
-    found = getattr(own.with_changes({field: text}), field)
-    if found is None:
-        raise ValueError(f"{field} is swept over numbers, got {text!r}")
-    return found
-
-
-def _uses(method: str, field: str) -> bool:
-    of_some = {field for fields in FIELDS.values() for field in fields}
-    return field not in of_some or field in FIELDS[method]
-
-
-def _as_changes(own: Config, fields: Sequence[str], point: Values) -> dict[str, str]:
-    """The point in words. A field that is None stays so where None stands for that value: it is the same run."""
-    values = dict(zip(fields, point, strict=True))
-    given: dict[str, Any] = {field: value for field, value in values.items() if getattr(own, field) is not None}
-    settled = replace(own, **given)
-    return {
-        field: repr(value)
-        for field, value in values.items()
-        if getattr(own, field) is not None or value_of(settled, field) != value
-    }
-
-
-# Results.
 
 
 def _is_own_but_for(fields: Sequence[str], config: Config, own: Config) -> bool:
@@ -360,5 +204,5 @@ def _accuracy(point: Point) -> str:
     return f"{point.mean:.2f}" + ("" if point.deviation is None else f" ± {point.deviation:.2f}")
 
 
-def _text(value: float) -> str:
+def text_of(value: float) -> str:
     return f"{value:.12g}"

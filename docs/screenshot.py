@@ -1,0 +1,28 @@
+"""docs/images/report.png from docs/report.html: `make docs` runs it, with a Chromium that is installed."""
+
+import os
+import shutil
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+DOCS = Path(__file__).parent
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def main() -> None:
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        raise SystemExit("there is no Chromium here to take the picture with: apt install chromium")
+    with sync_playwright() as started:
+        sandbox = [] if os.getuid() else ["--no-sandbox"]  # which root has to do without
+        browser = started.chromium.launch(executable_path=executable, args=sandbox)
+        page = browser.new_page(viewport={"width": 1100, "height": 1400})
+        page.goto((DOCS / "report.html").as_uri())
+        page.wait_for_function("document.querySelectorAll('figure:not([data-drawn=yes])').length === 0")
+        page.screenshot(path=DOCS / "images" / "report.png")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
