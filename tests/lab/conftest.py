@@ -1,5 +1,6 @@
 import io
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from bisam.lab import records
 from bisam.lab.data import DATA_SETS, Facts
+from bisam.lab.recipes import find
+from bisam.lab.records import Record
 
 SIDE, CLASSES = 6, 4
 SAMPLES = {"train": 24, "test": 8}
@@ -92,3 +96,45 @@ def tiny(tmp_path, register):
     write_split(folder, "train", shards=2)
     write_split(folder, "test")
     return folder
+
+
+@pytest.fixture(scope="session")
+def recorded():
+    """Makes the record of a run that nobody trained."""
+    return record_of
+
+
+@pytest.fixture(scope="session")
+def write_run():
+    """Writes a record's folder as a training does."""
+
+    def write(folder, record):
+        with records.Run.open(folder, record.config) as run:
+            for row in record.metrics:
+                run.metrics.append(row)
+            if record.receipt is not None:
+                run.receipt(record.receipt)
+            if record.result is not None:
+                run.finish(record.result)
+        return folder
+
+    return write
+
+
+def record_of(
+    cell, seed=0, accuracy=90.0, *, trained=2, status="done", result=None, receipt=None, folder=None, **fields
+):
+    """Of a cell such as demo/40%/sam, with other values in some fields. Without an accuracy it is under way."""
+    (config,) = find(cell).cells.values()
+    config = replace(config, seed=seed, **fields)
+    metrics = [
+        {"epoch": epoch, "lr": 0.1, "loss": 2.0 - 0.1 * epoch, "validation_accuracy": 50.0 + epoch, "seconds": 1.0,
+         "together": 1, "samples_per_second": 1000.0}
+        for epoch in range(trained)
+    ]  # fmt: skip
+    if config.method != "sgd":
+        metrics = [{**row, "perturbed_loss": row["loss"] + 0.25, "flips": 1.5} for row in metrics]
+    whole = {"status": status, "epochs": trained, "best_epoch": trained - 1, "validation_accuracy": 55.5}
+    whole |= {"test_accuracy": accuracy, "seconds": float(trained), **(result or {})}
+    folder = folder or Path("runs") / f"{cell.replace('/', '-')}-seed{seed}"
+    return Record(folder, config.as_dict(), metrics, None if accuracy is None else whole, receipt)
