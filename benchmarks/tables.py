@@ -1,4 +1,4 @@
-"""Writes the tables of docs/variants.md and docs/speed.md: words from docstrings, numbers from results/.
+"""Writes the tables of README and docs: words from docstrings, numbers from benchmarks/results and the ledger.
 
 python benchmarks/tables.py    # rewrites the pages; a test fails when one would change
 """
@@ -12,9 +12,9 @@ from typing import Any
 
 import bisam
 from bisam import variants
-from bisam.lab import records
+from bisam.lab import records, summary
+from bisam.lab.cells import Collection, collect, command
 from bisam.lab.methods import TITLES
-from bisam.lab.recipes import find
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -71,7 +71,7 @@ def variant_table() -> str:
         climbing = known[name] if name in bilevel else known.get(f"{name} · Q")
         memory = (plain or climbing or {})["memory"]
         flops = [f"{row['flops']:.2f}" if row else "–" for row in (plain, climbing)]
-        cells = [f"`{name}`", summary(cls), paper(cls), defaults(cls), *flops, f"{memory:.1f}", GAINS[name]]
+        cells = [f"`{name}`", first_sentence(cls), paper(cls), defaults(cls), *flops, f"{memory:.1f}", GAINS[name]]
         rows.append(f"| {' | '.join(cells)} |")
     for name, words, reference in EXTRAS:
         plain, climbing = known[name], known[f"{name} · Q"]
@@ -80,7 +80,7 @@ def variant_table() -> str:
     return "\n".join(rows)
 
 
-def summary(cls: type) -> str:
+def first_sentence(cls: type) -> str:
     return " ".join(inspect.getdoc(cls).split("\n\n")[0].split()).replace("|w|", "abs(w)")
 
 
@@ -220,19 +220,44 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def ledger() -> Collection:
+    return collect(records.find(ROOT / "results"))
+
+
 def demo_table() -> str:
-    """The runs of the demo in the ledger, a method a row."""
-    recipe = find("demo")
-    runs = records.find(ROOT / "results/demo")
+    """The runs of the demo in the ledger, a method a row, and how far each is above the one that it improves on."""
+    (group,) = (group for group in ledger().groups if group.name == "demo")
+    (row,) = group.rows
+    gaps = {one.method: one for one in summary.comparisons(group)}
     rows = []
-    for method in recipe.methods:
-        own = [run for run in runs if run.config["method"] == method and run.result is not None]
-        accuracy = [run.result["test_accuracy"] for run in own]
-        flips = [run.metrics[-1]["flips"] for run in own if "flips" in run.metrics[-1]]
-        ms = statistics.median(1e3 * run.config["batch"] / run.metrics[-1]["samples_per_second"] for run in own)
-        spread = f"{statistics.mean(accuracy):.1f} ± {statistics.stdev(accuracy):.1f}, n = {len(own)}"
-        rows.append([TITLES[method], spread, f"{statistics.mean(flips):.1f}" if flips else "–", f"{ms:.1f}"])
-    return markdown(["method", "test accuracy", "flips per batch", "ms per step"], rows)
+    for method in group.recipe.methods:
+        runs, accuracies = group.of(row, method), group.measured(row, method).values()
+        flips = [flips for run in runs if (flips := run.last("flips")) is not None]
+        ms = statistics.median(ms for run in runs if (ms := run.milliseconds) is not None)
+        spread = f"{statistics.mean(accuracies):.1f} ± {statistics.stdev(accuracies):.1f}, n = {len(accuracies)}"
+        gap = gaps.get(method)
+        above = f"{gap.found.mean:+.1f} ({gap.found.low:+.1f} to {gap.found.high:+.1f})" if gap else "–"
+        cells = [TITLES[method], spread, above.replace("-", "−")]
+        rows.append([*cells, f"{statistics.mean(flips):.1f}" if flips else "–", f"{ms:.1f}"])
+    return markdown(["method", "test accuracy", "above its baseline", "flips per batch", "ms per step"], rows)
+
+
+def ledger_tables() -> str:
+    """Each table of the paper that has runs, with its differences."""
+    return "\n\n".join(sheet.markdown() for sheet in summary.sheets(ledger()))
+
+
+def ledger_runs() -> str:
+    """Each run, with what it takes to run it again."""
+    head = ["run", "validation", "test", "seconds", "hardware", "commit", "again with"]
+    rows = []
+    for run in ledger().runs:
+        receipt, seconds = run.record.receipt, run.record.result["seconds"]
+        hardware = receipt["gpu"] or receipt["cpu"]
+        accuracies = [f"{run.measured(name):.2f}" for name in ("validation_accuracy", "test_accuracy")]
+        name = f"{run.config.recipe}/{run.record.folder.name}"
+        rows.append([name, *accuracies, f"{seconds:.0f}", hardware, receipt["commit"], f"`{command(run)}`"])
+    return markdown(head, rows)
 
 
 def bench_where() -> str:
@@ -242,6 +267,7 @@ def bench_where() -> str:
 
 PAGES = {
     ROOT / "README.md": {"demo": demo_table},
+    ROOT / "docs/results.md": {"tables": ledger_tables, "runs": ledger_runs},
     ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
     ROOT / "docs/speed.md": {
         "epoch": epoch_table, "together": together_table, "loss": loss_table, "ten_thousand": ten_thousand_table,

@@ -36,7 +36,8 @@ def test_every_snippet_runs_and_trains(code, tmp_path):
         base = torch.optim.SGD(model.parameters(), lr=0.1)  # one that is not taken yet
     names = {
         "torch": torch, "bisam": bisam, "model": model, "base": base, "optimizer": optimizer, "x": x, "y": y,
-        "loader": [batch(0), batch(1)], "validation_loader": [batch(2)], "criterion": optimizer.criterion, "loss_fn": nn.CrossEntropyLoss(),
+        "loader": [batch(0), batch(1)], "validation_loader": [batch(2)],
+        "criterion": optimizer.criterion, "loss_fn": nn.CrossEntropyLoss(),
         "path": tmp_path / "checkpoint.pt", "left": x, "right": x, "device": "cpu",
     }  # fmt: skip
     if "capture_together" in code:

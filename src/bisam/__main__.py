@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 
@@ -12,6 +13,9 @@ def main() -> None:
         if error.name not in ("typer", "rich"):
             raise
         sys.exit(f"the command line needs {error.name}, which is not installed: pip install 'bisam[lab]'")
+    for stream in (sys.stdout, sys.stderr):  # a minus sign that the encoding lacks must not end a command
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     app(prog_name="bisam")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,15 +61,23 @@ def stride(runs: Iterable[Run]) -> int:
     return max(1, math.ceil(sum(len(run.record.metrics) for run in runs) / MOST_POINTS))
 
 
-def points(runs: Iterable[Run], every: int = 1) -> Rows:
-    """Rows of numbers by run and epoch; the first and the last epoch are always among them."""
-    rows = []
+def points(runs: Sequence[Run], every: int = 1) -> Rows:
+    """Rows of numbers by run and epoch; the first and the last epoch are always among them.
+
+    `whole` marks the epochs that all runs of a method have: only there is a mean the mean of the same runs.
+    """
+    rows: Rows = []
     for run in runs:
         metrics = run.record.metrics
         for place, epoch in enumerate(metrics):
             if (place % every == 0 or place == len(metrics) - 1) and number(epoch["epoch"]) is not None:
                 title = TITLES[run.config.method]
                 rows.append({"run": f"{title}, seed {run.config.seed}", "method": title, **numbers(epoch)})
+    present = Counter((row["method"], row["epoch"]) for row in rows)
+    counts = Counter(TITLES[run.config.method] for run in runs if run.record.metrics)
+    for row in rows:
+        if present[row["method"], row["epoch"]] == counts[row["method"]]:
+            row["whole"] = 1
     return rows
 
 
@@ -80,10 +89,15 @@ def curve(rows: Rows, name: str, methods: Sequence[str], *, interactive: bool = 
     present = [row for row in rows if name in row]
     x = alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1))
     y, mean = (alt.Y(f"{f}:Q", title=CURVES[name], scale=alt.Scale(zero=False)) for f in (name, f"mean({name})"))
-    colour, dash = _by_method(methods)
+    shown = {row["method"] for row in present}
+    colour, dash = _by_method([method for method in methods if TITLES[method] in shown])
     base = of(rows).transform_filter(f"isValid(datum.{name})").encode(x=x)
     runs = base.mark_line(opacity=0.3, strokeWidth=1, clip=True).encode(y=y, color=colour, detail="run:N")
-    means = base.mark_line(strokeWidth=2.5, clip=True).encode(y=mean, color=colour, strokeDash=dash)
+    means = (
+        base.transform_filter("datum.whole")
+        .mark_line(strokeWidth=2.5, clip=True)
+        .encode(y=mean, color=colour, strokeDash=dash)
+    )
     described = f"{CURVES[name]} over the epochs of {len({row['run'] for row in present})} runs"
     layers = (runs + means).properties(description=described)
     if not interactive:
@@ -128,7 +142,8 @@ def forest(comparisons: Sequence[Comparison]) -> Chart:
     )
     told = alt.Tooltip("words:N", title="in words")
     base = of(rows).encode(y=y)
-    zero = base.mark_rule(strokeDash=[3, 3], color=_COLOURS["plain"]).encode(x=alt.XDatum(0), y=alt.Undefined)
+    once = of(rows).transform_aggregate(rows="count()")  # not of `base`, whose y would leave it no length
+    zero = once.mark_rule(strokeDash=[3, 3], color=_COLOURS["plain"]).encode(x=alt.XDatum(0))
     x = alt.X("low:Q", title="points of test accuracy")
     intervals = base.mark_rule(strokeWidth=2.5).encode(x=x, x2="high:Q", color=colour, tooltip=told)
     means = base.mark_point(filled=True, size=90, opacity=1).encode(

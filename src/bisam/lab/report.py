@@ -55,7 +55,7 @@ def _lead(collection: Collection, roots: Sequence[Path]) -> str:
     hours = sum(_seconds_of_the_device(run) for run in runs) / 3600
     time = f"{hours:.1f} hours of training" if hours >= 1 else f"{60 * hours:.1f} minutes of training"
     places = ", ".join(map(str, roots))
-    return f"{len(runs)} runs in {places}: {', '.join(counts)}; {time}."
+    return f"{len(runs)} run{'s' * (len(runs) != 1)} in {places}: {', '.join(counts)}; {time}."
 
 
 def _answers(collection: Collection) -> list[Block]:
@@ -145,7 +145,7 @@ def _listing(runs: Sequence[Run]) -> Block:
     for run, row in zip(runs, rows, strict=True):
         if times[row[0]] > 1:  # of several folders
             row[0] = str(run.record.folder)
-    return Grid(Sheet(f"{len(runs)} runs", head, rows), searchable=len(rows) > 10)
+    return Grid(Sheet(f"{len(runs)} run{'s' * (len(runs) != 1)}", head, rows), searchable=len(rows) > 10)
 
 
 def _listed(run: Run) -> list[str]:
