@@ -390,3 +390,12 @@ def test_rows_without_runs_have_no_figures(recorded):
     names = [*report.figures([group])]
     assert len(names) == 5
     assert all(name.startswith("label_noise-40-") for name in names)
+
+
+def test_a_mean_is_drawn_only_where_all_runs_of_a_method_are(recorded):
+    found = [recorded("demo/40%/sam", seed, trained=2 + seed) for seed in (0, 1)]
+    rows = charts.points(collect(found).runs)
+    assert {(row["run"], row["epoch"]) for row in rows if "whole" in row} == {
+        (f"SAM, seed {seed}", epoch) for seed in (0, 1) for epoch in (1, 2)
+    }
+    assert len(rows) == 5

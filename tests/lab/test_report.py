@@ -85,7 +85,7 @@ class Page(HTMLParser):
     @property
     def runs(self):
         """The rows of the list of runs, by the names of its columns."""
-        (listed,) = (rows for title, rows in self.tables.items() if re.fullmatch(r"\d+ runs", title))
+        (listed,) = (rows for title, rows in self.tables.items() if re.fullmatch(r"\d+ runs?", title))
         head, *rows = listed
         return [dict(zip(head, row, strict=True)) for row in rows]
 
@@ -411,7 +411,7 @@ def test_a_strange_number_costs_a_run_no_more_than_that_number(line, tmp_path):
     done = report(tmp_path)
     assert "90.00, n = 1" in done.output
     (point,) = Page(tmp_path / "report.html").points
-    assert point == {"run": "SAM, seed 0", "method": "SAM", "epoch": 1, "validation_accuracy": 50.0}
+    assert point == {"run": "SAM, seed 0", "method": "SAM", "epoch": 1, "validation_accuracy": 50.0, "whole": 1}
 
 
 def test_half_written_lines_are_told_and_the_others_drawn(tmp_path, recorded, write_run):
