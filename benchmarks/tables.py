@@ -233,7 +233,7 @@ def demo_table() -> str:
     for method in group.recipe.methods:
         runs, accuracies = group.of(row, method), group.measured(row, method).values()
         flips = [flips for run in runs if (flips := run.last("flips")) is not None]
-        ms = statistics.median(ms for run in runs if (ms := run.milliseconds) is not None)
+        ms = statistics.mean(ms for run in runs if (ms := run.milliseconds) is not None)
         spread = f"{statistics.mean(accuracies):.1f} ± {statistics.stdev(accuracies):.1f}, n = {len(accuracies)}"
         gap = gaps.get(method)
         above = f"{gap.found.mean:+.1f} ({gap.found.low:+.1f} to {gap.found.high:+.1f})" if gap else "–"
@@ -244,7 +244,7 @@ def demo_table() -> str:
 
 def ledger_tables() -> str:
     """Each table of the paper that has runs, with its differences."""
-    return "\n\n".join(sheet.markdown() for sheet in summary.sheets(ledger()))
+    return "\n\n".join(sheet.markdown() for sheet in summary.sheets(ledger().groups))
 
 
 def ledger_runs() -> str:

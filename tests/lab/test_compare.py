@@ -29,7 +29,13 @@ from bisam.lab.trained import PoolOnDisk, pool, shared_rows, trained
 CPU = torch.device("cpu")
 SMALL = Plan(samples=40, steps=3, draws=3, eigenvalues=2, signs=3, points=5, grid=3)
 QUICK = ["--samples", "8", "--device", "cpu"]
-OF_WEIGHTS = ["At the weights", "How far the loss rises", "Training error at the worst point", "Curvature", "Along a"]
+OF_WEIGHTS = [
+    "At the weights",
+    "How far the loss rises",
+    "Training error after the perturbation",
+    "Curvature",
+    "Along a",
+]
 
 digits = partial(pool, folder=None, say=print)
 
@@ -416,6 +422,18 @@ def test_half_written_records_are_told_and_the_rest_is_shown(runs):
     assert "epoch 2 2 learning rate" in words(done)
 
 
+def test_a_run_that_diverged_has_no_accuracy(runs):
+    edit(runs.sam, "result.json", status="diverged", validation_accuracy=-1.0, test_accuracy=10.0)
+    said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights"))
+    assert "validation accuracy, per cent – " in said
+    assert "test accuracy, per cent – " in said
+
+
+def test_values_that_differ_in_the_last_digit_are_told_with_all_digits():
+    (found,) = comparison.changes({"seed": 0, "lr": 0.1234567}, {"seed": 0, "lr": 0.1234568})
+    assert (found.a, found.b) == ("0.1234567", "0.1234568")
+
+
 def test_numbers_that_are_none_are_told_as_they_are(runs):
     row = {"epoch": 2, "loss": "nan", "error": "nan", "flips": "inf", "lr": True, "ascent_norm": 10**400}
     with (runs.sam / "metrics.jsonl").open("a") as file:
@@ -424,8 +442,8 @@ def test_numbers_that_are_none_are_told_as_they_are(runs):
     done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
     assert done.exit_code == 0, done.output
     said = words(done)
-    assert "test accuracy, per cent nan " in said
-    assert "of the weights after epoch – 2" in said
+    assert "test accuracy, per cent – " in said
+    assert "tested epoch – 2" in said
     assert "seconds – " in said
     assert "training loss at w nan " in said
     assert "training error at w nan % " in said
@@ -615,7 +633,7 @@ def test_looking_leaves_the_model_as_it_was_and_gives_the_same_numbers_again(ori
     run = trained(records.read(originals["sam"]), digits)
     before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
     again = inspect(run, shared_rows([run], 40), CPU, SMALL)
-    assert replace(again, seconds=0) == replace(compared.a.inspection, seconds=0)
+    assert again == compared.a.inspection
     assert all(torch.equal(tensor, before[name]) for name, tensor in run.model.state_dict().items())
 
 
@@ -631,14 +649,9 @@ def test_progress_tells_of_every_run_and_reaches_the_end_of_everything(originals
     assert all(done == total for done, total in last.values())
 
 
-def test_numbers_that_overflow_are_told_and_are_null_in_json(originals):
+def test_numbers_that_overflow_are_told(originals):
     plan = replace(SMALL, rho=1e13)
     found = comparison.compare(originals["sam"], originals["sgd"], digits, CPU, plan)
-    plain = json.loads(json.dumps(found.a.inspection.as_dict(), allow_nan=False))
-    assert plain["average"] == {"mean": None, "standard_error": None}
-    assert plain["worst"][0]["found"]["perturbed_loss"] is None
-    assert plain["train"]["loss"] == found.a.inspection.train.loss
-    assert plain["plan"]["rho"] == 1e13
     (rises,) = (sheet for sheet in comparison_tables.sheets(found) if sheet.title.startswith("How far"))
     assert rises.rows[-2] == ["average, L2", "nan ± nan", "nan ± nan"]
 

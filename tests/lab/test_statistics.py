@@ -71,7 +71,7 @@ def test_any_runs_have_numbers_around_the_mean_and_the_reverse_has_them_reversed
     if found.low is not None:
         assert math.isfinite(found.low)
         assert math.isfinite(found.high)
-        assert found.low <= found.mean <= found.high
+        assert found.low is None or found.low <= found.mean <= found.high
         assert (back.low, back.high) == pytest.approx((-found.high, -found.low), **EXACT)
 
 
@@ -86,7 +86,6 @@ def test_two_common_seeds_are_compared_pair_by_pair_and_the_others_are_left_asid
 
 def test_a_seed_is_paired_with_the_same_seed_in_whatever_order_they_come():
     assert difference({1: 5.0, 0: 1.0}, {0: 0.5, 1: 4.0}).mean == pytest.approx(0.75)
-    assert difference({1: 5.0, 0: 1.0}, {0: 0.0, 1: 4.0}).low == pytest.approx(1.0)  # each by 1: no scatter
 
 
 def test_one_common_seed_makes_no_pairs():
@@ -113,21 +112,20 @@ def test_nothing_is_not_compared(ours, theirs):
 # Scatter that is none, or next to none.
 
 
-def test_runs_that_are_all_the_same_differ_by_nothing_more_and_nothing_less():
-    pairs = difference({0: 1.0, 1: 1.0}, {0: 0.5, 1: 0.5})
+def test_runs_that_do_not_scatter_resolve_nothing():
+    """Of 600 test images, one more in each of two pairs is no rarity."""
+    pairs = difference({0: 565 / 6, 1: 570 / 6}, {0: 564 / 6, 1: 569 / 6})
     groups = difference({0: 1.0, 1: 1.0}, {2: 0.5, 3: 0.5, 4: 0.5})
-    for found in (pairs, groups):
-        assert (found.mean, found.low, found.high) == (0.5, 0.5, 0.5)
-        assert found.resolved
-    level = difference({0: 1.0, 1: 1.0}, {2: 1.0, 3: 1.0})
-    assert (level.mean, level.low, level.high, level.resolved) == (0.0, 0.0, 0.0, False)
+    for found in (pairs, groups, difference({0: 1.0, 1: 1.0}, {2: 1.0, 3: 1.0})):
+        assert (found.low, found.high, found.resolved) == (None, None, False)
+    assert groups.mean == 0.5
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e-60, 1e-100, 1e-150, 1e-160, 1e-200, 1e-300, 5e-324])
 def test_a_scatter_too_small_to_be_squared_is_no_fault(size):
     found = difference({0: size, 1: 2 * size}, {2: size, 3: 3 * size})
     assert found.mean == pytest.approx(-0.5 * size, rel=1e-6)
-    assert found.low <= found.mean <= found.high
+    assert found.low is None or found.low <= found.mean <= found.high
 
 
 def test_one_group_without_scatter_leaves_the_freedom_of_the_other():
@@ -171,35 +169,35 @@ def test_nineteen_of_twenty_intervals_have_the_truth_in_them(ours, theirs, paire
     [
         (
             Difference(0.25, 0.1, 0.4, (3, 3), paired=True),
-            "BiSAM is better than SAM by 0.25, 95 % interval +0.10 to +0.40: resolved with 3 pairs",
+            "BiSAM is better than SAM by 0.25 points, 95 % interval +0.10 to +0.40: resolved with 3 pairs",
         ),
         (
             Difference(-0.25, -0.4, -0.1, (3, 2), paired=False),
-            "BiSAM is worse than SAM by 0.25, 95 % interval −0.40 to −0.10: resolved with 3 and 2 runs",
+            "BiSAM is worse than SAM by 0.25 points, 95 % interval −0.40 to −0.10: resolved with 3 and 2 runs",
         ),
         (
             Difference(0.25, -0.1, 0.6, (2, 2), paired=True),
-            "BiSAM is above SAM by 0.25, 95 % interval −0.10 to +0.60: not resolved with 2 pairs",
+            "BiSAM is above SAM by 0.25 points, 95 % interval −0.10 to +0.60: not resolved with 2 pairs",
         ),
         (
             Difference(-0.25, -0.6, 0.1, (2, 2), paired=True),
-            "BiSAM is below SAM by 0.25, 95 % interval −0.60 to +0.10: not resolved with 2 pairs",
+            "BiSAM is below SAM by 0.25 points, 95 % interval −0.60 to +0.10: not resolved with 2 pairs",
         ),
         (
             Difference(0.0, -0.1, 0.1, (2, 2), paired=True),
-            "BiSAM is level with SAM, off by 0.00, 95 % interval −0.10 to +0.10: not resolved with 2 pairs",
+            "BiSAM is level with SAM, off by 0.00 points, 95 % interval −0.10 to +0.10: not resolved with 2 pairs",
         ),
         (
             Difference(0.25, None, None, (1, 1), paired=False),
-            "BiSAM is above SAM by 0.25: not resolved, 1 and 1 runs say nothing of the scatter",
+            "BiSAM is above SAM by 0.25 points: not resolved, 1 and 1 runs say nothing of the scatter",
         ),
         (
             Difference(-0.25, None, None, (1, 4), paired=False),
-            "BiSAM is below SAM by 0.25: not resolved, 1 and 4 runs say nothing of the scatter",
+            "BiSAM is below SAM by 0.25 points: not resolved, 1 and 4 runs say nothing of the scatter",
         ),
         (
             Difference(0.0, None, None, (1, 1), paired=False),
-            "BiSAM is level with SAM, off by 0.00: not resolved, 1 and 1 runs say nothing of the scatter",
+            "BiSAM is level with SAM, off by 0.00 points: not resolved, 1 and 1 runs say nothing of the scatter",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from bisam.lab import published
-from bisam.lab.cells import collect
+from bisam.lab.cells import collect, fill
 from bisam.lab.methods import BASELINES, TITLES
 from bisam.lab.recipes import RECIPES, find
 from bisam.lab.records import Record
@@ -108,10 +108,10 @@ def test_a_cell_has_mean_standard_deviation_and_the_number_of_runs(recorded):
     [
         (["done", "diverged"], "90.00, n = 1, 1 diverged"),
         (["done", "done", "diverged", "diverged"], "90.00 ± 0.00, n = 2, 2 diverged"),
-        (["under way"], "–, 1 under way"),
+        (["under way"], "–, 1 not finished"),
         (["diverged"], "–, 1 diverged"),
-        (["diverged", "under way", "under way"], "–, 1 diverged, 2 under way"),
-        (["done", "under way"], "90.00, n = 1, 1 under way"),
+        (["diverged", "under way", "under way"], "–, 1 diverged, 2 not finished"),
+        (["done", "under way"], "90.00, n = 1, 1 not finished"),
     ],
 )
 def test_what_diverged_or_is_under_way_is_counted_beside_the_mean(statuses, words, recorded):
@@ -162,11 +162,11 @@ def test_a_difference_stands_beside_the_paper_s(recorded):
     values = {"sam": [94.0, 94.2, 94.1], "bisam-log": [94.3, 94.4, 94.4]}
     runs = [recorded(f"cifar10/resnet56/{m}", seed, a) for m, found in values.items() for seed, a in enumerate(found)]
     table = sheet_of_comparisons(only_group(runs))
-    assert table.head == ["difference", "ours", "95 % interval", "n", "real?", "paper's"]
+    assert table.head == ["difference", "ours", "95 % interval", "n", "sign resolved?", "paper's"]
     assert table.rows == [
         ["resnet56: BiSAM (-log) − SAM", "+0.27", "+0.12 to +0.41", "3 pairs", "yes", "+0.19"],
     ]
-    assert table.notes == []
+    assert [note.split(":")[0] for note in table.notes] == ["Student's t over training seeds, on this test set"]
     (found,) = comparisons(only_group(runs))
     assert found.words.startswith("BiSAM (-log) is better than SAM by 0.27")
 
@@ -179,15 +179,34 @@ def test_a_difference_without_an_interval_says_so_and_one_below_zero_has_a_minus
     ]
     table = sheet_of_comparisons(only_group(runs))
     assert table.rows == [
-        ["40%: SAM − SGD", "−1.00", OPEN, "1 and 1 runs", "not resolved", OPEN],
-        ["40%: BiSAM (-log) − SAM", "+2.00", OPEN, "1 and 1 runs", "not resolved", OPEN],
+        ["40%: SAM − SGD", "−1.00", OPEN, "1 and 1 runs", "no"],
+        ["40%: BiSAM (-log) − SAM", "+2.00", OPEN, "1 and 1 runs", "no"],
     ]
 
 
 def test_several_intervals_come_with_a_warning_about_chance(recorded):
-    runs = [recorded(f"demo/40%/{method}", seed) for method in find("demo").methods for seed in (0, 1)]
+    accuracies = {"sgd": (1, 2), "sam": (2, 4), "bisam-log": (3, 6), "bisam-tanh": (3, 9)}
+    runs = [recorded(f"demo/40%/{m}", seed, a) for m, of_seeds in accuracies.items() for seed, a in enumerate(of_seeds)]
     table = sheet_of_comparisons(only_group(runs))
-    assert table.notes == ["Each of the 3 intervals stands for itself: one in twenty misses the truth by chance."]
+    assert table.notes[1:] == ["Each of the 3 intervals stands for itself: one in twenty misses the truth by chance."]
+
+
+def test_runs_that_diverged_are_told_where_the_others_are_compared(recorded):
+    runs = [recorded("demo/40%/sgd", seed, 80.0 + seed) for seed in (0, 1, 2)]
+    runs += [recorded("demo/40%/sam", seed, 85.0 + seed**2) for seed in (0, 1)]
+    runs.append(recorded("demo/40%/sam", 2, status="diverged"))
+    group = only_group(runs)
+    (found,) = comparisons(group)
+    assert found.words.endswith("; 1 of 3 SAM runs diverged and are left out")
+    assert sheet_of_comparisons(group).notes[0] == "40%: 1 of 3 SAM runs diverged and are left out."
+
+
+def test_a_part_of_a_table_has_no_average_beside_the_paper_s(recorded):
+    runs = [recorded("cifar10/resnet56/sam", 0)]
+    part = sheet(fill(find("cifar10/resnet56"), runs))
+    assert [row[0] for row in part.rows][:1] == ["resnet56"]
+    assert "average" not in [row[0] for row in part.rows]
+    assert "average" in [row[0] for row in sheet(only_group(runs)).rows]
 
 
 def test_without_two_methods_there_are_no_differences(recorded):
@@ -197,7 +216,7 @@ def test_without_two_methods_there_are_no_differences(recorded):
         recorded("demo/40%/bisam-log", 0, None),
     ]
     assert sheet_of_comparisons(only_group(runs)) is None
-    assert [table.title.split(": ")[1] for table in sheets(collect(runs))] == ["test accuracy in per cent"]
+    assert [table.title.split(": ")[1] for table in sheets(collect(runs).groups)] == ["test accuracy in per cent"]
 
 
 # What is left out.
@@ -250,7 +269,7 @@ def test_a_terminal_shows_texts_as_they_are():
 
 def test_a_terminal_shows_every_cell_of_a_real_table(recorded):
     runs = [recorded(f"cifar10/resnet56/{method}", seed) for method in ("sgd", "sam") for seed in (0, 1)]
-    for table in sheets(collect(runs)):
+    for table in sheets(collect(runs).groups):
         shown = on_a_terminal(table, 200)
         for text in [
             table.title,
@@ -270,7 +289,7 @@ def rendered(table):
 
 def test_markdown_is_read_as_the_same_table(recorded):
     runs = [recorded(f"cifar10/resnet56/{method}", seed) for method in ("sgd", "sam") for seed in (0, 1)]
-    for table in sheets(collect(runs)):
+    for table in sheets(collect(runs).groups):
         html, (head, *rows) = rendered(table)
         assert head == table.head
         assert rows == [[cell.replace("\n", "<br>") for cell in row] for row in table.rows]

@@ -17,7 +17,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from bisam.lab import methods, sweep
-from bisam.lab.cells import Run
+from bisam.lab.cells import Run, collect
 from bisam.lab.cli import app
 from bisam.lab.cli_sweep import _called
 from bisam.lab.config import Config
@@ -177,7 +177,7 @@ def test_a_point_with_a_run_that_diverged_is_not_chosen():
     found = swept("alpha", {0.01: [99, None], 0.1: [90, 91], 1.0: [89, 88]})
     assert found.chosen.values == (0.1,)
     assert found.points[0] == Point((0.01,), {0: 99}, diverged=(1,))
-    assert found.words[-1] == "Points with a run that diverged are not chosen: 1 of 3."
+    assert "Points with a run that diverged are not chosen: 1 of 3." in found.words
 
 
 def test_where_every_point_diverged_nothing_is_chosen():
@@ -193,6 +193,29 @@ def test_what_the_result_says_counts_not_the_best_epoch():
     epochs = [{"epoch": 0, "validation_accuracy": 99.0}, {"epoch": 1, "validation_accuracy": 80.0}]
     (found,) = outcome(TANH, ["alpha"], [run({"alpha": 1.0}, 80.0, metrics=epochs), run(accuracy=85.0)])
     assert found.chosen.values == (0.1,)
+
+
+def test_a_run_with_another_seed_takes_its_value_out_and_not_the_sweep():
+    runs = [run({"alpha": alpha}, 90.0, seed=seed) for alpha in (0.1, 1.0, 10.0) for seed in (0, 1)]
+    (found,) = outcome(TANH, ["alpha"], [*runs, run({"alpha": 5.0}, 99.0, seed=7)])
+    assert [point.values for point in found.points] == [(0.1,), (1.0,), (10.0,)]
+    assert found.words[-1] == "Left out, for they lack the seeds of the others: alpha = 5."
+
+
+def test_sweeps_are_found_among_runs_that_were_changed_alike():
+    own = {"alpha": (0.1, 1.0, 10.0)}
+    runs = [run({"alpha": alpha}, 90.0 + alpha, epochs=3) for alpha in own["alpha"]]
+    (found,) = sweep.sweeps(TANH, [*runs, run({"alpha": 100.0}, 99.0), run({"mu": 1.0}, 99.0)])
+    assert (found.fields, found.changes) == (("alpha",), "epochs=3")
+    assert [point.values for point in found.points] == [(alpha,) for alpha in own["alpha"]]
+    assert sweep.sweeps(TANH, runs[:2]) == []  # two values are two runs
+
+
+def test_runs_of_a_sweep_have_no_table_that_shows_their_test_accuracy():
+    records = [run({"alpha": alpha}, 90.0).record for alpha in (0.1, 1.0, 10.0)]
+    groups, found = sweep.sort_out(collect(records))
+    assert [group.changes for group in groups] == [""]
+    assert len(found) == 1
 
 
 def test_only_seeds_that_every_value_has_count():
@@ -247,14 +270,15 @@ def sweep_of(accuracies, own=(0.1,)):
 def test_a_difference_to_the_recipe_is_resolved_pair_by_pair():
     found = sweep_of({(0.1,): [80, 85, 90], (1.0,): [81, 86.1, 91], (10.0,): [0, 0, 0]})
     assert found.words == [
-        "Chosen: alpha = 1. alpha = 1 is better than the recipe's alpha = 0.1 by 1.03, 95 % interval +0.89 to +1.18: "
-        "resolved with 3 pairs. The interval knows nothing of the choice among 3."
+        "Chosen: alpha = 1. alpha = 1 is better than the recipe's alpha = 0.1 by 1.03 points, 95 % interval +0.89 to "
+        "+1.18: resolved with 3 pairs. The interval knows nothing of the choice among 3."
     ]
 
 
 def test_a_difference_that_is_not_resolved_is_said():
-    (words,) = sweep_of({(0.1,): [80, 85], (1.0,): [81, 87], (10.0,): [0, 0]}).words
-    assert words.startswith("Chosen: alpha = 1. alpha = 1 is above the recipe's alpha = 0.1 by 1.50, 95 % interval ")
+    words, level = sweep_of({(0.1,): [80, 85], (1.0,): [81, 87], (10.0,): [0, 1]}).words
+    assert words.startswith("Chosen: alpha = 1. alpha = 1 is above the recipe's alpha = 0.1 by 1.50 points, 95 % inter")
+    assert level == "~: cannot be told apart from the choice with these seeds."
     assert words.endswith("not resolved with 2 pairs.")
     (words,) = sweep_of({(0.1,): [80], (1.0,): [81], (10.0,): [0]}).words
     assert words.endswith("not resolved, 1 and 1 runs say nothing of the scatter.")
@@ -293,7 +317,7 @@ def test_the_table_has_a_line_for_each_point():
     assert sheet.title == "cifar10/resnet56/bisam-tanh: validation accuracy in per cent"
     assert sheet.head == ["alpha", "mu", "validation accuracy", "n", "diverged", ""]
     assert sheet.rows == [
-        ["0.1", "10", "81.00 ± 1.41", "2", "0", "the recipe's"], ["1", "10", "83.00 ± 0.00", "2", "0", "chosen"],
+        ["0.1", "10", "81.00 ± 1.41", "2", "0", "the recipe's ~"], ["1", "10", "83.00 ± 0.00", "2", "0", "chosen"],
     ]  # fmt: skip
     assert sheet.notes[0].startswith("Chosen: alpha = 1, mu = 10.")
 
@@ -365,7 +389,7 @@ def test_each_cell_is_swept_for_itself(tmp_path):
     done = bisam("sweep", "demo", *over, *SHORT, "--seeds", "0", runs=tmp_path)
     assert done.exit_code == 0, done.stderr
     for method in ("sam", "bisam-log"):
-        assert f"demo/40%/{method}: validation accuracy in per cent" in done.stdout
+        assert f"demo/40%/{method}, with epochs=1: validation accuracy in per cent" in done.stdout
         assert f"noise40-{method}-seed0+epochs=1+weight_decay=0.0" in results(tmp_path)
     assert done.stdout.count("Chosen: weight_decay = ") == 2
 

@@ -163,7 +163,7 @@ def command(run: Run) -> str:
     (row, method), _ = place
     own = replace(_recipes()[run.config.recipe].cells[row, method], seed=run.config.seed)
     options = []
-    for change in _changes(own, run.config):
+    for change in changes_of(own, run.config):
         options += ["--partial-data"] if change == "partial_data=true" else ["--set", change]
     cell = f"{run.config.recipe}/{row}/{method}"
     return shlex.join(["bisam", "train", cell, "--seeds", str(run.config.seed), *options])
@@ -187,7 +187,7 @@ def _place(config: Config, recipe: Recipe | None = None) -> tuple[Cell, str] | N
     for cell, expected in recipe.cells.items() if recipe else ():
         if expected.method == config.method:
             same = {name: getattr(config, name) for name in ("seed", *NUMERICS)}
-            changed = _changes(replace(expected, **same), config)
+            changed = changes_of(replace(expected, **same), config)
             elsewhere = sum(getattr(expected, name) != getattr(config, name) for name in ROW)
             found.append((elsewhere, len(changed), cell, ", ".join(changed)))
     if not found:
@@ -196,10 +196,16 @@ def _place(config: Config, recipe: Recipe | None = None) -> tuple[Cell, str] | N
     return cell, changes
 
 
-def _changes(own: Config, changed: Config) -> list[str]:
+def place_of(config: Config) -> tuple[str, Cell] | None:
+    """The recipe and the cell that a configuration is of, changed or not."""
+    found = _place(config)
+    return None if found is None else (config.recipe, found[0])
+
+
+def changes_of(own: Config, changed: Config) -> list[str]:
     """As in ["epochs=3"]."""
     before = vars(own)
-    return [f"{name}={_text(value)}" for name, value in vars(changed).items() if value != before[name]]
+    return [f"{name}={text_of(value)}" for name, value in vars(changed).items() if value != before[name]]
 
 
 def _run(record: Record) -> Run | str:
@@ -249,13 +255,13 @@ def _is_known(name: str, value: object) -> bool:
     return type(value) in kinds or (float in kinds and type(value) is int)
 
 
-def _text(value: object) -> str:
-    """What is read as the same value.
+def text_of(value: object) -> str:
+    """As after --set, where it is read as the same value.
 
-    >>> _text(0.1), _text(1 / 3), _text(True)
+    >>> text_of(0.1), text_of(1 / 3), text_of(True)
     ('0.1', '0.3333333333333333', 'true')
     """
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,9 +47,15 @@ MOST_POINTS = 40_000
 """Of all runs of a page together: more make it slow, and are finer than a screen."""
 
 MOST_TOLD = 4_000
-"""Points of a chart that can be told one by one: each is a shape of its own to a browser."""
+"""Points of a chart that the pointer finds: each is a shape of its own to a browser."""
+
+OUTLIER = 1000.0
+"""So many times the median is not drawn."""
 
 _COLOURS = {"plain": "#7d8590", "sam": "#3b82f6", "log": "#e8590c", "tanh": "#0f9d6b"}
+_NEUTRAL = "#8957e5"
+"""Of what belongs to no method."""
+
 _DASHES = {"plain": [2, 3], "sam": [8, 3], "log": [1, 0], "tanh": [12, 2, 3, 2]}
 
 
@@ -73,6 +80,7 @@ def points(runs: Sequence[Run], every: int = 1) -> Rows:
             if (place % every == 0 or place == len(metrics) - 1) and number(epoch["epoch"]) is not None:
                 title = TITLES[run.config.method]
                 rows.append({"run": f"{title}, seed {run.config.seed}", "method": title, **numbers(epoch)})
+    _drop_outliers(rows)
     present = Counter((row["method"], row["epoch"]) for row in rows)
     counts = Counter(TITLES[run.config.method] for run in runs if run.record.metrics)
     for row in rows:
@@ -81,36 +89,48 @@ def points(runs: Sequence[Run], every: int = 1) -> Rows:
     return rows
 
 
+def _drop_outliers(rows: Rows) -> None:
+    """What is a thousand times the median, as of a run that diverges: beside it nothing else could be seen."""
+    for name in CURVES:
+        sizes = [abs(row[name]) for row in rows if name in row]
+        limit = OUTLIER * statistics.median(sizes) if sizes else 0.0
+        for row in rows:
+            if limit and abs(row.get(name, 0.0)) > limit:
+                del row[name]
+
+
 def curve(rows: Rows, name: str, methods: Sequence[str], *, interactive: bool = True) -> Chart:
     """One number over the epochs: each run as a thin line, the mean of each method as a thick one.
 
     Interactive, it tells the run and the number under the pointer, and zooms.
     """
     present = [row for row in rows if name in row]
+    runs_shown = {row["run"] for row in present}
     x = alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1))
-    y, mean = (alt.Y(f"{f}:Q", title=CURVES[name], scale=alt.Scale(zero=False)) for f in (name, f"mean({name})"))
+    y, mean = (
+        alt.Y(f"{field}:Q", title=CURVES[name], scale=alt.Scale(zero=False), axis=alt.Axis(format="~g"))
+        for field in (name, f"mean({name})")
+    )
     shown = {row["method"] for row in present}
     colour, dash = _by_method([method for method in methods if TITLES[method] in shown])
     base = of(rows).transform_filter(f"isValid(datum.{name})").encode(x=x)
-    runs = base.mark_line(opacity=0.3, strokeWidth=1, clip=True).encode(y=y, color=colour, detail="run:N")
-    means = (
-        base.transform_filter("datum.whole")
-        .mark_line(strokeWidth=2.5, clip=True)
-        .encode(y=mean, color=colour, strokeDash=dash)
-    )
-    described = f"{CURVES[name]} over the epochs of {len({row['run'] for row in present})} runs"
-    layers = (runs + means).properties(description=described)
+    single = len(present) == len(runs_shown)  # an epoch each, of which no line can be drawn
+    runs = base.mark_line(opacity=0.3, strokeWidth=1, clip=True, point=single)
+    means = base.transform_filter("datum.whole").mark_line(strokeWidth=2.5, clip=True)
+    layers = runs.encode(y=y, color=colour, detail="run:N") + means.encode(y=mean, color=colour, strokeDash=dash)
+    layers = layers.properties(description=f"{CURVES[name]} over the epochs of {len(runs_shown)} runs")
     if not interactive:
         return whole(layers, rows)
-    # of one run where there are few, of the mean where there are many
-    told = ["run", "epoch", "method"] if len(present) <= MOST_TOLD else ["epoch", "method"]
+    told = ["run", "epoch", "method"]
     hover = alt.selection_point(
         name="hover", on="pointerover", clear="pointerout", nearest=True, empty=False, fields=told
     )
+    every = math.ceil(len(present) / MOST_TOLD)
     # rows with nothing but what is told, and told whole: Vega loses names among single fields of the nearest point
     marks = (
-        base.transform_aggregate(value=f"mean({name})", groupby=[*told])
-        .mark_point(size=50, filled=True, clip=True, tooltip={"content": "data"})
+        base.transform_filter(f"datum.epoch % {every} == {1 % every}")
+        .transform_aggregate(value=f"mean({name})", groupby=[*told])
+        .mark_point(size=50, filled=True, clip=True, tooltip={"content": "data"}, aria=False)
         .encode(y="value:Q", color=colour, opacity=alt.condition(hover, alt.value(1), alt.value(0)))
     )
     zoom = alt.selection_interval(
@@ -120,42 +140,34 @@ def curve(rows: Rows, name: str, methods: Sequence[str], *, interactive: bool = 
 
 
 def forest(comparisons: Sequence[Comparison]) -> Chart:
-    """Differences with their intervals, and the paper's as hollow diamonds; what is right of 0 is better."""
-    rows = [
-        {
-            "difference": f"{one.row}: {one.label}",
-            "mean": one.found.mean,
-            "low": one.found.low,
-            "high": one.found.high,
-            "paper": one.published,
-            "verdict": "resolved" if one.found.resolved else "not resolved",
-            "words": one.words,
-        }
-        for one in comparisons
-    ]
-    order = [str(row["difference"]) for row in rows]
-    y = alt.Y("difference:N", sort=order, title=None, axis=alt.Axis(labelLimit=320, grid=False))
-    colour = alt.Color(
-        "verdict:N",
-        scale=alt.Scale(domain=["resolved", "not resolved"], range=[_COLOURS["log"], _COLOURS["plain"]]),
-        legend=alt.Legend(title=None, orient="top"),
+    """Differences with their intervals, and the paper's as diamonds; what is right of 0 is better."""
+    rows: Rows = []
+    for one in comparisons:
+        row = {"difference": f"{one.row}: {one.label}", "told": f"{one.words}."}
+        kind = "resolved" if one.found.resolved else "not resolved"
+        rows.append({**row, "at": one.found.mean, "low": one.found.low, "high": one.found.high, "kind": kind})
+        if one.published is not None:
+            rows.append({**row, "at": one.published, "kind": "the paper's"})
+    order = list(dict.fromkeys(row["difference"] for row in rows))
+    kinds = [kind for kind in ("resolved", "not resolved", "the paper's") if any(row["kind"] == kind for row in rows)]
+    shapes = {"resolved": "circle", "not resolved": "cross", "the paper's": "diamond"}
+    shape = alt.Shape(
+        "kind:N",
+        scale=alt.Scale(domain=kinds, range=[shapes[kind] for kind in kinds]),
+        legend=alt.Legend(title=None, orient="top", symbolFillColor=_NEUTRAL, symbolStrokeColor=_NEUTRAL),
     )
-    told = alt.Tooltip("words:N", title="in words")
-    base = of(rows).encode(y=y)
+    base = of(rows).encode(
+        y=alt.Y("difference:N", sort=order, title=None, axis=alt.Axis(labelLimit=320, grid=False)),
+        tooltip=alt.Tooltip("told:N", title="in words"),
+    )
     once = of(rows).transform_aggregate(rows="count()")  # not of `base`, whose y would leave it no length
     zero = once.mark_rule(strokeDash=[3, 3], color=_COLOURS["plain"]).encode(x=alt.XDatum(0))
     x = alt.X("low:Q", title="points of test accuracy")
-    intervals = base.mark_rule(strokeWidth=2.5).encode(x=x, x2="high:Q", color=colour, tooltip=told)
-    means = base.mark_point(filled=True, size=90, opacity=1).encode(
-        x=alt.X("mean:Q", title="points of test accuracy"), color=colour, tooltip=told
-    )
-    layers = zero + intervals + means
-    if any(one.published is not None for one in comparisons):
-        papers = base.transform_filter("datum.paper != null").mark_point(shape="diamond", size=70, filled=False)
-        told = alt.Tooltip("paper:Q", title="paper's")
-        layers += papers.encode(x="paper:Q", color=alt.value(_COLOURS["sam"]), tooltip=told)
+    intervals = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2, color=_NEUTRAL)
+    marks = base.mark_point(size=80, opacity=1, filled=True, color=_NEUTRAL).encode(x="at:Q", shape=shape)
+    layers = zero + intervals.encode(x=x, x2="high:Q") + marks
     described = layers.properties(description="differences with 95 % intervals")
-    return whole(described, rows, height=30 * len(rows) + 10)
+    return whole(described, rows, height=30 * len(order) + 10)
 
 
 def flips(runs: Sequence[Run], *, interactive: bool = True) -> Chart:
@@ -164,37 +176,30 @@ def flips(runs: Sequence[Run], *, interactive: bool = True) -> Chart:
 
 
 def grid(sweep: Sweep) -> Chart:
-    """Validation accuracy over the values of one number: each run as a point, the means as a line."""
+    """Validation accuracy over the values of one number: each seed as a thin line, the means as a thick one."""
     (name,) = sweep.fields
-    own, chosen = sweep.own_point, sweep.chosen
     rows: Rows = [
-        {
-            name: point.values[0],
-            "accuracy": accuracy,
-            "seed": seed,
-            "value": "chosen" if point is chosen else "the recipe's" if point is own else "of the grid",
-        }
+        {name: point.values[0], "accuracy": accuracy, "seed": seed, "value": sweep.mark(point) or "of the grid"}
         for point in sweep.points
         for seed, accuracy in point.accuracies.items()
     ]
     positive = all(point.values[0] > 0 for point in sweep.points)
-    x = alt.X(f"{name}:Q", scale=alt.Scale(type="log" if positive else "linear"), axis=alt.Axis(format="~g"))
+    scale = alt.Scale(type="log" if positive else "linear", nice=False, padding=20)
     title = "validation accuracy, per cent"
-    base = of(rows).encode(x=x)
-    means = base.mark_line(color=_COLOURS["plain"]).encode(y=alt.Y("mean(accuracy):Q", title=title))
+    base = of(rows).encode(x=alt.X(f"{name}:Q", scale=scale, axis=alt.Axis(format="~g")))
+    y = alt.Y("accuracy:Q", title=title, scale=alt.Scale(zero=False))
+    seeds = base.mark_line(color=_COLOURS["plain"], strokeWidth=1, opacity=0.4).encode(y=y, detail="seed:N")
+    means = base.mark_line(color=_COLOURS["plain"], strokeWidth=2.5).encode(y=alt.Y("mean(accuracy):Q", title=title))
+    marks = list(dict.fromkeys(row["value"] for row in rows))
+    colours = [_NEUTRAL if "chosen" in mark else _COLOURS["sam" if "recipe" in mark else "plain"] for mark in marks]
     runs = base.mark_point(filled=True, size=60, opacity=0.9).encode(
-        y=alt.Y("accuracy:Q", title=title, scale=alt.Scale(zero=False)),
+        y=y,
         color=alt.Color(
-            "value:N",
-            scale=alt.Scale(
-                domain=["chosen", "the recipe's", "of the grid"],
-                range=[_COLOURS["log"], _COLOURS["sam"], _COLOURS["plain"]],
-            ),
-            legend=alt.Legend(title=None, orient="top"),
+            "value:N", scale=alt.Scale(domain=marks, range=colours), legend=alt.Legend(title=None, orient="top")
         ),
         tooltip=[alt.Tooltip(f"{name}:Q"), alt.Tooltip("seed:O"), alt.Tooltip("accuracy:Q", format=".2f")],
     )
-    return whole((means + runs).properties(description=f"validation accuracy over {name}"), rows)
+    return whole((seeds + means + runs).properties(description=f"validation accuracy over {name}"), rows)
 
 
 def lower_bounds(alpha: float = 0.1) -> Chart:
@@ -234,9 +239,9 @@ def lower_bounds(alpha: float = 0.1) -> Chart:
 
 def numbers(epoch: Mapping[str, Any]) -> dict[str, Any]:
     """What a chart can show of a line of metrics: the epoch, counted from 1, and `CURVES` as far as they are known."""
-    loss, perturbed = rounded(epoch.get("loss")), rounded(epoch.get("perturbed_loss"))
-    values = {name: rounded(epoch.get(name)) for name in CURVES}
-    values["surrogate_gap"] = None if loss is None or perturbed is None else rounded(perturbed - loss)
+    loss, perturbed = number(epoch.get("loss")), number(epoch.get("perturbed_loss"))
+    gap = None if loss is None or perturbed is None else perturbed - loss
+    values = {name: rounded(value) for name, value in {**epoch, "surrogate_gap": gap}.items() if name in CURVES}
     return {"epoch": epoch["epoch"] + 1, **{name: value for name, value in values.items() if value is not None}}
 
 

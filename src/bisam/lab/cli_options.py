@@ -44,7 +44,11 @@ Track = Annotated[str | None, typer.Option(metavar="wandb|trackio", help="Send c
 Every = Annotated[
     float, typer.Option("--checkpoint-seconds", min=0, help="Save when an epoch ends, but not more often.")
 ]
-ManyNames = Annotated[str, typer.Option(metavar="NAMES", help="With commas between; none is all.")]
+Rows = Annotated[
+    str,
+    typer.Option("--models", "--rows", metavar="NAMES", help="Rows of the table, with commas between; none is all."),
+]
+Methods = Annotated[str, typer.Option(metavar="NAMES", help="Methods, with commas between; none is all.")]
 
 
 def source(name: str, *, say: Callable[[str], None], folder: Path | None = None, partial: bool = False) -> Source:

@@ -14,6 +14,8 @@ from bisam.lab import cells, records, summary
 from bisam.lab.cli_options import RUNS, told_in_a_line
 from bisam.lab.cli_output import drawing, say, write_text, writing
 from bisam.lab.recipes import find
+from bisam.lab.sweep import sheet as sheet_of_sweep
+from bisam.lab.sweep import sort_out
 
 
 class Form(str, Enum):
@@ -33,14 +35,15 @@ def report(
     folders: Folders = None,
     out: Annotated[Path | None, typer.Option(help="The page.", show_default="report.html in the first folder")] = None,
     figures: Annotated[Path | None, typer.Option(help="Write every chart as a file into this folder too.")] = None,
-    form: Annotated[Form, typer.Option("--format", help="Of these files.")] = Form.svg,
+    form: Annotated[Form, typer.Option("--format", help="What --figures writes.")] = Form.svg,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file too.")] = None,
 ) -> None:
     """The tables of the paper with the runs of some folders, here and as a page with their curves."""
     with told_in_a_line():
         roots = folders or [RUNS]
         collection = _collected(roots)
-        sheets = summary.sheets(collection)
+        groups, sweeps = sort_out(collection)
+        sheets = [*summary.sheets(groups), *map(sheet_of_sweep, sweeps)]
         for line in summary.left_out(collection):
             say(line)
         for sheet in sheets:
@@ -69,6 +72,8 @@ def figure(
         charts, files = drawing("charts"), drawing("figures")
         path = out or Path(f"{which.value}.svg")
         if which is Figure.lower_bounds:
+            if folders:
+                raise ValueError("lower-bounds are drawn from their formulas: leave the folder away")
             chart, title = charts.lower_bounds(), "Lower bounds of the 0-1 loss"
         else:
             runs = _runs_of(recipe, folders or [RUNS])
@@ -108,11 +113,11 @@ def _runs_of(name: str, roots: Sequence[Path]) -> list[cells.Run]:
 
 def _write_figures(collection: cells.Collection, folder: Path, form: str) -> None:
     report, files = drawing("report"), drawing("figures")
-    drawn = report.figures(collection.groups)
+    drawn = report.figures(collection)
     for name, chart in drawn.items():
         path = folder / f"{name}.{form}"
         with writing(path):
-            files.save(chart, path)
+            files.save(chart, path, name)
     say(f"wrote {len(drawn)} figures to {folder}")
 
 

@@ -16,11 +16,12 @@ from bisam.lab.cli_options import (
     Changes,
     Every,
     Folder,
-    ManyNames,
+    Methods,
     Name,
     Partial,
     Place,
     Root,
+    Rows,
     Seeds,
     TensorBoard,
     Together,
@@ -84,8 +85,8 @@ def train(
 
 def reproduce(
     recipe: Name,
-    models: ManyNames = "",
-    methods: ManyNames = "",
+    models: Rows = "",
+    methods: Methods = "",
     seeds: Annotated[
         str, typer.Option(metavar="NUMBERS", help="Seeds, as in 0,1,2 or 0-5; none is as many as the paper's.")
     ] = "",

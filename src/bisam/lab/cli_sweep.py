@@ -16,11 +16,12 @@ from bisam.lab.cli_options import (
     Changes,
     Every,
     Folder,
-    ManyNames,
+    Methods,
     Name,
     Partial,
     Place,
     Root,
+    Rows,
     Seeds,
     Together,
     told_in_a_line,
@@ -36,7 +37,7 @@ Over = Annotated[
     str,
     typer.Option(
         metavar="FIELDS",
-        help="What is swept: alpha, mu or rho over the paper's grid, any other number over --values. With commas "
+        help="What is swept: alpha, mu or rho over their grids, any other number over --values. With commas "
         "between, over all combinations.",
     ),
 ]
@@ -54,8 +55,8 @@ def sweep(
     recipe: Name,
     over: Over,
     values: GivenValues = None,
-    models: ManyNames = "",
-    methods: ManyNames = "",
+    models: Rows = "",
+    methods: Methods = "",
     seeds: Seeds = "0-2",
     changes: Changes = None,
     root: Root = RUNS,
@@ -93,7 +94,7 @@ def sweep(
         changed = replace(wanted, cells={plan.cell: plan.own for plan in planned})
         finished = cells.collect(records.read(job.folder) for job in jobs).runs
         for found in outcome(changed, fields, finished):
-            console.print(sheet(found).rich())
+            console.print(sheet(replace(found, changes=", ".join(changes or []))).rich())
 
 
 def _validated(result: dict[str, Any]) -> str:

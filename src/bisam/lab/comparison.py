@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from bisam.lab import records
+from bisam.lab.cells import text_of
 from bisam.lab.config import Config
 from bisam.lab.inspection import Inspection, Plan, Progress, inspect
 from bisam.lab.records import Record
@@ -106,15 +107,8 @@ def _is_same(value: Any, other: Any) -> bool:
 
 def _shown(name: str, values: dict[str, Any], default: dict[str, Any]) -> str:
     if name in values:
-        return _text(values[name])
-    return f"{_text(default[name])}, {NOT_RECORDED}" if name in default else NOT_RECORDED
-
-
-def _text(value: Any) -> str:
-    """As after --set."""
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        return text_of(values[name])
+    return f"{text_of(default[name])}, {NOT_RECORDED}" if name in default else NOT_RECORDED
 
 
 # Reading.

@@ -54,7 +54,7 @@ def _surroundings(comparison: Comparison) -> list[Block]:
         Figure(
             f"How far the loss rises within ρ = {plan.rho:g}",
             _worst_cases(comparison, looked),
-            "One bar for each run; what is climbed, the ball, and in how many steps.",
+            "What is climbed, in which ball, in how many steps. Radii of the two balls do not compare.",
         ),
         Figures(
             [
@@ -90,8 +90,10 @@ def _along(comparison: Comparison, looked: Sequence[tuple[Side, Inspection]], na
 def _drawn(comparison: Comparison, rows: Rows, along: str, name: str, x: alt.X, y: alt.Y) -> Chart:
     told = [alt.Tooltip("run:N"), alt.Tooltip(f"{along}:Q"), alt.Tooltip(f"{name}:Q", format=".4~g")]
     base = charts.of(rows).transform_filter(f"isValid(datum.{name})").encode(x=x, y=y, color=_by_run(comparison))
-    points = base.mark_point(size=30, filled=True, opacity=0).encode(tooltip=told)
-    return charts.whole((base.mark_line(strokeWidth=2, clip=True) + points), rows)
+    single = len(rows) == len({row["run"] for row in rows})  # of one point no line can be drawn
+    points = base.mark_point(size=30, filled=True, opacity=float(single), aria=False).encode(tooltip=told)
+    lines = base.mark_line(strokeWidth=2, clip=True).encode(strokeDash=_dashed(comparison))
+    return charts.whole(lines + points, rows)
 
 
 def _worst_cases(comparison: Comparison, looked: Sequence[tuple[Side, Inspection]]) -> Chart:
@@ -158,7 +160,15 @@ def _finite(values: dict[str, Any]) -> dict[str, float]:
     return {name: charts.rounded(value) for name, value in values.items() if charts.rounded(value) is not None}  # type: ignore[misc]
 
 
+def _dashed(comparison: Comparison) -> alt.StrokeDash:
+    """So that a line that hides another is seen through."""
+    names = [side.name for side in comparison.sides]
+    return alt.StrokeDash("run:N", scale=alt.Scale(domain=names, range=[[1, 0], [6, 4]]), legend=_LEGEND)
+
+
+_LEGEND = alt.Legend(title=None, orient="top", columns=1, labelLimit=360, symbolOpacity=1)
+
+
 def _by_run(comparison: Comparison) -> alt.Color:
     names = [side.name for side in comparison.sides]
-    legend = alt.Legend(title=None, orient="top", columns=1, labelLimit=360)
-    return alt.Color("run:N", scale=alt.Scale(domain=names, range=COLOURS), legend=legend)
+    return alt.Color("run:N", scale=alt.Scale(domain=names, range=COLOURS), legend=_LEGEND)

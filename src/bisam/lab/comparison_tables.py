@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from bisam.diagnostics import Estimate
+from bisam.lab.cells import number
 from bisam.lab.comparison import Comparison, Side
 from bisam.lab.inspection import Inspection, Plan, WorstCase
 from bisam.lab.summary import OPEN, Sheet
@@ -73,7 +74,7 @@ def _configuration(comparison: Comparison) -> Sheet:
 def _results(comparison: Comparison) -> Sheet:
     lines: dict[str, Cell] = {"status": lambda side: side.status}
     lines |= {words: partial(_accuracy, name=name) for name, words in ACCURACIES.items()}
-    lines |= {"of the weights after epoch": _best_epoch, "epochs": _epochs, "seconds": _seconds, "hardware": _hardware}
+    lines |= {"tested epoch": _best_epoch, "epochs": _epochs, "seconds": _seconds, "hardware": _hardware}
     lines |= {name: partial(_receipt, name=name) for name in ("torch", "commit", "date")}
     lines["data, sha256"] = lambda side: _receipt(side, "data_checksum")[:12]
     return _sheet(comparison, "Results", lines)
@@ -111,8 +112,11 @@ def _rises(comparison: Comparison, plan: Plan) -> Sheet:
 
 def _errors(comparison: Comparison, plan: Plan) -> Sheet:
     lines = {"at w": _of(lambda one: _percent(one.train.error)), **_worst_cases(comparison, _error)}
-    notes = ["≥: where Q is climbed, Q − log(K)/μ, which is never above the error. Flips: right at w, wrong there."]
-    return _sheet(comparison, f"Training error at the worst point within ρ = {plan.rho:g}", lines, notes)
+    notes = [
+        "≥: where Q is climbed, Q − log(K)/μ, which is never above the error; not shown where it is below 0. Flips: "
+        "right at w, wrong there."
+    ]
+    return _sheet(comparison, f"Training error after the perturbation, ρ = {plan.rho:g}", lines, notes)
 
 
 def _curvature(comparison: Comparison, plan: Plan) -> Sheet:
@@ -154,7 +158,7 @@ def _worst_cases(comparison: Comparison, text: Callable[[WorstCase], str]) -> di
 
 
 def _error(case: WorstCase) -> str:
-    bound = "" if case.found.bound is None else f" ≥ {_percent(case.found.bound)}"
+    bound = f" ≥ {_percent(case.found.bound)}" if case.found.bound is not None and case.found.bound > 0 else ""
     flips = "1 flip" if case.found.flips == 1 else f"{case.found.flips} flips"
     return f"{_percent(case.found.perturbed_error)}{bound}, {flips}"
 
@@ -171,7 +175,10 @@ def _on_line(one: Inspection, place: int) -> str:
 
 
 def _accuracy(side: Side, name: str) -> str:
-    return _number((side.record.result or {}).get(name), "{:.2f}")
+    """Only of a run that ended well: what a diverged one recorded is of no weights that count."""
+    result = side.record.result or {}
+    value = number(result.get(name)) if result.get("status") == "done" else None
+    return OPEN if value is None or not 0 <= value <= 100 else f"{value:.2f}"
 
 
 def _best_epoch(side: Side) -> str:
@@ -186,7 +193,7 @@ def _epochs(side: Side) -> str:
 
 def _seconds(side: Side) -> str:
     """Also of a run that is not finished."""
-    known = [value for row in side.record.metrics if isinstance(value := row.get("seconds"), float)]
+    known = [value for row in side.record.metrics if (value := number(row.get("seconds"))) is not None]
     return _number((side.record.result or {}).get("seconds", sum(known) if known else None), "{:.1f}")
 
 

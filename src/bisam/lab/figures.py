@@ -27,7 +27,7 @@ def _contents(chart: Chart, form: str, title: str) -> bytes:
         from bisam.lab import page
 
         return page.render(title, "", [page.Section(title, [page.Figure(title, chart)])]).encode()
-    spec = {**chart.to_dict(), "width": WIDTH, "background": "white"}
+    spec = {**chart.to_dict(), "width": WIDTH, "background": "white", "title": title}
     if form == "svg":
         return vl_convert.vegalite_to_svg(spec).encode()
     return vl_convert.vegalite_to_png(spec, scale=2)

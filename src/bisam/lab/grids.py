@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from bisam.lab.cells import Cell
+from bisam.lab.cells import Cell, text_of
 from bisam.lab.config import Config
 from bisam.lab.methods import FIELDS, TITLES, uses
 from bisam.lab.recipes import Recipe
 from bisam.lab.runs import jobs_of
-from bisam.lab.sweep import NUMBERS, Values, label, name_of_cell, text_of, value_of
+from bisam.lab.sweep import NUMBERS, Values, label, name_of_cell, value_of
 from bisam.lab.train import Job
 
 PAPER_GRIDS = {"alpha": (0.01, 0.1, 1.0, 10.0, 100.0), "mu": (0.1, 0.5, 1.0, 2.0, 4.0)}

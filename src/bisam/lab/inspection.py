@@ -9,11 +9,9 @@ same. BatchNorm is in evaluation mode.
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -136,13 +134,8 @@ class Inspection:
     line: Surface
     plane: Surface
     """Its first direction is that of the line."""
-    seconds: float
     notes: list[str] = field(default_factory=list)
     """What should be known when these numbers are read."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON. It has no numbers that are not finite: they are None."""
-        return _plain(asdict(self))
 
 
 def inspect(
@@ -170,7 +163,6 @@ def inspect(
 
 
 def _inspected(run: Trained, rows: Tensor, device: torch.device, plan: Plan, progress: Progress | None) -> Inspection:
-    began = time.monotonic()
     few = rows[: -(-len(rows) // 4)]
     test, is_all = run.pool.test(plan.samples, device)
     look = _Look(
@@ -196,7 +188,6 @@ def _inspected(run: Trained, rows: Tensor, device: torch.device, plan: Plan, pro
         trace=look.trace(),
         line=look.line(),
         plane=look.plane(),
-        seconds=time.monotonic() - began,
         notes=[*_doubts(run, at_test, is_all), *look.notes],
     )
 
@@ -304,13 +295,3 @@ class _Look:
     def _told(self, what: str) -> diagnosed.Progress | None:
         progress = self._progress
         return None if progress is None else lambda done, total: progress(what, done, total)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Estimate):
-        return _plain(value._asdict())
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value

@@ -67,14 +67,14 @@ def cifar10() -> Recipe:
     def config(model: str, method: str) -> Config:
         return Config(data="cifar10", model=model, epochs=_epochs(method))
 
-    return _table("cifar10", "Test accuracy on CIFAR-10", "tab:cifar10", 6, FIVE_MODELS, FOUR_METHODS, config)
+    return _table("cifar10", "CIFAR-10", "tab:cifar10", 6, FIVE_MODELS, FOUR_METHODS, config)
 
 
 def cifar100() -> Recipe:
     def config(model: str, method: str) -> Config:
         return Config(data="cifar100", model=model, epochs=_epochs(method))
 
-    return _table("cifar100", "Test accuracy on CIFAR-100", "tab:cifar100", 6, FIVE_MODELS, FOUR_METHODS, config)
+    return _table("cifar100", "CIFAR-100", "tab:cifar100", 6, FIVE_MODELS, FOUR_METHODS, config)
 
 
 def imagenet() -> Recipe:
@@ -85,7 +85,7 @@ def imagenet() -> Recipe:
             data="imagenet", model=model, epochs=90, lr=0.2, batch=512, micro_batch=128, mu=mu.get(method), padding=0
         )
 
-    table = _table("imagenet", "Accuracy on ImageNet-1K", "tab:imagenet", 3, ["resnet50"], FOUR_METHODS[1:], config)
+    table = _table("imagenet", "ImageNet-1K", "tab:imagenet", 3, ["resnet50"], FOUR_METHODS[1:], config)
     return replace(table, measures=(("top1", "test_accuracy"), ("top5", "test_top5_accuracy")))
 
 

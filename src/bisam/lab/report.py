@@ -15,7 +15,7 @@ from bisam.lab.methods import TITLES
 from bisam.lab.page import Block, Choice, Figure, Figures, Fold, Grid, Section, Words
 from bisam.lab.recipes import RECIPES
 from bisam.lab.summary import OPEN, Comparison, Sheet
-from bisam.lab.sweep import sheet, sweeps
+from bisam.lab.sweep import Sweep, sheet, sort_out
 
 MOST_ANSWERS = 12
 """Sentences at the top of the page; the others are with their tables."""
@@ -24,17 +24,24 @@ MOST_ANSWERS = 12
 def write(collection: Collection, roots: Sequence[Path]) -> str:
     """The page, as HTML."""
     every = charts.stride(collection.runs)
-    sections = [Section("What came out", [*_answers(collection), *_problems(collection)])]
-    sections += [Section(_heading(group), _blocks(group, every)) for group in collection.groups]
-    sections.append(Section("Grids", _grids(collection)))
+    groups, found = sort_out(collection)
+    own, changed = ([group for group in groups if bool(group.changes) == has] for has in (False, True))
+    sections = [Section("What came out", [*_answers(own or changed), *_problems(collection)])]
+    sections += [Section(_heading(group), _blocks(group, every)) for group in own]
+    sections.append(Section("Grids", [block for sweep in found for block in _grid(sweep)]))
+    sections.append(Section("Changed recipes", [Fold(group.title, _blocks(group, every)) for group in changed]))
     sections.append(Section("Runs and receipts", [_listing(collection.runs)] if collection.runs else [_nothing(roots)]))
     sections.append(Section("Tables of the paper without runs", _open_tables(collection)))
     return page.render("bisam: report", _lead(collection, roots), [each for each in sections if each.blocks])
 
 
-def figures(groups: Iterable[Group]) -> dict[str, charts.Chart]:
-    """All charts of these groups, each by a name for a file."""
+def figures(collection: Collection) -> dict[str, charts.Chart]:
+    """All charts of these runs, each by a name for a file."""
     drawn: dict[str, charts.Chart] = {}
+    groups, found = sort_out(collection)
+    for sweep in found:
+        name = f"{sweep.name}, {sweep.changes}" if sweep.changes else sweep.name
+        drawn[_file_name(name, sweep.fields[0], drawn)] = charts.grid(sweep)
     for group in groups:
         for row in group.rows:
             rows = charts.points(group.of_row(row), charts.stride(group.of_row(row)))
@@ -51,22 +58,26 @@ def _lead(collection: Collection, roots: Sequence[Path]) -> str:
     runs = collection.runs
     done = sum(run.status == "done" for run in runs)
     diverged = sum(run.status == "diverged" for run in runs)
-    counts = [f"{done} finished", f"{diverged} diverged", f"{len(runs) - done - diverged} under way"]
+    counts = [f"{done} finished", f"{diverged} diverged", f"{len(runs) - done - diverged} not finished"]
     hours = sum(_seconds_of_the_device(run) for run in runs) / 3600
     time = f"{hours:.1f} hours of training" if hours >= 1 else f"{60 * hours:.1f} minutes of training"
+    if hours < 1 / 60:
+        time = f"{3600 * hours:.0f} seconds of training"
     places = ", ".join(map(str, roots))
     return f"{len(runs)} run{'s' * (len(runs) != 1)} in {places}: {', '.join(counts)}; {time}."
 
 
-def _answers(collection: Collection) -> list[Block]:
-    told = [(group, one) for group in collection.groups for one in summary.comparisons(group)]
-    if not told:
-        return [Words(["No two methods of a table have finished runs yet: there is nothing to compare."])]
-    lines = [f"{group.title}, {one.row}: {one.words}." for group, one in told]
-    blocks: list[Block] = [Words(lines[:MOST_ANSWERS])]
-    if len(lines) > MOST_ANSWERS:
-        blocks.append(Fold(f"{len(lines) - MOST_ANSWERS} more", [Words(lines[MOST_ANSWERS:])]))
-    return blocks
+def _answers(groups: Sequence[Group]) -> list[Block]:
+    """In words, of each table; those that are resolved first."""
+    blocks: list[Block] = []
+    for group in groups:
+        found = sorted(summary.comparisons(group), key=lambda one: not one.found.resolved)
+        lines = [f"{one.row}: {one.words}." for one in found]
+        if lines:
+            blocks.append(Words(lines[:MOST_ANSWERS], title=group.title))
+        if len(lines) > MOST_ANSWERS:
+            blocks.append(Fold(f"{len(lines) - MOST_ANSWERS} more", [Words(lines[MOST_ANSWERS:])]))
+    return blocks or [Words(["No two methods of a table have runs that ended well: there is nothing to compare yet."])]
 
 
 def _problems(collection: Collection) -> list[Block]:
@@ -77,14 +88,8 @@ def _problems(collection: Collection) -> list[Block]:
     return [warned] if len(lines) <= MOST_ANSWERS else [Fold(f"{len(lines)} folders are not whole", [warned])]
 
 
-def _grids(collection: Collection) -> list[Block]:
-    """Sweeps of one number, wherever they are among the runs."""
-    recipes = {group.recipe.name: group.recipe for group in collection.groups if group.changes}
-    found = [sweep for recipe in recipes.values() for sweep in sweeps(recipe, collection.runs)]
-    blocks: list[Block] = []
-    for sweep in found:
-        blocks += [Grid(sheet(sweep)), Figure(f"{sweep.name}: {sweep.fields[0]}", charts.grid(sweep))]
-    return blocks
+def _grid(sweep: Sweep) -> list[Block]:
+    return [Grid(sheet(sweep)), Figure(f"{sweep.name}: {sweep.fields[0]}", charts.grid(sweep))]
 
 
 def _heading(group: Group) -> str:
@@ -98,8 +103,7 @@ def _blocks(group: Group, every: int) -> list[Block]:
     if differences is not None:
         blocks.append(Grid(differences))
     if _with_intervals(compared):
-        diamonds = " Diamonds: the paper's." if any(one.published is not None for one in compared) else ""
-        caption = f"Ours with 95 % intervals.{diamonds}"
+        caption = "With 95 % intervals: one that leaves 0 out resolves the sign."
         blocks.append(Figure("Is the difference real?", charts.forest(_with_intervals(compared)), caption))
     options = {row: [_figures(group, row, every)] for row in group.rows if _rows(group, row, every)}
     if options:
@@ -137,8 +141,8 @@ def _with_intervals(found: Iterable[Comparison]) -> list[Comparison]:
 
 def _listing(runs: Sequence[Run]) -> Block:
     head = [
-        "run", "status", "validation", "test", "best epoch", "seconds", "s per epoch", "together", "hardware", "commit",
-        "date", "torch", "data", "again with",
+        "run", "status", "validation, %", "test, %", "tested epoch", "wall time, s", "s per epoch", "runs at once",
+        "hardware", "commit", "date", "torch", "data", "command",
     ]  # fmt: skip
     rows = [_listed(run) for run in runs]
     times = Counter(name for name, *_ in rows)
@@ -190,9 +194,7 @@ def _nothing(roots: Sequence[Path]) -> Block:
 
 
 def _printed(cell: published.Cell | None) -> str:
-    if cell is None:
-        return OPEN
-    return f"{cell.mean:.2f}" if cell.std is None else f"{cell.mean:.2f} ± {cell.std:.2f}"
+    return OPEN if cell is None else summary.spread(cell.mean, cell.std)
 
 
 def _seconds(run: Run) -> list[float]:

@@ -16,7 +16,7 @@ class Difference:
 
     mean: float
     low: float | None
-    """None, as `high`, where there are too few runs to tell how much they scatter."""
+    """None, as `high`, where the runs do not tell how much they scatter: too few, or all differences equal."""
     high: float | None
     runs: tuple[int, int]
     """How many of each group went into it."""
@@ -30,7 +30,7 @@ class Difference:
 
     @property
     def interval(self) -> str:
-        return "" if self.low is None or self.high is None else f"{_signed(self.low)} to {_signed(self.high)}"
+        return "" if self.low is None or self.high is None else f"{signed(self.low)} to {signed(self.high)}"
 
     @property
     def n(self) -> str:
@@ -46,11 +46,11 @@ class Difference:
     def words(self, name: str, other: str) -> str:
         """
         >>> difference({0: 94.2, 1: 94.9, 2: 94.5}, {0: 94.0, 1: 94.7, 2: 94.2}).words("BiSAM", "SAM")
-        'BiSAM is better than SAM by 0.23, 95 % interval +0.09 to +0.38: resolved with 3 pairs'
+        'BiSAM is better than SAM by 0.23 points, 95 % interval +0.09 to +0.38: resolved with 3 pairs'
         >>> difference({0: 94.2}, {0: 94.0}).words("BiSAM", "SAM")
-        'BiSAM is above SAM by 0.20: not resolved, 1 and 1 runs say nothing of the scatter'
+        'BiSAM is above SAM by 0.20 points: not resolved, 1 and 1 runs say nothing of the scatter'
         """
-        size = f"{abs(self.mean):.2f}"
+        size = f"{abs(self.mean):.2f} points"
         if self.low is None:
             return f"{name} is {_place(self.mean, other)} {size}: not resolved, {self.n} say nothing of the scatter"
         interval = f"95 % interval {self.interval}"
@@ -70,7 +70,8 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Differ
     if len(common) > 1:
         gaps = [ours[seed] - theirs[seed] for seed in common]
         mean, error, freedom = statistics.fmean(gaps), _squared_error(gaps) ** 0.5, len(gaps) - 1.0
-        return Difference(mean, *_interval(mean, error, freedom), (len(gaps), len(gaps)), paired=True)
+        low, high = _interval(mean, error, freedom)
+        return Difference(mean, low, high, (len(gaps), len(gaps)), paired=True)
     if not ours or not theirs:
         return None
     first, second = [*ours.values()], [*theirs.values()]
@@ -81,7 +82,8 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Differ
     total = sum(squares)
     shares = [square / total for square in squares] if total else [1.0, 0.0]  # of tiny ones the squares would be 0
     freedom = 1 / sum(share**2 / (count - 1) for share, count in zip(shares, runs, strict=True))
-    return Difference(mean, *_interval(mean, total**0.5, freedom), runs, paired=False)
+    low, high = _interval(mean, total**0.5, freedom)
+    return Difference(mean, low, high, runs, paired=False)
 
 
 def _squared_error(values: Sequence[float]) -> float:
@@ -89,7 +91,10 @@ def _squared_error(values: Sequence[float]) -> float:
     return statistics.variance(values) / len(values)
 
 
-def _interval(mean: float, error: float, freedom: float) -> tuple[float, float]:
+def _interval(mean: float, error: float, freedom: float) -> tuple[float, float] | tuple[None, None]:
+    """None of runs that do not scatter: accuracies are coarse, and two equal differences are no rarity."""
+    if error == 0:
+        return None, None
     from scipy.stats import t  # here: it takes long to import, and a training needs none of it
 
     half = float(t.ppf((1 + LEVEL) / 2, freedom)) * error
@@ -97,7 +102,11 @@ def _interval(mean: float, error: float, freedom: float) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def _signed(value: float) -> str:
+def signed(value: float) -> str:
+    """
+    >>> signed(-0.5)
+    '−0.50'
+    """
     return f"{value:+.2f}".replace("-", "−")
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from bisam.lab import published
 from bisam.lab.cells import Collection, Group, command, damage
 from bisam.lab.methods import BASELINES, TITLES
-from bisam.lab.statistics import Difference, difference
+from bisam.lab.statistics import Difference, difference, signed
 
 OPEN = "–"
 """A cell without runs."""
@@ -54,6 +54,8 @@ class Comparison:
     found: Difference
     published: float | None
     """The same difference of the paper's means."""
+    diverged: str = ""
+    """How many runs of which of the two are not in it, since they diverged."""
 
     @property
     def label(self) -> str:
@@ -61,14 +63,15 @@ class Comparison:
 
     @property
     def words(self) -> str:
-        return self.found.words(TITLES[self.method], TITLES[self.baseline])
+        words = self.found.words(TITLES[self.method], TITLES[self.baseline])
+        return f"{words}; {self.diverged}" if self.diverged else words
 
 
 def sheet(group: Group) -> Sheet:
     """The group's table in the layout of the paper, with all of its rows."""
     paper = _paper(group)
     rows = [[label, *_line(group, paper, label, row, name)] for label, row, name in group.recipe.lines]
-    if paper is not None and paper.average:
+    if paper is not None and paper.average and [*paper.cells] == [label for label, *_ in group.recipe.lines]:
         rows.append(["average", *(_average(group, paper, method) for method in group.recipe.methods)])
     if len(group.rows) == 1:  # of several models or noise rates a mean would say nothing
         rows.append(["flips per batch, last epoch", *_means(group, "flips")])
@@ -91,7 +94,8 @@ def comparisons(group: Group) -> list[Comparison]:
                 printed = [paper.cells.get(label, {}).get(m) if paper else None for m in (method, baseline)]
                 ours, theirs = printed
                 both = None if ours is None or theirs is None else ours.mean - theirs.mean
-                found.append(Comparison(label, method, baseline, gap, both))
+                lost = _diverged(group, row, (baseline, method))
+                found.append(Comparison(label, method, baseline, gap, both, lost))
     return found
 
 
@@ -100,27 +104,53 @@ def sheet_of_comparisons(group: Group) -> Sheet | None:
     found = comparisons(group)
     if not found:
         return None
+    head = ["difference", "ours", "95 % interval", "n", "sign resolved?"]
     rows = [
         [
             f"{one.row}: {one.label}",
-            f"{one.found.mean:+.2f}".replace("-", "−"),
+            signed(one.found.mean),
             one.found.interval or OPEN,
             one.found.n,
-            "yes" if one.found.resolved else "not resolved",
-            OPEN if one.published is None else f"{one.published:+.2f}".replace("-", "−"),
+            "yes" if one.found.resolved else "no",
         ]
         for one in found
     ]
-    head = ["difference", "ours", "95 % interval", "n", "real?", "paper's"]
-    notes = []
-    if len(found) > 1:
-        notes.append(f"Each of the {len(found)} intervals stands for itself: one in twenty misses the truth by chance.")
-    return Sheet(f"{group.title}: differences in points of test accuracy", head, rows, notes)
+    if any(one.published is not None for one in found):
+        head.append("paper's")
+        for row, one in zip(rows, found, strict=True):
+            row.append(OPEN if one.published is None else signed(one.published))
+    return Sheet(f"{group.title}: differences in points of test accuracy", head, rows, _cautions(found))
 
 
-def sheets(collection: Collection) -> list[Sheet]:
-    """All tables that have a run, and their differences."""
-    made = [each for group in collection.groups for each in (sheet(group), sheet_of_comparisons(group))]
+def _cautions(found: Sequence[Comparison]) -> list[str]:
+    """What to know of these differences."""
+    lost = dict.fromkeys(f"{one.row}: {one.diverged}." for one in found if one.diverged)
+    intervals = sum(one.found.low is not None for one in found)
+    notes = [*lost]
+    if intervals:
+        notes.append(
+            "Student's t over training seeds, on this test set: the choice of test images is not in it. A sign that is "
+            "not resolved is no proof that there is no difference."
+        )
+    if intervals > 1:
+        notes.append(f"Each of the {intervals} intervals stands for itself: one in twenty misses the truth by chance.")
+    return notes
+
+
+def _diverged(group: Group, row: str, methods: Iterable[str]) -> str:
+    """As in "2 of 6 SAM runs diverged and are left out"."""
+    told = []
+    for method in methods:
+        runs = group.of(row, method)
+        count = sum(run.status == "diverged" for run in runs)
+        if count:
+            told.append(f"{count} of {len(runs)} {TITLES[method]} runs diverged and are left out")
+    return ", ".join(told)
+
+
+def sheets(groups: Iterable[Group]) -> list[Sheet]:
+    """The tables, each with its differences."""
+    made = [each for group in groups for each in (sheet(group), sheet_of_comparisons(group))]
     return [each for each in made if each is not None]
 
 
@@ -147,7 +177,7 @@ def _paper(group: Group) -> published.Table | None:
 def _line(group: Group, paper: published.Table | None, label: str, row: str, name: str) -> Iterable[str]:
     for method in group.recipe.methods:
         printed = paper.cells.get(label, {}).get(method) if paper else None
-        below = "" if printed is None else f"\n{_spread(printed.mean, printed.std)}"
+        below = "" if printed is None else f"\n{spread(printed.mean, printed.std)}"
         yield _accuracy(group, row, method, name) + below
 
 
@@ -156,11 +186,13 @@ def _accuracy(group: Group, row: str, method: str, name: str) -> str:
     runs = group.of(row, method)
     counts = {status: sum(run.status == status for run in runs) for status in ("done", "diverged")}
     under_way = len(runs) - sum(counts.values())
-    lost = [f"{counts['diverged']} diverged"] * bool(counts["diverged"]) + [f"{under_way} under way"] * bool(under_way)
+    lost = [f"{counts['diverged']} diverged"] * bool(counts["diverged"]) + [f"{under_way} not finished"] * bool(
+        under_way
+    )
     if not values:
         return ", ".join([OPEN, *lost])
     deviation = statistics.stdev(values) if len(values) > 1 else None
-    return ", ".join([_spread(statistics.fmean(values), deviation), f"n = {len(values)}", *lost])
+    return ", ".join([spread(statistics.fmean(values), deviation), f"n = {len(values)}", *lost])
 
 
 def _average(group: Group, paper: published.Table, method: str) -> str:
@@ -172,17 +204,17 @@ def _average(group: Group, paper: published.Table, method: str) -> str:
     ]
     ours = f"{statistics.fmean(means):.2f}" if len(means) == len(group.recipe.lines) else OPEN
     printed = paper.average.get(method)
-    return ours if printed is None else f"{ours}\n{_spread(printed.mean, printed.std)}"
+    return ours if printed is None else f"{ours}\n{spread(printed.mean, printed.std)}"
 
 
-def _spread(mean: float, deviation: float | None) -> str:
+def spread(mean: float, deviation: float | None) -> str:
     return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
 
 
 def _means(group: Group, name: str) -> list[str]:
     cells = []
     for method in group.recipe.methods:
-        runs = group.of_method(method)
+        runs = [run for run in group.of_method(method) if run.status == "done"]
         cells.append(_mean([run.milliseconds if name == "milliseconds" else run.last(name) for run in runs]))
     return cells
 

@@ -6,14 +6,14 @@ Test accuracy is nowhere in this file: a value that was chosen by it would be te
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args, get_type_hints
 
-from bisam.lab.cells import NUMERICS, Cell, Run
+from bisam.lab.cells import NUMERICS, Cell, Collection, Group, Run, changes_of, place_of, text_of
 from bisam.lab.config import Config
-from bisam.lab.methods import uses
+from bisam.lab.methods import FIELDS, uses
 from bisam.lab.recipes import Recipe
 from bisam.lab.statistics import Difference, difference
 from bisam.lab.summary import OPEN, Sheet
@@ -21,6 +21,9 @@ from bisam.objectives import PAPER_MU
 
 NUMBERS = [name for name, kind in get_type_hints(Config).items() if {int, float} & {*(get_args(kind) or (kind,))}]
 """The fields of a configuration that can be swept, as far as their kind goes."""
+
+OF_ALL = ("lr", "weight_decay", "momentum", "label_smoothing")
+"""Numbers of all methods that are commonly swept."""
 
 Values = tuple[float, ...]
 """One for each field that is swept."""
@@ -55,6 +58,25 @@ class Sweep:
     own: Values
     """The recipe's."""
     points: list[Point]
+    left_out: tuple[Values, ...] = ()
+    """Points without the seeds that the others share."""
+    changes: str = ""
+    """In what its runs differ from the recipe, beside the field; as in "epochs=3"."""
+    runs: tuple[Run, ...] = ()
+    """All runs that it was found among."""
+
+    def mark(self, point: Point) -> str:
+        """As in "chosen" or "the recipe's"; empty for most."""
+        marks = ["chosen"] * (point is self.chosen) + ["the recipe's"] * (point is self.own_point)
+        return ", ".join(marks)
+
+    def is_level(self, point: Point) -> bool:
+        """Whether its interval to the chosen one says that they cannot be told apart."""
+        chosen = self.chosen
+        if chosen is None or point is chosen or point.diverged:
+            return False
+        gap = difference(chosen.accuracies, point.accuracies)
+        return gap is not None and gap.low is not None and not gap.resolved
 
     @property
     def name(self) -> str:
@@ -99,10 +121,16 @@ class Sweep:
         if chosen is None:
             return ["Nothing is chosen: every point has a run that diverged."]
         sentences = [self._choice(chosen)]
-        sentences += [f"It is the {end} {field} of the grid: the best may lie beyond." for field, end in self.edges]
+        if self.gain is None or self.gain.low is None or self.gain.resolved:
+            sentences += [f"It is the {end} {field} of the grid: the best may lie beyond." for field, end in self.edges]
         lost = sum(bool(point.diverged) for point in self.points)
         if lost:
             sentences.append(f"Points with a run that diverged are not chosen: {lost} of {len(self.points)}.")
+        if any(map(self.is_level, self.points)):
+            sentences.append("~: cannot be told apart from the choice with these seeds.")
+        if self.left_out:
+            points = "; ".join(label(self.fields, values) for values in self.left_out)
+            sentences.append(f"Left out, for they lack the seeds of the others: {points}.")
         return sentences
 
     def _choice(self, chosen: Point) -> str:
@@ -122,7 +150,8 @@ def outcome(recipe: Recipe, fields: Sequence[str], runs: Iterable[Run]) -> list[
     """What the finished runs among these say of each cell that has two or more values of these fields.
 
     Only runs count that are the recipe's in all other fields; for a sweep with changes, give a recipe with these
-    changes. Only seeds count that every value has, since a seed decides how hard its validation data are.
+    changes. Only seeds count that most values have, and values that have these, since a seed decides how hard its
+    validation data are.
     """
     finished = [run for run in runs if run.status == "diverged" or run.measured("validation_accuracy") is not None]
     found = []
@@ -134,33 +163,64 @@ def outcome(recipe: Recipe, fields: Sequence[str], runs: Iterable[Run]) -> list[
             if _is_own_but_for(fields, run.config, own):
                 point = tuple(value_of(run.config, field) for field in fields)
                 results[point].setdefault(run.config.seed, run.measured("validation_accuracy"))
-        seeds = sorted(set.intersection(*map(set, results.values()))) if results else []
-        if len(results) > 1 and seeds:
-            points = [_point(values, {seed: results[values][seed] for seed in seeds}) for values in sorted(results)]
+        seeds, shared = _shared(results)
+        if len(shared) > 1 and seeds:
+            points = [_point(values, {seed: results[values][seed] for seed in seeds}) for values in sorted(shared)]
             values_of_recipe = tuple(value_of(own, field) for field in fields)
-            found.append(Sweep(recipe.name, cell, tuple(fields), values_of_recipe, points))
+            left_out = tuple(sorted(results.keys() - shared))
+            found.append(Sweep(recipe.name, cell, tuple(fields), values_of_recipe, points, left_out=left_out))
     return found
 
 
+def sort_out(collection: Collection) -> tuple[list[Group], list[Sweep]]:
+    """Tables to show, and sweeps. Runs of a sweep have no table of their own, for it would show their test accuracy."""
+    recipes = {group.recipe.name: group.recipe for group in collection.groups if group.changes}
+    found = [sweep for recipe in recipes.values() for sweep in sweeps(recipe, collection.runs)]
+    swept = {id(run) for sweep in found for run in sweep.runs}
+    groups = [
+        group
+        for group in collection.groups
+        if not group.changes or any(id(run) not in swept for runs in group.runs.values() for run in runs.values())
+    ]
+    return groups, found
+
+
 def sweeps(recipe: Recipe, runs: Sequence[Run]) -> list[Sweep]:
-    """All sweeps of a single number that are among these runs."""
-    fields = [name for name in NUMBERS if name not in ("seed", "noise", "validation")]
-    return [found for field in fields for found in outcome(recipe, [field], runs)]
+    """Sweeps of three or more values of one number among these runs, of the recipe as it is or changed alike."""
+    found: list[Sweep] = []
+    for cell, own in recipe.cells.items():
+        of_cell = [run for run in runs if place_of(run.config) == (recipe.name, cell)]
+        for field in (*FIELDS[own.method], *OF_ALL):
+            alike: dict[Config, list[Run]] = defaultdict(list)
+            for run in of_cell:
+                same = {name: getattr(own, name) for name in ("seed", *NUMERICS, field)}
+                alike[replace(run.config, **same)].append(run)
+            for base, members in alike.items():
+                made = outcome(replace(recipe, cells={cell: base}), [field], members)
+                changes = ", ".join(changes_of(own, base))
+                found += [
+                    replace(sweep, changes=changes, runs=tuple(members)) for sweep in made if len(sweep.points) > 2
+                ]
+    return found
+
+
+def _shared(results: Mapping[Values, Mapping[int, object]]) -> tuple[list[int], set[Values]]:
+    """The seeds that more than half of the points have, and the points that have them all."""
+    counts = Counter(seed for seeds in results.values() for seed in seeds)
+    seeds = sorted(seed for seed, count in counts.items() if 2 * count > len(results))
+    return seeds, {values for values, of_point in results.items() if set(seeds) <= of_point.keys()}
 
 
 def sheet(sweep: Sweep) -> Sheet:
     """The sweep as a table, with its words below."""
-    marks = {id(sweep.chosen): "chosen"}
-    own = sweep.own_point
-    if own is not None:
-        marks[id(own)] = "chosen, the recipe's" if own is sweep.chosen else "the recipe's"
     rows = [
         [*map(text_of, point.values), _accuracy(point), str(len(point.accuracies)), str(len(point.diverged)),
-         marks.get(id(point), "")]
+         sweep.mark(point) + (" ~" if sweep.is_level(point) else "")]
         for point in sweep.points
     ]  # fmt: skip
     head = [*sweep.fields, "validation accuracy", "n", "diverged", ""]
-    return Sheet(f"{sweep.name}: validation accuracy in per cent", head, rows, sweep.words)
+    title = f"{sweep.name}{', with ' if sweep.changes else ''}{sweep.changes}: validation accuracy in per cent"
+    return Sheet(title, head, rows, sweep.words)
 
 
 def label(fields: Sequence[str], values: Sequence[float]) -> str:
@@ -202,7 +262,3 @@ def _accuracy(point: Point) -> str:
     if point.mean is None:
         return OPEN
     return f"{point.mean:.2f}" + ("" if point.deviation is None else f" ± {point.deviation:.2f}")
-
-
-def text_of(value: float) -> str:
-    return f"{value:.12g}"

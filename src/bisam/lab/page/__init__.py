@@ -26,6 +26,7 @@ class Words:
     lines: Sequence[str]
     kind: str = "plain"
     """ "plain", or "warning" for what is wrong."""
+    title: str = ""
 
 
 @dataclass

@@ -3,6 +3,7 @@
 const { charts, datasets } = JSON.parse(document.getElementById("data").textContent);
 const root = document.documentElement;
 const views = new Map(); // figure → vega view
+const whole = new Map(); // figure → all epochs
 
 // Light and dark: the reader's choice if there is one, else the system's.
 
@@ -13,7 +14,7 @@ const stored = {
 
 function setTheme(theme) {
   root.dataset.theme = theme;
-  document.getElementById("theme").setAttribute("aria-pressed", String(theme === "dark"));
+  document.getElementById("theme").textContent = theme === "dark" ? "Light theme" : "Dark theme";
 }
 
 document.getElementById("theme").addEventListener("click", () => {
@@ -39,7 +40,9 @@ async function draw(figure) {
     actions: { export: true, source: false, compiled: false, editor: false },
   });
   views.set(figure, view);
+  figure.querySelector(".chart summary")?.setAttribute("aria-label", `Save: ${figure.getAttribute("aria-label")}`);
   if (zooms(view)) {
+    whole.set(figure, view.scale("x").domain());
     addTools(figure);
     view.addSignalListener(ZOOM, (_, to) => follow(figure, to));
   }
@@ -85,9 +88,11 @@ function follow(figure, to) {
 function move(figure, scale, shift) {
   const view = views.get(figure);
   const [low, high] = domain(figure) ?? view.scale("x").domain();
-  const middle = (low + high) / 2 + shift * (high - low);
-  const half = ((high - low) / 2) * scale;
-  zoomTo(figure, [middle - half, middle + half]);
+  const [first, last] = whole.get(figure);
+  const width = Math.min((high - low) * scale, last - first);
+  const start = (low + high - width) / 2 + shift * (high - low);
+  const kept = Math.min(Math.max(start, first), last - width);
+  zoomTo(figure, [kept, kept + width]);
 }
 
 const MOVES = {
@@ -104,7 +109,7 @@ function addTools(figure) {
   tools.className = "tools";
   for (const [key, text, label] of [["+", "+", "Zoom in"], ["-", "−", "Zoom out"], ["0", "All", "Show all epochs"]]) {
     const button = Object.assign(document.createElement("button"), { type: "button", textContent: text, title: label });
-    button.setAttribute("aria-label", label);
+    button.setAttribute("aria-label", `${label}: ${figure.getAttribute("aria-label")}`);
     button.addEventListener("click", () => MOVES[key](figure));
     tools.append(button);
   }
