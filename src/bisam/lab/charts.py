@@ -108,7 +108,7 @@ def curve(rows: Rows, name: str, methods: Sequence[str], *, interactive: bool = 
     runs_shown = {row["run"] for row in present}
     x = alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1))
     y, mean = (
-        alt.Y(f"{field}:Q", title=CURVES[name], scale=alt.Scale(zero=False), axis=alt.Axis(format="~g"))
+        alt.Y(f"{field}:Q", title=CURVES[name], scale=alt.Scale(zero=False), axis=alt.Axis(format="~r"))
         for field in (name, f"mean({name})")
     )
     shown = {row["method"] for row in present}
@@ -154,10 +154,15 @@ def forest(comparisons: Sequence[Comparison]) -> Chart:
     shape = alt.Shape(
         "kind:N",
         scale=alt.Scale(domain=kinds, range=[shapes[kind] for kind in kinds]),
-        legend=alt.Legend(title=None, orient="top", symbolFillColor=_NEUTRAL, symbolStrokeColor=_NEUTRAL),
+        legend=alt.Legend(title=None, orient="top", columns=2, symbolFillColor=_NEUTRAL, symbolStrokeColor=_NEUTRAL),
     )
     base = of(rows).encode(
-        y=alt.Y("difference:N", sort=order, title=None, axis=alt.Axis(labelLimit=320, grid=False)),
+        y=alt.Y(
+            "difference:N",
+            sort=order,
+            title=None,
+            axis=alt.Axis(labelLimit=320, grid=False, labelExpr="split(datum.label, ': ')"),
+        ),
         tooltip=alt.Tooltip("told:N", title="in words"),
     )
     once = of(rows).transform_aggregate(rows="count()")  # not of `base`, whose y would leave it no length
@@ -167,7 +172,7 @@ def forest(comparisons: Sequence[Comparison]) -> Chart:
     marks = base.mark_point(size=80, opacity=1, filled=True, color=_NEUTRAL).encode(x="at:Q", shape=shape)
     layers = zero + intervals.encode(x=x, x2="high:Q") + marks
     described = layers.properties(description="differences with 95 % intervals")
-    return whole(described, rows, height=30 * len(order) + 10)
+    return whole(described, rows, height=34 * len(order) + 10)
 
 
 def flips(runs: Sequence[Run], *, interactive: bool = True) -> Chart:
