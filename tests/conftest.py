@@ -2,6 +2,7 @@ import os
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from family import BASES, BY_HAND, CAPTURABLE, VARIANTS, WITH_CLOSURE, WITHOUT_MEMORY
 
@@ -9,6 +10,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported: they run on the CPU then
 
 torch.set_num_threads(1)  # tests run beside each other
+
+# the same examples in every run, and no time limit: a busy machine is no fault of the code
+settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 
 def pytest_generate_tests(metafunc):

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -73,7 +73,6 @@ def test_q_agrees_with_the_reference_in_value_and_gradient(phi, q, classes):
     scale=st.floats(0, 1e3),
     phi=st.sampled_from(["log", "tanh", cube_root_bound]),
 )
-@settings(deadline=None)
 def test_q_minus_log_k_over_mu_never_exceeds_the_zero_one_error(seed, classes, mu, scale, phi):
     logits, labels = random_problem(seed, classes, samples=8, scale=scale)
     value = bound(logits, labels, phi=phi, mu=mu, reduction="none")
@@ -190,7 +189,6 @@ def test_labels_may_be_integers_of_any_size(dtype, weighted):
 
 
 @given(seed=st.integers(0, 1000), mu=st.floats(0.1, 100))
-@settings(deadline=None)
 def test_with_class_weights_the_bound_is_below_the_error_of_the_same_weights(seed, mu):
     logits, labels = random_problem(seed, 4)
     weight = torch.tensor([100.0, 1.0, 0.1, 1.0])

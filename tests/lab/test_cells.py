@@ -165,7 +165,7 @@ def test_the_changes_below_are_of_all_fields():
     assert {*numbers, *part_of_a_row, "recipe", "method", "seed"} == {field.name for field in fields(Config)}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(cell=every_cell, seed=st.integers(0, 2**31), changed=changes(with_row=False))
 def test_whatever_is_changed_a_run_stays_in_its_cell_and_the_title_tells_each_change(cell, seed, changed):
     name, row, method = cell
@@ -180,7 +180,7 @@ def test_whatever_is_changed_a_run_stays_in_its_cell_and_the_title_tells_each_ch
     assert own.with_changes(told) == replace(config, seed=0, compile=False, deterministic=False)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(cell=every_cell, seed=st.integers(0, 2**31), changed=changes(with_row=True))
 def test_the_command_of_a_run_trains_that_very_run_again(cell, seed, changed):
     name, row, method = cell

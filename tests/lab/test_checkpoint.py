@@ -98,7 +98,7 @@ nests = st.recursive(
 # What comes back.
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.dictionaries(keys, nests, max_size=4))
 def test_any_nesting_of_plain_values_and_tensors_comes_back_as_it_was(state):
     assert is_same(round_trip(state), state)

@@ -187,7 +187,7 @@ def test_an_unwritable_folder_is_an_error_with_a_remedy():
 # Metrics.
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(rows, max_size=4))
 def test_lines_come_back_as_they_were_and_are_strict_json(written):
     written = [{"epoch": epoch, **row} for epoch, row in enumerate(written)]

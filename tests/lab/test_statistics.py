@@ -5,7 +5,7 @@ import random
 import warnings
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind, ttest_rel
 
@@ -35,7 +35,6 @@ def interval_of(test):
 # The reference.
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(accuracies, accuracies), min_size=2, max_size=8))
 def test_pairs_have_the_interval_of_the_paired_t_test(pairs):
     ours, theirs = zip(*pairs, strict=True)
@@ -46,7 +45,6 @@ def test_pairs_have_the_interval_of_the_paired_t_test(pairs):
     assert (found.paired, found.runs, found.n) == (True, (len(pairs), len(pairs)), f"{len(pairs)} pairs")
 
 
-@settings(deadline=None)
 @given(seeds(2, 8), seeds(2, 8, first=100))
 def test_groups_without_common_seeds_have_the_interval_of_welch_s_t_test(ours, theirs):
     first, second = [*ours.values()], [*theirs.values()]
@@ -58,7 +56,6 @@ def test_groups_without_common_seeds_have_the_interval_of_welch_s_t_test(ours, t
     assert (found.paired, found.runs) == (False, (len(first), len(second)))
 
 
-@settings(deadline=None)
 @given(seeds(0, 6), seeds(0, 6))
 def test_any_runs_have_numbers_around_the_mean_and_the_reverse_has_them_reversed(ours, theirs):
     found, back = difference(ours, theirs), difference(theirs, ours)
