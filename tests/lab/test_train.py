@@ -20,7 +20,7 @@ from bisam.lab.config import Config, rate
 from bisam.lab.recipes import find
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-SHORT = ["--set", "epochs=6", "--checkpoint-seconds", "0"]
+SHORT = ["--set", "epochs=10", "--checkpoint-seconds", "0"]
 
 
 def command(*arguments, runs):
@@ -63,8 +63,8 @@ def undisturbed(tmp_path_factory):
 
 def test_a_run_leaves_its_whole_record(undisturbed):
     metrics, result, _ = outcome(undisturbed)
-    assert [row["epoch"] for row in metrics] == list(range(6))
-    assert [row["lr"] for row in metrics] == [rate(Config(lr=0.05, epochs=6), epoch) for epoch in range(6)]
+    assert [row["epoch"] for row in metrics] == list(range(10))
+    assert [row["lr"] for row in metrics] == [rate(Config(lr=0.05, epochs=10), epoch) for epoch in range(10)]
     assert metrics[-1]["loss"] < metrics[0]["loss"]
     assert {"perturbed_loss", "flips", "error", "ascent_norm", "validation_accuracy"} <= metrics[0].keys()
     assert result["status"] == "done"
@@ -103,7 +103,7 @@ def test_killed_at_any_moment_it_goes_on_and_ends_bit_for_bit_the_same(undisturb
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_stops_and_the_same_command_goes_on(undisturbed, tmp_path, number):
-    arguments = command("train", "demo/40%/bisam-log", "--set", "epochs=6", runs=tmp_path)  # no checkpoint of its own
+    arguments = command("train", "demo/40%/bisam-log", "--set", "epochs=10", runs=tmp_path)  # no checkpoint of its own
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     while process.poll() is None and not [*tmp_path.rglob("metrics.jsonl")]:
         time.sleep(0.02)
@@ -112,15 +112,15 @@ def test_a_signal_saves_and_stops_and_the_same_command_goes_on(undisturbed, tmp_
     assert process.returncode == 130, errors
     assert "the same command goes on" in errors
     assert [*tmp_path.rglob("checkpoint-*")]
-    done = bisam("train", "demo/40%/bisam-log", "--set", "epochs=6", runs=tmp_path)
+    done = bisam("train", "demo/40%/bisam-log", "--set", "epochs=10", runs=tmp_path)
     assert "goes on from epoch" in done.stdout
     assert outcome(only_folder(tmp_path)) == outcome(undisturbed)
 
 
 def test_runs_that_are_trained_together_are_those_that_are_trained_alone(undisturbed, tmp_path):
-    bisam("train", "demo/40%", "--seeds", "0", "--together", "3", "--set", "epochs=6", runs=tmp_path)
+    bisam("train", "demo/40%", "--seeds", "0", "--together", "3", "--set", "epochs=10", runs=tmp_path)
     folders = sorted(path.parent.name for path in tmp_path.rglob("result.json"))
-    assert folders == [f"noise40-{m}-seed0+epochs=6" for m in ("bisam-log", "bisam-tanh", "sam", "sgd")]
+    assert folders == [f"noise40-{m}-seed0+epochs=10" for m in ("bisam-log", "bisam-tanh", "sam", "sgd")]
     assert outcome(tmp_path / "demo" / folders[0]) == outcome(undisturbed)
 
 
