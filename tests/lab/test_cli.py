@@ -121,3 +121,17 @@ def test_without_the_extra_one_line_says_what_to_install(missing, tmp_path):
     assert done.stderr.splitlines() == [
         f"the command line needs {missing}, which is not installed: pip install 'bisam[lab]'"
     ]
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("bisam.lab.cli", ["altair", "vl_convert", "scipy.stats", "sklearn", "datasets"]),  # a training needs none
+        ("bisam.lab.report, bisam.lab.comparison_page", ["bisam.lab.train", "bisam.lab.training", "bisam.lab.runs"]),
+    ],
+    ids=["drawing", "training"],
+)
+def test_what_trains_loads_nothing_that_draws_and_what_reads_records_nothing_that_trains(module, absent):
+    code = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
