@@ -15,6 +15,7 @@ from bisam.lab.comparison import Comparison, Side
 from bisam.lab.inspection import Inspection
 from bisam.lab.page import Block, Figure, Figures, Grid, Section, Words
 
+_AS_LINES = {"symbolType": "stroke", "symbolSize": 400}
 COLOURS = ["#3b82f6", "#e8590c"]
 """Of the first run and the second."""
 
@@ -89,10 +90,11 @@ def _along(comparison: Comparison, looked: Sequence[tuple[Side, Inspection]], na
 
 def _drawn(comparison: Comparison, rows: Rows, along: str, name: str, x: alt.X, y: alt.Y) -> Chart:
     told = [alt.Tooltip("run:N"), alt.Tooltip(f"{along}:Q"), alt.Tooltip(f"{name}:Q", format=".4~g")]
-    base = charts.of(rows).transform_filter(f"isValid(datum.{name})").encode(x=x, y=y, color=_by_run(comparison))
+    colour = _by_run(comparison, **_AS_LINES)
+    base = charts.of(rows).transform_filter(f"isValid(datum.{name})").encode(x=x, y=y, color=colour)
     single = len(rows) == len({row["run"] for row in rows})  # of one point no line can be drawn
     points = base.mark_point(size=30, filled=True, opacity=float(single), aria=False).encode(tooltip=told)
-    lines = base.mark_line(strokeWidth=2, clip=True).encode(strokeDash=_dashed(comparison))
+    lines = base.mark_line(strokeWidth=2, clip=True).encode(strokeDash=_dashed(comparison, **_AS_LINES))
     return charts.whole(lines + points, rows)
 
 
@@ -160,15 +162,16 @@ def _finite(values: dict[str, Any]) -> dict[str, float]:
     return {name: charts.rounded(value) for name, value in values.items() if charts.rounded(value) is not None}  # type: ignore[misc]
 
 
-def _dashed(comparison: Comparison) -> alt.StrokeDash:
+def _by_run(comparison: Comparison, **legend: Any) -> alt.Color:
+    names = [side.name for side in comparison.sides]
+    return alt.Color("run:N", scale=alt.Scale(domain=names, range=COLOURS), legend=_legend(**legend))
+
+
+def _dashed(comparison: Comparison, **legend: Any) -> alt.StrokeDash:
     """So that a line that hides another is seen through."""
     names = [side.name for side in comparison.sides]
-    return alt.StrokeDash("run:N", scale=alt.Scale(domain=names, range=[[1, 0], [6, 4]]), legend=_LEGEND)
+    return alt.StrokeDash("run:N", scale=alt.Scale(domain=names, range=[[1, 0], [6, 4]]), legend=_legend(**legend))
 
 
-_LEGEND = alt.Legend(title=None, orient="top", columns=1, labelLimit=360, symbolOpacity=1)
-
-
-def _by_run(comparison: Comparison) -> alt.Color:
-    names = [side.name for side in comparison.sides]
-    return alt.Color("run:N", scale=alt.Scale(domain=names, range=COLOURS), legend=_LEGEND)
+def _legend(**options: Any) -> alt.Legend:
+    return alt.Legend(title=None, orient="top", columns=1, labelLimit=360, symbolOpacity=1, **options)
