@@ -273,7 +273,7 @@ def test_an_older_configuration_has_the_defaults_of_the_fields_that_it_lacks(rec
 def test_a_configuration_without_what_every_run_has_is_none(name, recorded):
     whole = recorded("demo/40%/sam")
     record = replace(whole, config={key: value for key, value in whole.config.items() if key != name})
-    assert why_unreadable(record) == "its configuration is not that of a run of ours"
+    assert why_unreadable(record) == f"its configuration does not tell {name}"
 
 
 def test_a_configuration_that_cannot_be_read_says_why():
@@ -316,7 +316,7 @@ def test_a_field_of_another_kind_is_named(name, value, recorded):
     record = recorded("demo/40%/sam")
     record.config[name] = value
     why = why_unreadable(record)
-    assert f"of another kind: '{name}'" in why
+    assert f"what this version does not know: '{name}' is " in why
     assert why.isprintable()
 
 

@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import get_args, get_type_hints
 
-from bisam.lab.config import Config
+from bisam.lab.config import Config, recorded
 from bisam.lab.recipes import RECIPES, Recipe
 from bisam.lab.records import Record
 
@@ -174,12 +173,6 @@ def _recipes() -> dict[str, Recipe]:
     return {name: make() for name, make in RECIPES.items()}
 
 
-@cache
-def _kinds() -> dict[str, tuple[type, ...]]:
-    """Of the fields of a configuration."""
-    return {name: get_args(kind) or (kind,) for name, kind in get_type_hints(Config).items()}
-
-
 def _place(config: Config, recipe: Recipe | None = None) -> tuple[Cell, str] | None:
     """The cell that a run is of, of its own recipe or a part of it, and in what it differs from it."""
     recipe = recipe or _recipes().get(config.recipe)
@@ -210,15 +203,10 @@ def changes_of(own: Config, changed: Config) -> list[str]:
 
 def _run(record: Record) -> Run | str:
     """A run, or why the record is none."""
-    if not {"recipe", "data", "model", "method", "seed", "epochs"} <= record.config.keys():
-        return damage(record) or "its configuration is not that of a run of ours"
-    strange = [repr(name) for name, value in record.config.items() if not _is_known(name, value)]
-    if strange:
-        return f"its configuration has fields that this version does not know, or of another kind: {', '.join(strange)}"
     try:
-        config = Config.from_dict(record.config)  # an older one may have less
+        config = recorded(record.config)
     except ValueError as error:
-        return f"its configuration is not one of ours: {error}"
+        return str(error) if record.config else damage(record)
     result = record.result
     if result is not None:
         status = result.get("status")
@@ -245,14 +233,6 @@ def number(value: object) -> float | None:
 def _percent(value: object) -> float | None:
     found = number(value)
     return found if found is not None and 0 <= found <= 100 else None
-
-
-def _is_known(name: str, value: object) -> bool:
-    """Whether a configuration has such a field, of that kind."""
-    kinds = _kinds().get(name, ())
-    if isinstance(value, str) and not value.isprintable():
-        return False  # no name of ours has line breaks or control characters, which a terminal would obey
-    return type(value) in kinds or (float in kinds and type(value) is int)
 
 
 def text_of(value: object) -> str:

@@ -14,10 +14,10 @@ import torch
 
 from bisam.lab import records
 from bisam.lab.cells import text_of
-from bisam.lab.config import Config
+from bisam.lab.config import ESSENTIAL, Config
 from bisam.lab.inspection import Inspection, Plan, Progress, inspect
 from bisam.lab.records import Record
-from bisam.lab.trained import ESSENTIAL, Load, Trained, TrainedError, config_of, shared_rows, trained
+from bisam.lab.trained import Load, Trained, TrainedError, config_of, shared_rows, trained
 
 NOT_ASKED = "it was not asked for"
 NOT_RECORDED = "not recorded"

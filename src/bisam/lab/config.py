@@ -7,6 +7,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 
@@ -93,6 +94,43 @@ class Config:
         3
         """
         return dataclasses.replace(self, **{name: _parsed(name, text) for name, text in changes.items()})
+
+
+ESSENTIAL = ("recipe", "data", "model", "method", "seed", "epochs")
+"""Fields without which nobody knows what a run is of."""
+
+
+def recorded(values: Mapping[str, Any]) -> Config:
+    """The configuration that a record has, maybe an older version's, which may have less. ValueError says why not.
+
+    >>> recorded({"seed": 0})
+    Traceback (most recent call last):
+    ValueError: its configuration does not tell recipe, data, model, method, epochs
+    """
+    missing = [name for name in ESSENTIAL if name not in values]
+    if missing:
+        raise ValueError(f"its configuration does not tell {', '.join(missing)}")
+    strange = [f"{name!r} is {value!r:.60}" for name, value in values.items() if not _is_known(name, value)]
+    if strange:
+        raise ValueError(f"its configuration has what this version does not know: {', '.join(strange)}")
+    try:
+        return Config.from_dict(values)
+    except ValueError as error:
+        raise ValueError(f"its configuration is not one of ours: {error}") from None
+
+
+def _is_known(name: str, value: object) -> bool:
+    """Whether there is such a field, of that kind."""
+    kinds = _kinds().get(name, ())
+    if isinstance(value, str) and not value.isprintable():
+        return False  # no name of ours has line breaks or control characters, which a terminal would obey
+    return type(value) in kinds or (float in kinds and type(value) is int)
+
+
+@cache
+def _kinds() -> dict[str, tuple[type, ...]]:
+    """Of the fields."""
+    return {name: get_args(kind) or (kind,) for name, kind in get_type_hints(Config).items()}
 
 
 _RANGES = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bisam.lab import data as datasets
 from bisam.lab.checkpoint import unpack
-from bisam.lab.config import Config
+from bisam.lab.config import Config, recorded
 from bisam.lab.data import Batches, DataSet, Stream, split, with_noise
 from bisam.lab.data.randomness import generator
 from bisam.lab.models import build
@@ -22,9 +22,6 @@ from bisam.lab.sources import OnDisk
 
 BATCH = {"memory": 125, "disk": 32}
 """Samples that are run at once: second derivatives take several times the memory of a training step."""
-
-ESSENTIAL = ("recipe", "data", "model", "method", "seed", "epochs")
-"""Fields of a configuration without which nobody knows what it is of."""
 
 Samples = list[tuple[Tensor, Tensor]]
 """Images and labels in batches, on the device."""
@@ -155,23 +152,10 @@ def shared_rows(runs: Sequence[Trained], samples: int) -> Tensor:
 
 def config_of(record: Record) -> Config:
     """The configuration of a run, which may be an older version's: what that did not have yet is as by default."""
-    missing = [name for name in ESSENTIAL if name not in record.config]
-    if missing:
-        raise TrainedError(f"its configuration does not tell {', '.join(missing)}")
-    kinds = get_type_hints(Config)
-    for name, value in record.config.items():
-        if name in kinds and not _is_of(kinds[name], value):
-            raise TrainedError(f"its configuration is not one of ours: {name} is {value!r}")
     try:
-        return Config.from_dict(record.config)
+        return recorded(record.config)
     except ValueError as error:
-        raise TrainedError(f"its configuration is not one of ours: {error}") from error
-
-
-def _is_of(kind: Any, value: object) -> bool:
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, kind) or (isinstance(value, int) and isinstance(1.0, kind))
+        raise TrainedError(str(error)) from error
 
 
 def _weights(record: Record) -> dict[str, Tensor]:
