@@ -435,3 +435,14 @@ def test_records_that_cannot_be_shown_fill_nothing(recorded):
     group = fill(find("demo"), [Record(Path("a")), recorded("demo/40%/sam", method="asam")])
     assert not group.runs
     assert not group.changes
+
+
+def test_a_changed_table_has_the_recipe_s_own_runs_that_have_the_changed_value_anyway(recorded):
+    """With `--set epochs=200` only SGD is changed: its table is the one that `bisam reproduce` printed."""
+    runs = [recorded("cifar10/resnet56/sgd", epochs=200), recorded("cifar10/resnet56/sam")]
+    found = collect([*runs, recorded("cifar10/resnet56/sgd", 1)])
+    assert [(group.changes, [method for _, method in group.runs]) for group in found.groups] == [
+        ("", ["sam", "sgd"]),
+        ("epochs=200", ["sgd", "sam"]),
+    ]
+    assert len(found.runs) == 3

@@ -306,3 +306,9 @@ def test_neither_a_bar_nor_a_tag_in_a_text_is_read_as_markdown():
     assert rows[1][2] == "&lt;b&gt;"
     assert "<strong>a|b [bold] [/x] &lt;i&gt;</strong>" in html
     assert "<p>[/] a|b</p>" in html
+
+
+def test_a_comparison_with_sgd_of_as_many_epochs_says_so(recorded):
+    runs = [recorded(f"demo/40%/{method}", epochs=30) for method in ("sgd", "sam")]
+    assert sheet(fill(find("demo"), runs)).notes == ["40%: SGD did not have twice the epochs of the others."]
+    assert sheet(fill(find("demo"), [recorded("demo/40%/sgd"), recorded("demo/40%/sam")])).notes == []

@@ -108,8 +108,9 @@ class Collection:
 
     @property
     def runs(self) -> list[Run]:
+        """Each once, though it may be in two tables."""
         grouped = (run for group in self.groups for runs in group.runs.values() for run in runs.values())
-        return [*grouped, *self.others]
+        return [*{id(run): run for run in (*grouped, *self.others)}.values()]
 
 
 def collect(records: Iterable[Record]) -> Collection:
@@ -134,11 +135,24 @@ def collect(records: Iterable[Record]) -> Collection:
             seeds[run.config.seed], run = run, earlier  # what has ended counts, not what is under way elsewhere
         if run is not seeds[run.config.seed]:
             others.append(run)
+    for (recipe, changes), group in groups.items():
+        if changes and (recipe, "") in groups:
+            _complete(group, groups[recipe, ""])
     for group in groups.values():
         group.runs = {cell: dict(sorted(runs.items())) for cell, runs in group.runs.items()}
     order = [*RECIPES]
     ordered = sorted(groups, key=lambda key: (key[1] != "", order.index(key[0]), key[1]))
     return Collection([groups[key] for key in ordered], others, unreadable)
+
+
+def _complete(changed: Group, own: Group) -> None:
+    """Add the recipe's own runs that have the changed values anyway, as SAM's 200 epochs if SGD's were set to 200."""
+    names = [change.partition("=")[0] for change in changed.changes.split(", ")]
+    config = next(run.config for runs in changed.runs.values() for run in runs.values())
+    for cell, runs in own.runs.items():
+        for seed, run in runs.items():
+            if all(getattr(run.config, name) == getattr(config, name) for name in names):
+                changed.runs[cell].setdefault(seed, run)
 
 
 def fill(recipe: Recipe, records: Sequence[Record]) -> Group:

@@ -77,7 +77,18 @@ def sheet(group: Group) -> Sheet:
         rows.append(["flips per batch, last epoch", *_means(group, "flips")])
         rows.append(["ms per step, last epoch", *_means(group, "milliseconds")])
     title = f"{group.title}: test accuracy in per cent" + (", the paper's below" if paper else "")
-    return Sheet(title, ["", *(TITLES[method] for method in group.recipe.methods)], rows)
+    return Sheet(title, ["", *(TITLES[method] for method in group.recipe.methods)], rows, _effort(group))
+
+
+def _effort(group: Group) -> list[str]:
+    """Where SGD, which has one gradient a step and not two, did not have twice the epochs."""
+    unequal = []
+    for row in group.rows:
+        epochs = {run.config.method: run.config.epochs for run in group.of_row(row)}
+        others = {count for method, count in epochs.items() if method != "sgd"}
+        if "sgd" in epochs and others and others != {epochs["sgd"] / 2}:
+            unequal.append(row)
+    return [f"{', '.join(unequal)}: SGD did not have twice the epochs of the others."] if unequal else []
 
 
 def comparisons(group: Group) -> list[Comparison]:
