@@ -446,3 +446,12 @@ def test_a_changed_table_has_the_recipe_s_own_runs_that_have_the_changed_value_a
         ("epochs=200", ["sgd", "sam"]),
     ]
     assert len(found.runs) == 3
+
+
+def test_a_changed_table_takes_no_runs_of_other_rows(recorded):
+    """At 80 % the recipe's ρ is 0.01: no reason to show it with a 40 % that was set to that."""
+    found = collect([recorded("label_noise/40%/sam", rho=0.01), recorded("label_noise/80%/sam")])
+    assert [(group.changes, [*group.runs]) for group in found.groups] == [
+        ("", [("80%", "sam")]),
+        ("rho=0.01", [("40%", "sam")]),
+    ]

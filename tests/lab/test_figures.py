@@ -399,12 +399,20 @@ def test_a_mean_is_drawn_only_where_all_runs_of_a_method_are(recorded):
     assert len(rows) == 5
 
 
-def test_a_run_that_diverges_does_not_flatten_the_others(recorded):
-    calm, wild = (recorded("demo/40%/sam", seed, trained=3) for seed in (0, 1))
+def test_a_run_that_diverged_does_not_flatten_the_others(recorded):
+    calm = recorded("demo/40%/sam", 0, trained=3)
+    wild = recorded("demo/40%/sam", 1, trained=3, status="diverged")
     wild.metrics[-1]["loss"] = 1e12
     rows = charts.points(collect([calm, wild]).runs)
     assert max(row["loss"] for row in rows if "loss" in row) < 10
     assert sum("loss" in row for row in rows) == 5
+
+
+def test_what_a_run_learnt_to_the_end_has_first_is_drawn_however_far_above_the_rest(recorded):
+    learnt = recorded("demo/40%/sam", trained=9)
+    for row in learnt.metrics[1:]:
+        row["loss"] = 1e-6
+    assert charts.points(collect([learnt]).runs)[0]["loss"] == 2.0
 
 
 def test_a_gap_that_is_small_beside_the_losses_keeps_its_digits():

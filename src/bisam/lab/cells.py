@@ -148,10 +148,11 @@ def collect(records: Iterable[Record]) -> Collection:
 def _complete(changed: Group, own: Group) -> None:
     """Add the recipe's own runs that have the changed values anyway, as SAM's 200 epochs if SGD's were set to 200."""
     names = [change.partition("=")[0] for change in changed.changes.split(", ")]
+    rows = {row for row, _ in changed.runs}
     config = next(run.config for runs in changed.runs.values() for run in runs.values())
     for cell, runs in own.runs.items():
         for seed, run in runs.items():
-            if all(getattr(run.config, name) == getattr(config, name) for name in names):
+            if cell[0] in rows and all(getattr(run.config, name) == getattr(config, name) for name in names):
                 changed.runs[cell].setdefault(seed, run)
 
 

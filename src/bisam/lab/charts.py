@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +48,8 @@ MOST_POINTS = 40_000
 MOST_TOLD = 4_000
 """Points of a chart that the pointer finds: each is a shape of its own to a browser."""
 
-OUTLIER = 1000.0
-"""So many times the median is not drawn."""
+OUTLIER = 10.0
+"""So many times what the other runs reach is not drawn of a run that diverged."""
 
 _COLOURS = {"plain": "#7d8590", "sam": "#3b82f6", "log": "#e8590c", "tanh": "#0f9d6b"}
 _NEUTRAL = "#8957e5"
@@ -78,9 +77,8 @@ def points(runs: Sequence[Run], every: int = 1) -> Rows:
         metrics = run.record.metrics
         for place, epoch in enumerate(metrics):
             if (place % every == 0 or place == len(metrics) - 1) and number(epoch["epoch"]) is not None:
-                title = TITLES[run.config.method]
-                rows.append({"run": f"{title}, seed {run.config.seed}", "method": title, **numbers(epoch)})
-    _drop_outliers(rows)
+                rows.append({"run": _label(run), "method": TITLES[run.config.method], **numbers(epoch)})
+    _drop_outliers(rows, {_label(run) for run in runs if run.status == "diverged"})
     present = Counter((row["method"], row["epoch"]) for row in rows)
     counts = Counter(TITLES[run.config.method] for run in runs if run.record.metrics)
     for row in rows:
@@ -89,13 +87,16 @@ def points(runs: Sequence[Run], every: int = 1) -> Rows:
     return rows
 
 
-def _drop_outliers(rows: Rows) -> None:
-    """What is a thousand times the median, as of a run that diverges: beside it nothing else could be seen."""
+def _label(run: Run) -> str:
+    return f"{TITLES[run.config.method]}, seed {run.config.seed}"
+
+
+def _drop_outliers(rows: Rows, diverged: Container[str]) -> None:
+    """What runs that diverged have far beyond the others: beside it nothing else could be seen."""
     for name in CURVES:
-        sizes = [abs(row[name]) for row in rows if name in row]
-        limit = OUTLIER * statistics.median(sizes) if sizes else 0.0
+        sizes = [abs(row[name]) for row in rows if name in row and row["run"] not in diverged]
         for row in rows:
-            if limit and abs(row.get(name, 0.0)) > limit:
+            if sizes and row["run"] in diverged and abs(row.get(name, 0.0)) > OUTLIER * max(sizes):
                 del row[name]
 
 
@@ -121,22 +122,27 @@ def curve(rows: Rows, name: str, methods: Sequence[str], *, interactive: bool = 
     layers = layers.properties(description=f"{CURVES[name]} over the epochs of {len(runs_shown)} runs")
     if not interactive:
         return whole(layers, rows)
+    return whole(layers + _answering(base, name, colour, len(present)), rows)
+
+
+def _answering(base: alt.Chart, name: str, colour: alt.Color, count: int) -> alt.Chart:
+    """Points that are seen under the pointer alone, which tell their run and number; and the zoom."""
     told = ["run", "epoch", "method"]
     hover = alt.selection_point(
         name="hover", on="pointerover", clear="pointerout", nearest=True, empty=False, fields=told
     )
-    every = math.ceil(len(present) / MOST_TOLD)
+    zoom = alt.selection_interval(
+        name="zoom", bind="scales", encodings=["x"], zoom="wheel![event.ctrlKey || event.metaKey]"
+    )
+    every = math.ceil(count / MOST_TOLD)
     # rows with nothing but what is told, and told whole: Vega loses names among single fields of the nearest point
-    marks = (
+    return (
         base.transform_filter(f"datum.epoch % {every} == {1 % every}")
         .transform_aggregate(value=f"mean({name})", groupby=[*told])
         .mark_point(size=50, filled=True, clip=True, tooltip={"content": "data"}, aria=False)
         .encode(y="value:Q", color=colour, opacity=alt.condition(hover, alt.value(1), alt.value(0)))
+        .add_params(hover, zoom)
     )
-    zoom = alt.selection_interval(
-        name="zoom", bind="scales", encodings=["x"], zoom="wheel![event.ctrlKey || event.metaKey]"
-    )
-    return whole(layers + marks.add_params(hover, zoom), rows)
 
 
 def forest(comparisons: Sequence[Comparison]) -> Chart:

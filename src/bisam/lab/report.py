@@ -105,14 +105,14 @@ def _blocks(group: Group, every: int) -> list[Block]:
     if _with_intervals(compared):
         caption = "With 95 % intervals: one that leaves 0 out resolves the sign."
         blocks.append(Figure("Is the difference real?", charts.forest(_with_intervals(compared)), caption))
-    options = {row: [_figures(group, row, every)] for row in group.rows if _rows(group, row, every)}
+    points = {row: charts.points(group.of_row(row), every) for row in group.rows}
+    options = {row: [_figures(group, row, rows)] for row, rows in points.items() if rows}
     if options:
         blocks.append(Choice("Curves of", options))
     return blocks
 
 
-def _figures(group: Group, row: str, every: int) -> Figures:
-    rows = _rows(group, row, every)
+def _figures(group: Group, row: str, rows: charts.Rows) -> Figures:
     methods = group.recipe.methods
     config = group.of_row(row)[0].config
     captions = {"flips": f"Of {config.batch} samples, those that the perturbation turns wrong."}
@@ -124,10 +124,6 @@ def _figures(group: Group, row: str, every: int) -> Figures:
             for name in _curves(rows)
         ]
     )
-
-
-def _rows(group: Group, row: str, every: int) -> charts.Rows:
-    return charts.points(group.of_row(row), every)
 
 
 def _curves(rows: charts.Rows) -> list[str]:
