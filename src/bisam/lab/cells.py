@@ -24,7 +24,7 @@ ROW = ("data", "model", "noise")
 LARGEST = 1e100
 """Numbers beyond it are none that a training measured, and could not be added up."""
 
-MOST_TOLD = 3
+MOST_PROBLEMS = 3
 """Of the things that are wrong with one record: a foreign file may have one in each of its lines."""
 
 
@@ -234,7 +234,7 @@ def _run(record: Record) -> Run | str:
 
 def damage(record: Record) -> str:
     """What of a record cannot be read; empty if all of it can."""
-    told, more = record.problems[:MOST_TOLD], len(record.problems) - MOST_TOLD
+    told, more = record.problems[:MOST_PROBLEMS], len(record.problems) - MOST_PROBLEMS
     return "; ".join([*told, f"{more} more"] if more > 0 else told)
 
 

@@ -15,6 +15,7 @@ _REMEDIES = {
     errno.EACCES: "Make it writable or give another folder",
     errno.EPERM: "Make it writable or give another folder",
     errno.EROFS: "Make it writable or give another folder",
+    errno.ENOENT: "Give a folder that exists or can be made",
     errno.EEXIST: "A file is where a folder should be: move it away or give another folder",
     errno.ENOTDIR: "A file is where a folder should be: move it away or give another folder",
 }
