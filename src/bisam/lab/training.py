@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +158,7 @@ class Training:
     def load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        _lay_out_as_parameters(self.optimizer.state)
         self.generator.set_state(state["generator"])
         for name, total in self.sums.items():
             total.copy_(state["sums"][name])
@@ -168,6 +169,14 @@ class Training:
             None if weights is None else {name: tensor.to(self.device) for name, tensor in weights.items()},
         )
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
+
+
+def _lay_out_as_parameters(state: Mapping[Tensor, dict[str, Any]]) -> None:
+    """Give what an optimizer keeps for each weight the weight's own layout: files have none, fused updates ask for it."""
+    for param, kept in state.items():
+        for name, value in kept.items():
+            if isinstance(value, Tensor) and value.shape == param.shape and value.stride() != param.stride():
+                kept[name] = torch.empty_like(param, dtype=value.dtype).copy_(value)
 
 
 def _among(top: int, logits: Tensor, labels: Tensor) -> Tensor:
