@@ -86,7 +86,7 @@ class Training:
         before = [dict(group) for group in groups]
         try:
             for group, rate in zip(groups, self.rates, strict=True):
-                forms = {"fused": True, "foreach": False, "capturable": True}
+                forms = {"fused": True, "foreach": "fused" not in group, "capturable": True}
                 group.update({name: value for name, value in forms.items() if name in group}, lr=rate.tensor)
             optimizer._fixed_radii = [radius.tensor for radius in self.radii]
             yield

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bisam.capture import capture_together
+from bisam.lab import checkpoint
 from bisam.lab.config import Config
 from bisam.lab.data import DataSet, Images, load
 from bisam.lab.progress import Progress
@@ -15,6 +16,8 @@ from bisam.lab.records import Run
 from bisam.lab.sources import InMemory
 from bisam.lab.train import Job, train
 from bisam.lab.training import Training
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def tiny_images(classes=10, tested=10):
@@ -45,6 +48,22 @@ def test_a_training_with_dropout_goes_on_from_its_state_bit_for_bit(recwarn):
     assert one.end_epoch(0, together=1)["loss"] == other.end_epoch(0, together=1)["loss"]
     for a, b in zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_momentum_from_a_file_has_the_layout_of_its_weight(device, tmp_path, recwarn):
+    config = Config(model="resnet20", method="sgd", batch=8, epochs=2)
+    one, other = (Training(config, tiny_images(), torch.device(device)) for _ in range(2))
+    batches = [*one.batches.epoch(0)]
+    step_of(one)([batches[0]])
+    checkpoint.save(tmp_path, 1, one.state())
+    other.load(checkpoint.load(tmp_path).state)
+    for param, state in other.optimizer.state.items():
+        assert state["momentum_buffer"].stride() == param.stride()
+    step_of(other)([batches[1]])  # on CUDA a fused update, which refuses any other layout
+    step_of(one)([batches[1]])
+    for (_, a), (_, b) in zip(one.optimizer.state.items(), other.optimizer.state.items(), strict=True):
+        torch.testing.assert_close(a["momentum_buffer"], b["momentum_buffer"])
 
 
 def test_the_best_weights_are_those_of_the_highest_validation_accuracy(monkeypatch):

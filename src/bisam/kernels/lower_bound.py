@@ -90,12 +90,19 @@ class _Fused(torch.autograd.Function):
         logits, labels, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # the graph of the gradient is wanted too
             gradient = _by_plain(ctx.plain, logits, labels, upstream, create_graph=True)
+        elif not _has_storage(upstream):  # a batch of gradients: there is nothing to give to a kernel
+            gradient = _by_plain(ctx.plain, logits, labels, upstream, create_graph=False)
         else:
-            try:
-                gradient = ctx.place.gradient(ctx.formula, logits, labels, tuple(saved), upstream)
-            except NotImplementedError:  # upstream is a batch of gradients, which has no storage to give to a kernel
-                gradient = _by_plain(ctx.plain, logits, labels, upstream, create_graph=False)
+            gradient = ctx.place.gradient(ctx.formula, logits, labels, tuple(saved), upstream)
         return gradient, None, None, None, None
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    try:
+        tensor.data_ptr()
+    except RuntimeError:  # NotImplementedError is one
+        return False
+    return True
 
 
 def _by_plain(plain: Plain, logits: Tensor, labels: Tensor, upstream: Tensor, *, create_graph: bool) -> Tensor:

@@ -172,7 +172,7 @@ class Training:
 
 
 def _lay_out_as_parameters(state: Mapping[Tensor, dict[str, Any]]) -> None:
-    """Give what an optimizer keeps for each weight the weight's own layout: files have none, fused updates ask for it."""
+    """Give what an optimizer keeps for each weight the weight's layout: a file has none, and fused updates need it."""
     for param, kept in state.items():
         for name, value in kept.items():
             if isinstance(value, Tensor) and value.shape == param.shape and value.stride() != param.stride():
