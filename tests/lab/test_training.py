@@ -17,8 +17,6 @@ from bisam.lab.sources import InMemory
 from bisam.lab.train import Job, train
 from bisam.lab.training import Training
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 def tiny_images(classes=10, tested=10):
     """Random images of CIFAR's shape."""
@@ -50,7 +48,6 @@ def test_a_training_with_dropout_goes_on_from_its_state_bit_for_bit(recwarn):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 def test_momentum_from_a_file_has_the_layout_of_its_weight(device, tmp_path, recwarn):
     config = Config(model="resnet20", method="sgd", batch=8, epochs=2)
     one, other = (Training(config, tiny_images(), torch.device(device)) for _ in range(2))
