@@ -6,15 +6,16 @@ python benchmarks/tables.py    # rewrites the pages; a test fails when one would
 import inspect
 import json
 import re
-import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ledger
+from ledger import markdown
+
 import bisam
 from bisam import variants
-from bisam.lab import records, summary
-from bisam.lab.cells import Collection, collect, command
-from bisam.lab.methods import TITLES
+from bisam.lab.cells import Collection
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -215,59 +216,18 @@ def bar_table() -> str:
     return markdown(["promise", "limit", "measured", ""], rows)
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def ledger() -> Collection:
-    return collect(records.find(ROOT / "results"))
-
-
-def demo_table() -> str:
-    """The runs of the demo in the ledger, a method a row, and how far each is above the one that it improves on."""
-    (group,) = (group for group in ledger().groups if group.name == "demo")
-    (row,) = group.rows
-    gaps = {one.method: one for one in summary.comparisons(group)}
-    rows = []
-    for method in group.recipe.methods:
-        runs, accuracies = group.of(row, method), group.measured(row, method).values()
-        flips = [flips for run in runs if (flips := run.last("flips")) is not None]
-        ms = statistics.mean(ms for run in runs if (ms := run.milliseconds) is not None)
-        spread = f"{statistics.mean(accuracies):.1f} ± {statistics.stdev(accuracies):.1f}, n = {len(accuracies)}"
-        gap = gaps.get(method)
-        above = f"{gap.found.mean:+.1f} ({gap.found.low:+.1f} to {gap.found.high:+.1f})" if gap else "–"
-        cells = [TITLES[method], spread, above.replace("-", "−")]
-        rows.append([*cells, f"{statistics.mean(flips):.1f}" if flips else "–", f"{ms:.1f}"])
-    return markdown(["method", "test accuracy", "above its baseline", "flips per batch", "ms per step"], rows)
-
-
-def ledger_tables() -> str:
-    """Each table of the paper that has runs, with its differences."""
-    return "\n\n".join(sheet.markdown() for sheet in summary.sheets(ledger().groups))
-
-
-def ledger_runs() -> str:
-    """Each run, with what it takes to run it again."""
-    head = ["run", "validation", "test", "seconds", "hardware", "commit", "again with"]
-    rows = []
-    for run in ledger().runs:
-        receipt, seconds = run.record.receipt, run.record.result["seconds"]
-        hardware = receipt["gpu"] or receipt["cpu"]
-        accuracies = [f"{run.measured(name):.2f}" for name in ("validation_accuracy", "test_accuracy")]
-        name = f"{run.config.recipe}/{run.record.folder.name}"
-        rows.append([name, *accuracies, f"{seconds:.0f}", hardware, receipt["commit"], f"`{command(run)}`"])
-    return markdown(head, rows)
-
-
 def bench_where() -> str:
     cpu = measured("bench_cpu")["receipt"]
     return f"{where('bench_h200')} CPU: {cpu['cpu']}, {cpu['threads']} threads, torch {cpu['torch']}, {cpu['date']}."
 
 
+def of_ledger(**blocks: Callable[[Collection], str]) -> dict[str, Callable[[], str]]:
+    return {name: lambda make=make: make(ledger.read()) for name, make in blocks.items()}
+
+
 PAGES = {
-    ROOT / "README.md": {"demo": demo_table},
-    ROOT / "docs/results.md": {"tables": ledger_tables, "runs": ledger_runs},
+    ROOT / "README.md": of_ledger(demo=ledger.demo_table, paper=ledger.paper_table, verdicts=ledger.verdicts),
+    ROOT / "docs/results.md": of_ledger(tables=ledger.all_tables, verdicts=ledger.verdicts, runs=ledger.all_runs),
     ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
     ROOT / "docs/speed.md": {
         "epoch": epoch_table, "together": together_table, "loss": loss_table, "ten_thousand": ten_thousand_table,

@@ -69,7 +69,7 @@ class Comparison:
 
 def sheet(group: Group) -> Sheet:
     """The group's table in the layout of the paper, with all of its rows."""
-    paper = _paper(group)
+    paper = published_of(group)
     rows = [[label, *_line(group, paper, label, row, name)] for label, row, name in group.recipe.lines]
     if paper is not None and paper.average and [*paper.cells] == [label for label, *_ in group.recipe.lines]:
         rows.append(["average", *(_average(group, paper, method) for method in group.recipe.methods)])
@@ -93,7 +93,7 @@ def _effort(group: Group) -> list[str]:
 
 def comparisons(group: Group) -> list[Comparison]:
     """BiSAM − SAM and SAM − SGD in each row of the table that has runs of both."""
-    paper = _paper(group)
+    paper = published_of(group)
     found = []
     for label, row, name in group.recipe.lines:
         for method in group.recipe.methods:
@@ -180,7 +180,8 @@ def _in_markdown(text: str) -> str:
     return text.replace("<", "&lt;").replace("|", r"\|").replace("\n", "<br>")
 
 
-def _paper(group: Group) -> published.Table | None:
+def published_of(group: Group) -> published.Table | None:
+    """The paper's table, if the group is of one and nothing was changed."""
     label = group.recipe.published
     return published.table(label) if label and not group.changes else None
 

@@ -1,0 +1,127 @@
+"""What the ledger says, as README and docs show it: tables, differences, and in plain words what they settle."""
+
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from bisam.lab import records, summary
+from bisam.lab.cells import Collection, Group, collect, command
+from bisam.lab.methods import TITLES
+from bisam.lab.recipes import RECIPES, Recipe
+from bisam.lab.statistics import signed
+
+ROOT = Path(__file__).parent.parent
+
+
+def read() -> Collection:
+    """The runs of results/."""
+    return collect(records.find(ROOT / "results"))
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def demo_table(found: Collection) -> str:
+    """The runs of the demo, a method a row, and how far each is above the one that it improves on."""
+    (group,) = (group for group in found.groups if group.name == "demo")
+    (row,) = group.rows
+    gaps = {one.method: one for one in summary.comparisons(group)}
+    rows = []
+    for method in group.recipe.methods:
+        runs, accuracies = group.of(row, method), group.measured(row, method).values()
+        flips = [flips for run in runs if (flips := run.last("flips")) is not None]
+        ms = statistics.mean(ms for run in runs if (ms := run.milliseconds) is not None)
+        spread = f"{statistics.mean(accuracies):.1f} ± {statistics.stdev(accuracies):.1f}, n = {len(accuracies)}"
+        gap = gaps.get(method)
+        above = f"{gap.found.mean:+.1f} ({gap.found.low:+.1f} to {gap.found.high:+.1f})" if gap else "–"
+        cells = [TITLES[method], spread, above.replace("-", "−")]
+        rows.append([*cells, f"{statistics.mean(flips):.1f}" if flips else "–", f"{ms:.1f}"])
+    return markdown(["method", "test accuracy", "above its baseline", "flips per batch", "ms per step"], rows)
+
+
+def paper_table(found: Collection) -> str:
+    """The cells of the paper's tables that have runs, and how far each is above the one that it improves on."""
+    head = ["table, row", "method", "test accuracy", "paper's", "above its baseline, 95 % interval", "paper's"]
+    rows = []
+    for group in _of_the_paper(found):
+        printed = summary.published_of(group)
+        gaps = {(one.row, one.method): one for one in summary.comparisons(group)}
+        for label, row, name in group.recipe.lines:
+            for method in group.recipe.methods:
+                values = group.measured(row, method, name)
+                if values:
+                    paper, gap = printed.cells[label].get(method), gaps.get((label, method))
+                    rows.append([
+                        f"{group.recipe.name}, {label}", TITLES[method], _spread(values.values()),
+                        "–" if paper is None else summary.spread(*paper),
+                        "–" if gap is None else f"{signed(gap.found.mean)} ({gap.found.interval or 'no interval'})",
+                        "–" if gap is None or gap.published is None else signed(gap.published),
+                    ])  # fmt: skip
+    return markdown(head, rows)
+
+
+def verdicts(found: Collection) -> str:
+    """What is confirmed of the paper's tables, what is not resolved, what was not run."""
+    lists: dict[str, list[str]] = {
+        "Confirmed: the sign of the paper's difference, resolved": [],
+        "The other way round than in the paper, resolved": [],
+        "Not resolved with so few runs": [],
+    }
+    confirmed, reversed_, unresolved = lists.values()
+    for group in _of_the_paper(found):
+        for one in summary.comparisons(group):
+            agrees = one.published is not None and one.found.mean * one.published > 0
+            kind = unresolved if not one.found.resolved else confirmed if agrees else reversed_
+            kind.append(f"{group.recipe.name}, {one.row}: {one.label} ({one.found.n})")
+    lists["Not finished"] = [f"{run.record.folder.name}, {run.status}" for run in found.runs if "epochs" in run.status]
+    lists["Not run"] = [words for make in RECIPES.values() if (words := _not_run(make(), found.groups))]
+    return "\n".join(f"- **{title}**: {'; '.join(items) or 'nothing'}." for title, items in lists.items())
+
+
+def _not_run(recipe: Recipe, groups: Iterable[Group]) -> str:
+    """The cells of a table of the paper without a run that has ended, as few words as it takes."""
+    if recipe.published is None:
+        return ""
+    own = next((group for group in groups if group.name == recipe.name), Group(recipe, ""))
+    missing = {row: [m for r, m in recipe.cells if r == row and not own.measured(row, m)] for row in recipe.rows}
+    if all(missing[row] == recipe.methods for row in recipe.rows):
+        return f"{recipe.name}, all of it"
+    parts = [
+        row if missing[row] == recipe.methods else f"{row} with {', '.join(TITLES[m] for m in missing[row])}"
+        for row in recipe.rows
+        if missing[row]
+    ]
+    return f"{recipe.name}, {', '.join(parts)}" if parts else ""
+
+
+def all_tables(found: Collection) -> str:
+    """Each table that has runs, with its differences."""
+    return "\n\n".join(sheet.markdown() for sheet in summary.sheets(found.groups))
+
+
+def all_runs(found: Collection) -> str:
+    """Each run, with what it takes to run it again."""
+    head = ["run", "status", "validation", "test", "seconds", "hardware", "commit", "again with"]
+    rows = []
+    for run in found.runs:
+        receipt, result = run.record.receipt or {}, run.record.result or {}
+        accuracies = [run.measured(name) for name in ("validation_accuracy", "test_accuracy")]
+        rows.append([
+            f"{run.config.recipe}/{run.record.folder.name}", run.status,
+            *("–" if accuracy is None else f"{accuracy:.2f}" for accuracy in accuracies),
+            f"{result['seconds']:.0f}" if result else "–",
+            receipt.get("gpu") or receipt.get("cpu") or "–", receipt.get("commit", "–"), f"`{command(run)}`",
+        ])  # fmt: skip
+    return markdown(head, rows)
+
+
+def _of_the_paper(found: Collection) -> list[Group]:
+    return [group for group in found.groups if group.recipe.published and not group.changes]
+
+
+def _spread(values: Iterable[float]) -> str:
+    known = [*values]
+    deviation = statistics.stdev(known) if len(known) > 1 else None
+    return f"{summary.spread(statistics.fmean(known), deviation)}, n = {len(known)}"

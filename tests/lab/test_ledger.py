@@ -1,0 +1,88 @@
+"""What README and docs say of the ledger, made from runs that nobody trained."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bisam.lab.cells import collect
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import ledger
+
+sys.path.pop(0)
+
+
+def lines(records):
+    """The verdicts, by their titles."""
+    rows = ledger.verdicts(collect(records)).splitlines()
+    return {
+        title: said.removesuffix(".") for title, _, said in (row.removeprefix("- **").partition("**: ") for row in rows)
+    }
+
+
+def runs(recorded, cell, accuracies):
+    return [recorded(cell, seed, accuracy) for seed, accuracy in enumerate(accuracies)]
+
+
+def test_an_empty_ledger_has_run_nothing():
+    *others, (title, missing) = lines([]).items()
+    assert title == "Not run"
+    assert all(said == "nothing" for _, said in others)
+    names = ["cifar10", "cifar100", "imagenet", "adaptive", "efficient", "label_noise"]
+    assert missing == "; ".join(f"{name}, all of it" for name in names)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "kind"),
+    [
+        ((0.4, 0.5, 0.6), "Confirmed: the sign of the paper's difference, resolved"),
+        ((-0.4, -0.5, -0.6), "The other way round than in the paper, resolved"),
+        ((-0.4, 0.5, 0.6), "Not resolved with so few runs"),
+        ((0.5,), "Not resolved with so few runs"),
+    ],
+)
+def test_a_difference_is_confirmed_reversed_or_not_resolved(gaps, kind, recorded):
+    sam = runs(recorded, "cifar10/resnet56/sam", [94.0, 94.2, 94.1][: len(gaps)])
+    other = runs(
+        recorded,
+        "cifar10/resnet56/bisam-log",
+        [one.result["test_accuracy"] + gap for one, gap in zip(sam, gaps, strict=True)],
+    )
+    said = lines([*sam, *other])
+    count = "3 pairs" if len(gaps) == 3 else "1 and 1 runs"
+    assert said.pop(kind) == f"cifar10, resnet56: BiSAM (-log) − SAM ({count})"
+    said.pop("Not run")
+    assert set(said.values()) == {"nothing"}
+
+
+def test_what_is_missing_of_a_table_is_told_in_few_words(recorded):
+    done = runs(recorded, "cifar10/resnet56/sam", [94.0])
+    begun = [recorded("cifar10/vgg19bn/sam", accuracy=None, trained=7)]
+    said = lines([*done, *begun])
+    assert said["Not finished"] == f"{begun[0].folder.name}, 7 of 200 epochs"
+    cifar10 = said["Not run"].split("; ")[0]
+    assert cifar10 == (
+        "cifar10, densenet121, resnet56 with SGD, BiSAM (-log), BiSAM (tanh), vgg19bn, wrn28-2, wrn28-10"
+    )
+
+
+def test_a_changed_run_is_no_run_of_the_paper_s(recorded):
+    said = lines([recorded("cifar10/resnet56/sam", rho=0.1)])
+    assert said["Not run"].startswith("cifar10, all of it")
+    assert len(ledger.paper_table(collect([recorded("cifar10/resnet56/sam", rho=0.1)])).splitlines()) == 2
+
+
+def test_the_paper_s_number_stands_beside_ours(recorded):
+    records = runs(recorded, "cifar10/resnet56/sam", [94.0, 94.2]) + runs(
+        recorded, "cifar10/resnet56/bisam-log", [94.5, 94.6]
+    )
+    _, _, sam, log = ledger.paper_table(collect(records)).splitlines()
+    assert sam == "| cifar10, resnet56 | SAM | 94.10 ± 0.14, n = 2 | 94.09 ± 0.26 | – | – |"
+    assert log.startswith("| cifar10, resnet56 | BiSAM (-log) | 94.55 ± 0.07, n = 2 | 94.28 ± 0.31 | +0.45 (")
+    assert log.endswith(") | +0.19 |")
+
+
+def test_a_run_that_has_not_ended_has_its_line(recorded):
+    *_, line = ledger.all_runs(collect([recorded("cifar10/vgg19bn/sam", accuracy=None, trained=7)])).splitlines()
+    assert "| 7 of 200 epochs | – | – | – | – | – | `bisam train cifar10/vgg19bn/sam --seeds 0` |" in line
