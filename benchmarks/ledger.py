@@ -112,7 +112,7 @@ def all_runs(found: Collection) -> str:
             f"{run.config.recipe}/{run.record.folder.name}", run.status,
             *("–" if accuracy is None else f"{accuracy:.2f}" for accuracy in accuracies),
             f"{result['seconds']:.0f}" if result else "–",
-            receipt.get("gpu") or receipt.get("cpu") or "–", receipt.get("commit", "–"), f"`{command(run)}`",
+            receipt.get("gpu") or receipt.get("cpu") or "–", run.commits or "–", f"`{command(run)}`",
         ])  # fmt: skip
     return markdown(head, rows)
 

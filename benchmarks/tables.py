@@ -6,6 +6,7 @@ python benchmarks/tables.py    # rewrites the pages; a test fails when one would
 import inspect
 import json
 import re
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ledger import markdown
 
 import bisam
 from bisam import variants
+from bisam.lab import records
 from bisam.lab.cells import Collection
 
 ROOT = Path(__file__).parent.parent
@@ -216,6 +218,26 @@ def bar_table() -> str:
     return markdown(["promise", "limit", "measured", ""], rows)
 
 
+def lab_on_a_gpu() -> str:
+    """What trainings through the command line took, from their records."""
+    timed, whole, cut = (records.read(RESULTS / "lab_h200" / name) for name in ("time", "whole", "cut"))
+    first, *others = (row["seconds"] for row in timed.metrics)
+    resumed = "the same" if _learnt(whole) == _learnt(cut) else "other"
+    return (
+        f"On {timed.receipt['gpu']}, an epoch of ResNet-56 with BiSAM (−log), compiled, takes "
+        f"{statistics.median(others):.2f} s (the first {first:.0f} s, with compiling); with `deterministic=true` and "
+        f"not compiled {whole.metrics[-1]['seconds']:.1f} s. There a run that SIGTERM stopped within its first epoch, "
+        f"and the same command resumed, had {resumed} losses, norms and accuracies as an undisturbed one to the last "
+        f"digit, and weights with the same digest (commit {cut.receipt['commit']}; records in "
+        "benchmarks/results/lab_h200)."
+    )
+
+
+def _learnt(record: records.Record) -> list[dict[str, Any]]:
+    """The metrics without what a clock says."""
+    return [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in record.metrics]
+
+
 def bench_where() -> str:
     cpu = measured("bench_cpu")["receipt"]
     return f"{where('bench_h200')} CPU: {cpu['cpu']}, {cpu['threads']} threads, torch {cpu['torch']}, {cpu['date']}."
@@ -228,6 +250,7 @@ def of_ledger(**blocks: Callable[[Collection], str]) -> dict[str, Callable[[], s
 PAGES = {
     ROOT / "README.md": of_ledger(demo=ledger.demo_table, paper=ledger.paper_table, verdicts=ledger.verdicts),
     ROOT / "docs/results.md": of_ledger(tables=ledger.all_tables, verdicts=ledger.verdicts, runs=ledger.all_runs),
+    ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
     ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
     ROOT / "docs/speed.md": {
         "epoch": epoch_table, "together": together_table, "loss": loss_table, "ten_thousand": ten_thousand_table,

@@ -2,19 +2,21 @@
 
 import copy
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from bisam.capture import capture_together
 from bisam.lab import checkpoint
+from bisam.lab.cells import collect
 from bisam.lab.config import Config
 from bisam.lab.data import DataSet, Images, load
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import find
-from bisam.lab.records import Run
+from bisam.lab.records import Run, read
 from bisam.lab.sources import InMemory
-from bisam.lab.train import Job, train
+from bisam.lab.train import Job, Stopped, train
 from bisam.lab.training import Training
 
 
@@ -91,6 +93,21 @@ def test_a_run_that_another_process_has_finished_meanwhile_is_left_alone(tmp_pat
 def rank_of_label(logits, label):
     """How many classes come before it, counted one by one."""
     return sum(other > logits[label] for other in logits)
+
+
+def test_the_receipt_of_a_run_that_other_versions_have_begun_names_them(tmp_path, monkeypatch, recwarn):
+    job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=1), tmp_path / "run")
+    for commit in ("first", "first", "second", "third"):
+        monkeypatch.setenv("BISAM_COMMIT", commit)
+        stopping = [] if commit == "third" else ["SIGTERM"]  # which stops after a step
+        with Progress() as progress, nullcontext() if commit == "third" else pytest.raises(Stopped):
+            train([job], tiny_images(), torch.device("cpu"), progress, stopping)
+    receipt = json.loads((job.folder / "receipt.json").read_text())
+    assert receipt["commit"] == "third"
+    assert [part["commit"] for part in receipt["earlier"]] == ["first", "second"]
+    assert {part["torch"] for part in receipt["earlier"]} == {torch.__version__}
+    (run,) = collect([read(job.folder)]).others
+    assert run.commits == "first, second, third"
 
 
 def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes():

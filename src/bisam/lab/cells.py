@@ -52,6 +52,15 @@ class Run:
         return number(self.record.metrics[-1].get(name)) if self.record.metrics else None
 
     @property
+    def commits(self) -> str:
+        """Of the code that trained it: several, if it was resumed with a newer one."""
+        receipt = self.record.receipt or {}
+        earlier = receipt.get("earlier")
+        parts = [*(earlier if isinstance(earlier, list) else ()), receipt]
+        told = [part.get("commit") for part in parts if isinstance(part, dict)]
+        return ", ".join(dict.fromkeys(str(commit) for commit in told if commit))
+
+    @property
     def milliseconds(self) -> float | None:
         """Of one step in the last epoch; of this run's part in it, where several shared the device."""
         rate, together = self.last("samples_per_second"), self.last("together") or 1

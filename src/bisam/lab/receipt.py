@@ -26,7 +26,7 @@ def receipt() -> dict[str, Any]:
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(),
         "bisam": bisam.__version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "triton": _triton(),
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -161,7 +161,7 @@ def _listed(run: Run) -> list[str]:
         f"{sum(seconds):.0f}" if seconds else OPEN,
         f"{statistics.median(seconds):.2f}" if seconds else OPEN,
         f"{run.last('together') or 1:.0f}",
-        *(_told(value) for value in (gpu, receipt.get("commit"), receipt.get("date"), receipt.get("torch"))),
+        *(_told(value) for value in (gpu, run.commits or None, receipt.get("date"), receipt.get("torch"))),
         _told(receipt.get("data_checksum"))[:12],
         command(run) or OPEN,
     ]

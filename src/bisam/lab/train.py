@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
@@ -48,6 +48,8 @@ class Active:
     run: Run
     epoch: int = 0
     batch: int = 0
+    receipts: list[dict[str, Any]] = field(default_factory=list)
+    """Of the processes that trained it, this one last; those that differ in their date only count as one."""
 
     @property
     def point(self) -> tuple[int, int, int]:
@@ -71,11 +73,12 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(_numerics(jobs[0].config))
         active = []
+        now = receipt()
         for job in jobs:
             training = Training(job.config, source, device)
             run = stack.enter_context(Run.open(job.folder, job.config.as_dict()))
             if run.result is None:
-                active.append(_resumed(Active(training, run), source.checksum, progress))
+                active.append(_resumed(Active(training, run), source.checksum, now, progress))
         for _, together in groupby(sorted(active, key=lambda one: one.point), key=lambda one: one.point):
             _epochs([*together], source.checksum, progress, stopping, checkpoint_seconds)
 
@@ -135,11 +138,12 @@ def _steps(active: Sequence[Active], progress: Progress) -> CapturedSteps:
     return steps
 
 
-def _resumed(one: Active, checksum: str, progress: Progress) -> Active:
+def _resumed(one: Active, checksum: str, now: dict[str, Any], progress: Progress) -> Active:
     """Go on from the run's last checkpoint, if it has one."""
     loaded = checkpoint.load(one.run.checkpoints)
     if loaded is None:
         one.run.metrics.rewind(0)
+        one.receipts = [now]
         return one
     for note in loaded.notes:
         progress.note(note)
@@ -147,6 +151,8 @@ def _resumed(one: Active, checksum: str, progress: Progress) -> Active:
     one.epoch, one.batch = loaded.state["epoch"], loaded.state["batch"]
     one.training.load(loaded.state["training"])
     one.run.metrics.rewind(one.epoch)
+    before = loaded.state.get("receipts", [])
+    one.receipts = [*(old for old in before if {**old, "date": None} != {**now, "date": None}), now]
     progress.note(f"{one.run.folder.name} goes on from epoch {one.epoch + 1}, batch {one.batch + 1}")
     return one
 
@@ -163,7 +169,7 @@ def _save(active: Sequence[Active], epoch: int, batch: int, checksum: str) -> No
     for one in active:
         steps = epoch * len(one.training.batches) + batch
         config = one.training.config.as_dict()
-        state = {"config": config, "checksum": checksum, "epoch": epoch, "batch": batch}
+        state = {"config": config, "checksum": checksum, "epoch": epoch, "batch": batch, "receipts": one.receipts}
         checkpoint.save(one.run.checkpoints, steps, {**state, "training": one.training.state()})
 
 
@@ -180,7 +186,9 @@ def _finish(one: Active, progress: Progress, checksum: str) -> None:
     }
     if training.best.weights is not None:
         one.run.save_weights(training.best.weights)
-    one.run.receipt({**receipt(), "data_checksum": checksum, "seconds": training.seconds})
+    *earlier, _ = one.receipts
+    whole = {**receipt(), "data_checksum": checksum, "seconds": training.seconds}
+    one.run.receipt({**whole, "earlier": earlier} if earlier else whole)
     one.run.finish(result)
     shutil.rmtree(one.run.checkpoints, ignore_errors=True)
     progress.finish(training.config, result)
