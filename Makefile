@@ -24,6 +24,7 @@ bench: $(VENV)/.installed  ## what a step costs beside one written by hand
 docs: $(VENV)/.installed  ## the ledger's page, its picture, figures and tables
 	$(BIN)/bisam report results --out docs/report.html
 	$(BIN)/bisam figure lower-bounds --out docs/images/lower-bounds.svg
+	$(BIN)/bisam figure flips results --out docs/images/flips.svg
 	$(BIN)/python docs/screenshot.py
 	$(BIN)/python benchmarks/tables.py
 

@@ -1,7 +1,8 @@
 """What the ledger says, as README and docs show it: tables, differences, and in plain words what they settle."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from bisam.lab import records, summary
@@ -56,7 +57,7 @@ def paper_table(found: Collection) -> str:
                     rows.append([
                         f"{group.recipe.name}, {label}", TITLES[method], _spread(values.values()),
                         "–" if paper is None else summary.spread(*paper),
-                        "–" if gap is None else f"{signed(gap.found.mean)} ({gap.found.interval or 'no interval'})",
+                        "–" if gap is None else f"{signed(gap.found.mean)} ({_interval(gap)})",
                         "–" if gap is None or gap.published is None else signed(gap.published),
                     ])  # fmt: skip
     return markdown(head, rows)
@@ -65,9 +66,9 @@ def paper_table(found: Collection) -> str:
 def verdicts(found: Collection) -> str:
     """What is confirmed of the paper's tables, what is not resolved, what was not run."""
     lists: dict[str, list[str]] = {
-        "Confirmed: the sign of the paper's difference, resolved": [],
-        "The other way round than in the paper, resolved": [],
-        "Not resolved with so few runs": [],
+        "Confirmed, with the paper's sign and a 95 % interval without 0": [],
+        "Contradicted, with the other sign and such an interval": [],
+        "Not resolved at this n": [],
     }
     confirmed, reversed_, unresolved = lists.values()
     for group in _of_the_paper(found):
@@ -75,17 +76,28 @@ def verdicts(found: Collection) -> str:
             agrees = one.published is not None and one.found.mean * one.published > 0
             kind = unresolved if not one.found.resolved else confirmed if agrees else reversed_
             kind.append(f"{group.recipe.name}, {one.row}: {one.label} ({one.found.n})")
-    lists["Not finished"] = [f"{run.record.folder.name}, {run.status}" for run in found.runs if "epochs" in run.status]
+    lists["Under way"] = [words for group in _of_the_paper(found) for words in _not_finished(group)]
     lists["Not run"] = [words for make in RECIPES.values() if (words := _not_run(make(), found.groups))]
-    return "\n".join(f"- **{title}**: {'; '.join(items) or 'nothing'}." for title, items in lists.items())
+    return "\n".join(f"- **{title}**: {'; '.join(items) or 'nothing yet'}." for title, items in lists.items())
+
+
+def _not_finished(group: Group) -> Iterator[str]:
+    """A text for each row that has runs under way."""
+    for row in group.rows:
+        runs = [run for run in group.of_row(row) if run.record.result is None]
+        if runs:
+            methods = ", ".join(dict.fromkeys(TITLES[run.config.method] for run in runs))
+            furthest = max(runs, key=lambda run: len(run.record.metrics))
+            count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+            yield f"{group.recipe.name}, {row} with {methods}: {count}, up to {furthest.status}"
 
 
 def _not_run(recipe: Recipe, groups: Iterable[Group]) -> str:
-    """The cells of a table of the paper without a run that has ended, as few words as it takes."""
+    """The cells of a table of the paper without a run, in as few words as it takes."""
     if recipe.published is None:
         return ""
     own = next((group for group in groups if group.name == recipe.name), Group(recipe, ""))
-    missing = {row: [m for r, m in recipe.cells if r == row and not own.measured(row, m)] for row in recipe.rows}
+    missing = {row: [m for r, m in recipe.cells if r == row and not own.of(row, m)] for row in recipe.rows}
     if all(missing[row] == recipe.methods for row in recipe.rows):
         return f"{recipe.name}, all of it"
     parts = [
@@ -117,8 +129,26 @@ def all_runs(found: Collection) -> str:
     return markdown(head, rows)
 
 
+def flips_table(found: Collection) -> str:
+    """Mean flips per batch in each quarter of the training, ResNet-56 on CIFAR-10."""
+    (group,) = (group for group in _of_the_paper(found) if group.recipe.name == "cifar10")
+    rows, ends = [], [0, 50, 100, 150, 200]
+    for method in group.recipe.methods:
+        runs = [
+            [row["flips"] for row in run.record.metrics] for run in group.of("resnet56", method) if run.last("flips")
+        ]
+        if runs:
+            means = [statistics.fmean(x for flips in runs for x in flips[a:b]) for a, b in pairwise(ends)]
+            rows.append([TITLES[method], *(f"{mean:.2f}" for mean in means), str(len(runs))])
+    return markdown(["epochs", *(f"{a + 1} to {b}" for a, b in pairwise(ends)), "n"], rows)
+
+
 def _of_the_paper(found: Collection) -> list[Group]:
     return [group for group in found.groups if group.recipe.published and not group.changes]
+
+
+def _interval(gap: summary.Comparison) -> str:
+    return gap.found.interval or f"{gap.found.n}: no interval"
 
 
 def _spread(values: Iterable[float]) -> str:

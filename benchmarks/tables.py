@@ -222,13 +222,14 @@ def lab_on_a_gpu() -> str:
     """What trainings through the command line took, from their records."""
     timed, whole, cut = (records.read(RESULTS / "lab_h200" / name) for name in ("time", "whole", "cut"))
     first, *others = (row["seconds"] for row in timed.metrics)
+    weights = "equal bit for bit" if measured("lab_h200/weights")["bitwise_equal"] else "not equal"
     resumed = "the same" if _learnt(whole) == _learnt(cut) else "other"
     return (
         f"On {timed.receipt['gpu']}, an epoch of ResNet-56 with BiSAM (−log), compiled, takes "
         f"{statistics.median(others):.2f} s (the first {first:.0f} s, with compiling); with `deterministic=true` and "
         f"not compiled {whole.metrics[-1]['seconds']:.1f} s. There a run that SIGTERM stopped within its first epoch, "
         f"and the same command resumed, had {resumed} losses, norms and accuracies as an undisturbed one to the last "
-        f"digit, and weights with the same digest (commit {cut.receipt['commit']}; records in "
+        f"digit, and the weights were {weights} (commit {cut.receipt['commit']}; records in "
         "benchmarks/results/lab_h200)."
     )
 
@@ -249,7 +250,9 @@ def of_ledger(**blocks: Callable[[Collection], str]) -> dict[str, Callable[[], s
 
 PAGES = {
     ROOT / "README.md": of_ledger(demo=ledger.demo_table, paper=ledger.paper_table, verdicts=ledger.verdicts),
-    ROOT / "docs/results.md": of_ledger(tables=ledger.all_tables, verdicts=ledger.verdicts, runs=ledger.all_runs),
+    ROOT / "docs/results.md": of_ledger(
+        tables=ledger.all_tables, verdicts=ledger.verdicts, flips=ledger.flips_table, runs=ledger.all_runs
+    ),
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
     ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
     ROOT / "docs/speed.md": {

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import bisam
 from test_optimizer import TwoInputs
@@ -76,3 +77,16 @@ def test_the_page_of_the_docs_is_that_of_the_ledger(monkeypatch):
     monkeypatch.chdir(ROOT)
     ledger = Path("results")
     assert (ROOT / "docs" / "report.html").read_text() == report.write(cells.collect(records.find(ledger)), [ledger])
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("lower-bounds", []), ("flips", ["results"])])
+def test_the_figures_of_the_docs_are_up_to_date(name, arguments, tmp_path, monkeypatch):
+    """`make docs` writes them."""
+    from bisam.lab.cli import app
+
+    monkeypatch.chdir(ROOT)
+    drawn = tmp_path / f"{name}.svg"
+    done = CliRunner().invoke(app, ["figure", name, *arguments, "--out", str(drawn)])
+    assert done.exit_code == 0, done.output
+    shown, made = (re.sub(r"clip\d+", "clip", path.read_text()) for path in (ROOT / f"docs/images/{name}.svg", drawn))
+    assert shown == made  # but for numbers that go on from one drawing of a process to the next

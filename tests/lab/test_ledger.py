@@ -28,7 +28,7 @@ def runs(recorded, cell, accuracies):
 def test_an_empty_ledger_has_run_nothing():
     *others, (title, missing) = lines([]).items()
     assert title == "Not run"
-    assert all(said == "nothing" for _, said in others)
+    assert all(said == "nothing yet" for _, said in others)
     names = ["cifar10", "cifar100", "imagenet", "adaptive", "efficient", "label_noise"]
     assert missing == "; ".join(f"{name}, all of it" for name in names)
 
@@ -36,10 +36,10 @@ def test_an_empty_ledger_has_run_nothing():
 @pytest.mark.parametrize(
     ("gaps", "kind"),
     [
-        ((0.4, 0.5, 0.6), "Confirmed: the sign of the paper's difference, resolved"),
-        ((-0.4, -0.5, -0.6), "The other way round than in the paper, resolved"),
-        ((-0.4, 0.5, 0.6), "Not resolved with so few runs"),
-        ((0.5,), "Not resolved with so few runs"),
+        ((0.4, 0.5, 0.6), "Confirmed, with the paper's sign and a 95 % interval without 0"),
+        ((-0.4, -0.5, -0.6), "Contradicted, with the other sign and such an interval"),
+        ((-0.4, 0.5, 0.6), "Not resolved at this n"),
+        ((0.5,), "Not resolved at this n"),
     ],
 )
 def test_a_difference_is_confirmed_reversed_or_not_resolved(gaps, kind, recorded):
@@ -53,17 +53,18 @@ def test_a_difference_is_confirmed_reversed_or_not_resolved(gaps, kind, recorded
     count = "3 pairs" if len(gaps) == 3 else "1 and 1 runs"
     assert said.pop(kind) == f"cifar10, resnet56: BiSAM (-log) − SAM ({count})"
     said.pop("Not run")
-    assert set(said.values()) == {"nothing"}
+    assert set(said.values()) == {"nothing yet"}
 
 
 def test_what_is_missing_of_a_table_is_told_in_few_words(recorded):
     done = runs(recorded, "cifar10/resnet56/sam", [94.0])
-    begun = [recorded("cifar10/vgg19bn/sam", accuracy=None, trained=7)]
+    begun = [recorded("cifar10/vgg19bn/sam", seed, accuracy=None, trained=7 - seed) for seed in range(2)]
     said = lines([*done, *begun])
-    assert said["Not finished"] == f"{begun[0].folder.name}, 7 of 200 epochs"
+    assert said["Under way"] == "cifar10, vgg19bn with SAM: 2 runs, up to 7 of 200 epochs"
     cifar10 = said["Not run"].split("; ")[0]
     assert cifar10 == (
-        "cifar10, densenet121, resnet56 with SGD, BiSAM (-log), BiSAM (tanh), vgg19bn, wrn28-2, wrn28-10"
+        "cifar10, densenet121, resnet56 with SGD, BiSAM (-log), BiSAM (tanh), vgg19bn with SGD, BiSAM (-log), "
+        "BiSAM (tanh), wrn28-2, wrn28-10"
     )
 
 

@@ -74,8 +74,10 @@ def sheet(group: Group) -> Sheet:
     if paper is not None and paper.average and [*paper.cells] == [label for label, *_ in group.recipe.lines]:
         rows.append(["average", *(_average(group, paper, method) for method in group.recipe.methods)])
     if len(group.rows) == 1:  # of several models or noise rates a mean would say nothing
-        rows.append(["flips per batch, last epoch", *_means(group, "flips")])
-        rows.append(["ms per step, last epoch", *_means(group, "milliseconds")])
+        for title, name in (("flips per batch, last epoch", "flips"), ("ms per step, last epoch", "milliseconds")):
+            means = _means(group, name)
+            if any(mean != OPEN for mean in means):
+                rows.append([title, *means])
     title = f"{group.title}: test accuracy in per cent" + (", the paper's below" if paper else "")
     return Sheet(title, ["", *(TITLES[method] for method in group.recipe.methods)], rows, _effort(group))
 
