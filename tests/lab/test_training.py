@@ -65,6 +65,17 @@ def test_momentum_from_a_file_has_the_layout_of_its_weight(device, tmp_path, rec
         torch.testing.assert_close(a["momentum_buffer"], b["momentum_buffer"])
 
 
+def test_a_training_of_another_kind_of_device_goes_on_with_random_numbers_of_its_own():
+    config = Config(model="resnet20", method="sgd", batch=8, epochs=2)
+    one, other = (Training(config, tiny_images(), torch.device("cpu")) for _ in range(2))
+    state = one.state()
+    assert other.load(state) == ""
+    of_cuda = {**state, "generator": torch.zeros(16, dtype=torch.uint8)}  # a GPU's has seed and offset only
+    fresh = other.generator.get_state()
+    assert "another kind of device" in other.load(of_cuda)
+    assert torch.equal(other.generator.get_state(), fresh)
+
+
 def test_the_best_weights_are_those_of_the_highest_validation_accuracy(monkeypatch):
     training = Training(Config(model="resnet20", batch=8, epochs=9), tiny_images(), torch.device("cpu"))
     training.sums["steps"].fill_(1)

@@ -149,11 +149,12 @@ def _resumed(one: Active, checksum: str, now: dict[str, Any], progress: Progress
         progress.note(note)
     _check_same(one, loaded.state, checksum)
     one.epoch, one.batch = loaded.state["epoch"], loaded.state["batch"]
-    one.training.load(loaded.state["training"])
+    different = one.training.load(loaded.state["training"])
     one.run.metrics.rewind(one.epoch)
     before = loaded.state.get("receipts", [])
     one.receipts = [*(old for old in before if {**old, "date": None} != {**now, "date": None}), now]
-    progress.note(f"{one.run.folder.name} goes on from epoch {one.epoch + 1}, batch {one.batch + 1}")
+    where = f"{one.run.folder.name} goes on from epoch {one.epoch + 1}, batch {one.batch + 1}"
+    progress.note(f"{where}; {different}" if different else where)
     return one
 
 

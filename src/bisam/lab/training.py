@@ -155,11 +155,11 @@ class Training:
             "epoch_seconds": self.epoch_seconds,
         }
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: dict[str, Any]) -> str:
+        """Go on from what `state` gave. Returns what is not as if nothing had happened; empty if all is."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         _lay_out_as_parameters(self.optimizer.state)
-        self.generator.set_state(state["generator"])
         for name, total in self.sums.items():
             total.copy_(state["sums"][name])
         weights = state["best"]["weights"]
@@ -169,6 +169,10 @@ class Training:
             None if weights is None else {name: tensor.to(self.device) for name, tensor in weights.items()},
         )
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
+        if state["generator"].shape != self.generator.get_state().shape:
+            return f"it was trained on another kind of device: on {self.device.type} dropout draws from the seed anew"
+        self.generator.set_state(state["generator"])
+        return ""
 
 
 def _lay_out_as_parameters(state: Mapping[Tensor, dict[str, Any]]) -> None:
