@@ -1,11 +1,14 @@
 """What README and docs say of the ledger, made from runs that nobody trained."""
 
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
-from bisam.lab.cells import collect
+from bisam.lab.cells import collect, command
+from bisam.lab.recipes import find
+from bisam.lab.runs import jobs_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import ledger
@@ -87,3 +90,31 @@ def test_the_paper_s_number_stands_beside_ours(recorded):
 def test_a_run_that_has_not_ended_has_its_line(recorded):
     *_, line = ledger.all_runs(collect([recorded("cifar10/vgg19bn/sam", accuracy=None, trained=7)])).splitlines()
     assert "| 7 of 200 epochs | – | – | – | – | – | `bisam train cifar10/vgg19bn/sam --seeds 0` |" in line
+
+
+def finished_runs():
+    return [run for run in ledger.read().runs if run.record.result is not None]
+
+
+@pytest.mark.parametrize("run", finished_runs(), ids=lambda run: run.record.folder.name)
+def test_every_run_of_the_ledger_tells_where_it_is_from_and_can_be_run_again(run, tmp_path):
+    receipt, result = run.record.receipt, run.record.result
+    assert run.commits not in ("", "unknown")
+    assert "dirty" not in run.commits
+    assert receipt["gpu"] or receipt["cpu"]
+    assert len(receipt["data_checksum"]) == 64
+    assert result["seconds"] > 0
+    assert result["epochs"] == len(run.record.metrics) == run.config.epochs
+    assert not run.record.problems
+    _, _, name, _, seed, *options = shlex.split(command(run))
+    changes = dict(option.split("=") for option in options if option != "--set")
+    (job,) = jobs_of(find(name), [int(seed)], changes, tmp_path)
+    assert job.config == run.config
+    assert job.folder.name == run.record.folder.name
+
+
+def test_the_accuracy_of_a_run_is_that_of_its_best_epoch():
+    for run in finished_runs():
+        accuracies = [row["validation_accuracy"] for row in run.record.metrics]
+        best = max(accuracies) if run.config.select == "best" else accuracies[-1]
+        assert run.measured("validation_accuracy") == best == accuracies[run.record.result["best_epoch"]]
