@@ -109,7 +109,7 @@ def write_run():
     """Writes a record's folder as a training does."""
 
     def write(folder, record):
-        with records.Run.open(folder, record.config) as run:
+        with records.RunFolder.open(folder, record.config) as run:
             for row in record.metrics:
                 run.metrics.append(row)
             if record.receipt is not None:

@@ -301,7 +301,7 @@ def a_config_without_a_seed(sam):
 
 
 def save(folder, weights):
-    with records.Run.open(folder, records.read(folder).config) as run:
+    with records.RunFolder.open(folder, records.read(folder).config) as run:
         run.save_weights(weights)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bisam.lab import checkpoint, records
-from bisam.lab.records import ConfigMismatch, RecordError, Run, RunInUse, find, read
+from bisam.lab.records import ConfigMismatch, RecordError, RunFolder, RunInUse, find, read
 
 CONFIG = {"model": "resnet20", "lr": 0.1, "seed": 1, "optimizer": {"name": "sgd", "milestones": [60, 120]}}
 WORDS = ("nan", "inf", "-inf")
@@ -58,7 +58,7 @@ def strict_json(text):
 
 
 def test_a_new_folder_gets_a_configuration_with_the_format(tmp_path):
-    with Run.open(tmp_path / "a" / "b", CONFIG) as run:
+    with RunFolder.open(tmp_path / "a" / "b", CONFIG) as run:
         assert run.config == CONFIG
         assert run.notes == []
         assert list(run.metrics) == []
@@ -69,22 +69,22 @@ def test_a_new_folder_gets_a_configuration_with_the_format(tmp_path):
 
 def test_it_opens_again_with_the_same_configuration_in_any_order_and_with_tuples_for_lists(tmp_path):
     config = {**CONFIG, "betas": (0.9, 0.999), "limit": math.inf, "missing": math.nan}
-    with Run.open(tmp_path, config):
+    with RunFolder.open(tmp_path, config):
         pass
     before = (tmp_path / "config.json").read_bytes()
-    with Run.open(tmp_path, dict(reversed(config.items()))) as run:
+    with RunFolder.open(tmp_path, dict(reversed(config.items()))) as run:
         assert run.config["betas"] == [0.9, 0.999]
         assert run.config["limit"] == math.inf
     assert (tmp_path / "config.json").read_bytes() == before
 
 
 def test_another_configuration_is_refused_with_every_field_that_differs(tmp_path):
-    with Run.open(tmp_path, {**CONFIG, "clip": math.inf, "old": None, "flag": 1}):
+    with RunFolder.open(tmp_path, {**CONFIG, "clip": math.inf, "old": None, "flag": 1}):
         pass
     now = {**CONFIG, "lr": 0.05, "clip": 1.0, "rho": 0.1, "flag": True, "seed": 1.0}
     now["optimizer"] = {"name": "adam", "milestones": [60, 150]}
     with pytest.raises(ConfigMismatch) as raised:
-        Run.open(tmp_path, now)
+        RunFolder.open(tmp_path, now)
     assert isinstance(raised.value, ValueError)
     assert raised.value.differences == [
         "lr: 0.1 there, 0.05 now",
@@ -97,15 +97,15 @@ def test_another_configuration_is_refused_with_every_field_that_differs(tmp_path
     ]
     assert all(line in str(raised.value) for line in (str(tmp_path), *raised.value.differences))
     with pytest.raises(ConfigMismatch, match=r"milestones: \[60, 120\] there, \[60\] now"):
-        Run.open(tmp_path, {**CONFIG, "optimizer": {"name": "sgd", "milestones": [60]}})
+        RunFolder.open(tmp_path, {**CONFIG, "optimizer": {"name": "sgd", "milestones": [60]}})
 
 
 def test_a_refused_configuration_leaves_the_run_free(tmp_path):
-    with Run.open(tmp_path, CONFIG):
+    with RunFolder.open(tmp_path, CONFIG):
         pass
     with pytest.raises(ConfigMismatch):
-        Run.open(tmp_path, {})
-    with Run.open(tmp_path, CONFIG):
+        RunFolder.open(tmp_path, {})
+    with RunFolder.open(tmp_path, CONFIG):
         pass
 
 
@@ -122,20 +122,20 @@ def test_a_refused_configuration_leaves_the_run_free(tmp_path):
 def test_a_configuration_that_cannot_be_read_is_not_overwritten(tmp_path, content, reason):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(RecordError, match=reason):
-        Run.open(tmp_path, CONFIG)
+        RunFolder.open(tmp_path, CONFIG)
     assert (tmp_path / "config.json").read_text() == content
 
 
 def test_results_without_a_configuration_are_not_gone_on_with(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(RecordError, match=r"has metrics\.jsonl but no config\.json"):
-        Run.open(tmp_path, CONFIG)
+        RunFolder.open(tmp_path, CONFIG)
 
 
 def test_leftovers_of_killed_writes_are_removed_and_foreign_files_are_not(tmp_path):
     for name in ("config.json.tmp", "best.safetensors.tmp", "notes.txt"):
         (tmp_path / name).write_text("half")
-    with Run.open(tmp_path, CONFIG):
+    with RunFolder.open(tmp_path, CONFIG):
         assert names(tmp_path) == ["config.json", "lock", "metrics.jsonl", "notes.txt"]
 
 
@@ -150,7 +150,7 @@ def test_leftovers_of_killed_writes_are_removed_and_foreign_files_are_not(tmp_pa
 )
 def test_values_that_would_not_come_back_are_refused_with_their_place(tmp_path, config, error, message):
     with pytest.raises(error, match=message):
-        Run.open(tmp_path / "run", config)
+        RunFolder.open(tmp_path / "run", config)
     assert not (tmp_path / "run").exists()
 
 
@@ -158,13 +158,13 @@ def test_a_file_in_the_place_of_the_folder_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(RecordError, match=r"cannot use .*file.* move it away or give another folder"):
-            Run.open(folder, CONFIG)
+            RunFolder.open(folder, CONFIG)
 
 
 def test_an_unwritable_folder_is_an_error_with_a_remedy():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Run.open(folder / "run", CONFIG):
+        with RunFolder.open(folder / "run", CONFIG):
             pass
         (folder / "run" / "lock").chmod(0o666)
         (folder / "run").chmod(0o555)
@@ -173,9 +173,9 @@ def test_an_unwritable_folder_is_an_error_with_a_remedy():
             if os.getuid() == 0:
                 os.seteuid(65534)  # root may write anywhere
             with pytest.raises(RecordError, match=r"cannot use .*new.*Permission denied\. Make it writable or give"):
-                Run.open(folder / "new", CONFIG)
+                RunFolder.open(folder / "new", CONFIG)
             refused = pytest.raises(RecordError, match=r"cannot write .*result\.json: Permission denied\. Make it")
-            with Run.open(folder / "run", CONFIG) as run, refused:
+            with RunFolder.open(folder / "run", CONFIG) as run, refused:
                 run.finish({"status": "done"})
             assert read(folder / "run").problems == []
         finally:
@@ -193,7 +193,7 @@ def test_lines_come_back_as_they_were_and_are_strict_json(written):
     written = [{"epoch": epoch, **row} for epoch, row in enumerate(written)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Run.open(folder, CONFIG) as run:
+        with RunFolder.open(folder, CONFIG) as run:
             for row in written:
                 run.metrics.append(row)
             assert is_same(list(run.metrics), written)
@@ -203,7 +203,7 @@ def test_lines_come_back_as_they_were_and_are_strict_json(written):
 
 def test_numbers_that_json_lacks_are_words_in_the_file(tmp_path):
     row = {"epoch": 0, "loss": math.nan, "gap": -math.inf, "nested": [{"bound": math.inf}]}
-    with Run.open(tmp_path, CONFIG) as run:
+    with RunFolder.open(tmp_path, CONFIG) as run:
         run.metrics.append(row)
         assert is_same(run.metrics.read(), [row])
     expected = {"epoch": 0, "loss": "nan", "gap": "-inf", "nested": [{"bound": "inf"}]}
@@ -212,21 +212,21 @@ def test_numbers_that_json_lacks_are_words_in_the_file(tmp_path):
 
 @pytest.mark.parametrize("row", [{}, {"epoch": None}, {"epoch": 1.0}, {"epoch": True}, {"epoch": -1}, {"epoch": "1"}])
 def test_a_line_needs_an_epoch(tmp_path, row):
-    with Run.open(tmp_path, CONFIG) as run, pytest.raises(ValueError, match="needs an epoch"):
+    with RunFolder.open(tmp_path, CONFIG) as run, pytest.raises(ValueError, match="needs an epoch"):
         run.metrics.append(row)
 
 
 def test_an_epoch_is_not_written_twice(tmp_path):
-    with Run.open(tmp_path, CONFIG) as run:
+    with RunFolder.open(tmp_path, CONFIG) as run:
         run.metrics.append({"epoch": 3})
         with pytest.raises(ValueError, match=r"epoch 3 cannot follow epoch 3: call rewind\(3\) first"):
             run.metrics.append({"epoch": 3})
-    with Run.open(tmp_path, CONFIG) as run, pytest.raises(ValueError, match="epoch 2 cannot follow epoch 3"):
+    with RunFolder.open(tmp_path, CONFIG) as run, pytest.raises(ValueError, match="epoch 2 cannot follow epoch 3"):
         run.metrics.append({"epoch": 2})
 
 
 def test_rewind_drops_the_lines_from_that_epoch_on(tmp_path):
-    with Run.open(tmp_path, CONFIG) as run:
+    with RunFolder.open(tmp_path, CONFIG) as run:
         for epoch in range(5):
             run.metrics.append({"epoch": epoch, "loss": math.inf})
         before = lines(tmp_path)
@@ -242,7 +242,7 @@ def test_rewind_drops_the_lines_from_that_epoch_on(tmp_path):
 
 @pytest.mark.parametrize("form", ["cut", "zeros"])
 def test_a_half_written_last_line_is_cut_off_wherever_it_ends(tmp_path, form):
-    with Run.open(tmp_path, CONFIG) as run:
+    with RunFolder.open(tmp_path, CONFIG) as run:
         for epoch in range(2):
             run.metrics.append({"epoch": epoch, "loss": 1.5, "name": "é"})
     first, last = lines(tmp_path)
@@ -252,21 +252,21 @@ def test_a_half_written_last_line_is_cut_off_wherever_it_ends(tmp_path, form):
         record = read(tmp_path)
         assert [row["epoch"] for row in record.metrics] == [0]
         assert record.problems == ["metrics.jsonl: the last line is half-written"]
-        with Run.open(tmp_path, CONFIG) as run:
+        with RunFolder.open(tmp_path, CONFIG) as run:
             assert run.notes == [f"metrics.jsonl: the last line was half-written and is removed ({length} bytes)"]
             run.metrics.append({"epoch": 1})
         assert lines(tmp_path) == [first, b'{"epoch": 1}\n']
 
 
 def test_damage_in_the_middle_is_named_and_left_alone(tmp_path):
-    with Run.open(tmp_path, CONFIG):
+    with RunFolder.open(tmp_path, CONFIG):
         pass
     content = '{"epoch": 0}\nnonsense\n{"loss": 1}\n{"epoch": 1}\n'
     (tmp_path / "metrics.jsonl").write_text(content)
     with pytest.raises(
         RecordError, match=r"metrics\.jsonl is damaged: line 2 is not a JSON object; line 3 has no epoch"
     ):
-        Run.open(tmp_path, CONFIG)
+        RunFolder.open(tmp_path, CONFIG)
     assert (tmp_path / "metrics.jsonl").read_text() == content
     assert read(tmp_path).metrics == [{"epoch": 0}, {"epoch": 1}]
 
@@ -275,11 +275,11 @@ def test_damage_in_the_middle_is_named_and_left_alone(tmp_path):
 
 
 def test_result_and_receipt_come_back(tmp_path):
-    with Run.open(tmp_path, CONFIG) as run:
+    with RunFolder.open(tmp_path, CONFIG) as run:
         run.finish({"status": "diverged", "epoch": 3, "loss": math.nan})
         assert is_same(run.result, {"status": "diverged", "epoch": 3, "loss": math.nan})
         run.receipt({"torch": "2"})
-    with Run.open(tmp_path, CONFIG) as run:
+    with RunFolder.open(tmp_path, CONFIG) as run:
         assert run.result["status"] == "diverged"
         run.finish({"status": "done"})
         assert run.result == {"status": "done"}
@@ -288,14 +288,14 @@ def test_result_and_receipt_come_back(tmp_path):
 
 
 def test_a_result_needs_a_status(tmp_path):
-    with Run.open(tmp_path, CONFIG) as run:
+    with RunFolder.open(tmp_path, CONFIG) as run:
         with pytest.raises(ValueError, match="needs a status such as 'done'"):
             run.finish({"accuracy": 1.0})
         assert run.result is None
 
 
 def test_a_damaged_result_is_an_error_with_a_remedy(tmp_path):
-    with Run.open(tmp_path, CONFIG) as run:
+    with RunFolder.open(tmp_path, CONFIG) as run:
         (tmp_path / "result.json").write_text('{"status"')
         with pytest.raises(RecordError, match=r"result\.json cannot be read .*: remove it and run again"):
             _ = run.result
@@ -304,7 +304,7 @@ def test_a_damaged_result_is_an_error_with_a_remedy(tmp_path):
 def test_weights_are_a_plain_safetensors_file(tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
     model.register_parameter("tied", model[0].weight)
-    with Run.open(tmp_path, CONFIG) as run:
+    with RunFolder.open(tmp_path, CONFIG) as run:
         run.save_weights(model.state_dict())
         ours = run.load_weights()
     theirs = safetensors.torch.load_file(tmp_path / "best.safetensors")
@@ -315,7 +315,7 @@ def test_weights_are_a_plain_safetensors_file(tmp_path):
 
 
 def test_missing_and_damaged_weights_are_errors_with_a_remedy(tmp_path):
-    with Run.open(tmp_path, CONFIG) as run:
+    with RunFolder.open(tmp_path, CONFIG) as run:
         with pytest.raises(RecordError, match=r"save_weights\(\) has not been called"):
             run.load_weights()
         run.save_weights({"x": torch.ones(9)})
@@ -327,7 +327,7 @@ def test_missing_and_damaged_weights_are_errors_with_a_remedy(tmp_path):
 
 
 def test_a_closed_run_writes_nothing(tmp_path):
-    with Run.open(tmp_path, CONFIG) as run:
+    with RunFolder.open(tmp_path, CONFIG) as run:
         pass
     run.close()
     acts = [
@@ -347,7 +347,7 @@ def test_a_closed_run_writes_nothing(tmp_path):
 
 
 def test_reading_changes_nothing_and_needs_no_lock(tmp_path):
-    with Run.open(tmp_path, CONFIG) as run:
+    with RunFolder.open(tmp_path, CONFIG) as run:
         run.metrics.append({"epoch": 0})
         with (tmp_path / "metrics.jsonl").open("a") as file:
             file.write('{"ep')
@@ -404,7 +404,7 @@ def test_a_record_of_a_later_format_is_read_as_far_as_it_goes(tmp_path):
 
 def test_find_gives_every_run_of_a_tree_by_path(tmp_path):
     for place in ("b/2", "a", "b/1/x"):
-        with Run.open(tmp_path / place, {"place": place}):
+        with RunFolder.open(tmp_path / place, {"place": place}):
             pass
     (tmp_path / "b" / "no run").mkdir()
     assert [record.config["place"] for record in find(tmp_path)] == ["a", "b/1/x", "b/2"]
@@ -426,7 +426,7 @@ def start(function, *args):
 
 def hold_open(folder, with_a_worker):
     """Open a run, tell so, and hold it until there is no more input."""
-    with Run.open(Path(folder), CONFIG) as run:
+    with RunFolder.open(Path(folder), CONFIG) as run:
         run.metrics.append({"epoch": 0})
         if with_a_worker and os.fork() == 0:  # the worker tells its number itself: only then has it let go of the lock
             print(os.getpid(), flush=True)
@@ -440,11 +440,11 @@ def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
     with start(hold_open, str(tmp_path), False) as first:
         assert first.stdout.readline() == "open\n"
         with pytest.raises(RunInUse, match=rf"the run in {tmp_path} is in use by process {first.pid}"):
-            Run.open(tmp_path, CONFIG)
+            RunFolder.open(tmp_path, CONFIG)
         assert read(tmp_path).metrics == [{"epoch": 0}]
         assert first.communicate() == ("", "")
-    with Run.open(tmp_path, CONFIG), pytest.raises(RunInUse, match=f"in use by process {os.getpid()}"):
-        Run.open(tmp_path, CONFIG)
+    with RunFolder.open(tmp_path, CONFIG), pytest.raises(RunInUse, match=f"in use by process {os.getpid()}"):
+        RunFolder.open(tmp_path, CONFIG)
 
 
 def test_a_killed_process_leaves_the_run_free_though_its_workers_live_on(tmp_path):
@@ -452,11 +452,11 @@ def test_a_killed_process_leaves_the_run_free_though_its_workers_live_on(tmp_pat
         worker = int(first.stdout.readline())
         try:
             with pytest.raises(RunInUse):
-                Run.open(tmp_path, CONFIG)
+                RunFolder.open(tmp_path, CONFIG)
             first.kill()
             first.wait()
             os.kill(worker, 0)  # it is alive
-            with Run.open(tmp_path, CONFIG) as run:
+            with RunFolder.open(tmp_path, CONFIG) as run:
                 assert run.metrics.read() == [{"epoch": 0}]
         finally:
             os.kill(worker, signal.SIGKILL)
@@ -467,7 +467,7 @@ def be_killed_while_writing(folder):
     folder = Path(folder)
 
     def write_on(limit):
-        with Run.open(folder, CONFIG) as run:
+        with RunFolder.open(folder, CONFIG) as run:
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             run.metrics.rewind(2)
@@ -475,7 +475,7 @@ def be_killed_while_writing(folder):
                 run.metrics.append({"epoch": epoch, "loss": math.nan})
 
     notes = 0
-    with Run.open(folder, CONFIG) as run:
+    with RunFolder.open(folder, CONFIG) as run:
         for epoch in range(2):
             run.metrics.append({"epoch": epoch, "loss": math.nan})
     for limit in range(60, 100):  # bytes: a line and a half
@@ -486,7 +486,7 @@ def be_killed_while_writing(folder):
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGXFSZ
-        with Run.open(folder, CONFIG) as run:
+        with RunFolder.open(folder, CONFIG) as run:
             epochs = [row["epoch"] for row in run.metrics]
             assert epochs == list(range(len(epochs)))
             assert len(epochs) >= 2
@@ -505,7 +505,7 @@ def test_a_process_killed_at_any_byte_of_its_metrics_leaves_whole_lines(tmp_path
 
 
 def run_out_of_space(folder):
-    with Run.open(Path(folder), CONFIG) as run:
+    with RunFolder.open(Path(folder), CONFIG) as run:
         for epoch in range(5):
             run.metrics.append({"epoch": epoch})
         run.metrics.rewind(1)
@@ -535,7 +535,7 @@ def test_one_of_many_that_open_at_once_gets_the_run(tmp_path):
     def attempt():
         barrier.wait()
         try:
-            opened.append(Run.open(tmp_path, CONFIG))
+            opened.append(RunFolder.open(tmp_path, CONFIG))
         except RunInUse as error:
             refused.append(error)
 
@@ -549,7 +549,7 @@ def test_one_of_many_that_open_at_once_gets_the_run(tmp_path):
 
 
 def test_checkpoints_lie_in_the_run(tmp_path):
-    with Run.open(tmp_path, CONFIG) as run:
+    with RunFolder.open(tmp_path, CONFIG) as run:
         checkpoint.save(run.checkpoints, 1, {})
         assert names(tmp_path / "checkpoints") == ["checkpoint-000000001.safetensors"]
     assert records.CHECKPOINTS in names(tmp_path)

@@ -14,7 +14,7 @@ from bisam.lab.config import Config
 from bisam.lab.data import DataSet, Images, load
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import find
-from bisam.lab.records import Run, read
+from bisam.lab.records import RunFolder, read
 from bisam.lab.sources import InMemory
 from bisam.lab.train import Job, Stopped, train
 from bisam.lab.training import Training
@@ -92,11 +92,11 @@ def test_the_best_weights_are_those_of_the_highest_validation_accuracy(monkeypat
 
 def test_a_run_that_another_process_has_finished_meanwhile_is_left_alone(tmp_path):
     config = find("demo").cells["40%", "sam"]
-    with Run.open(tmp_path, config.as_dict()) as run:
+    with RunFolder.open(tmp_path, config.as_dict()) as run:
         run.metrics.append({"epoch": 0, "loss": 1.0})
         run.finish({"status": "done", "test_accuracy": 90.0})
     train([Job(config, tmp_path)], InMemory(load("digits")), torch.device("cpu"), Progress())
-    with Run.open(tmp_path, config.as_dict()) as run:
+    with RunFolder.open(tmp_path, config.as_dict()) as run:
         assert run.metrics.read() == [{"epoch": 0, "loss": 1.0}]
         assert run.result == {"status": "done", "test_accuracy": 90.0}
 

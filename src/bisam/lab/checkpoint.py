@@ -1,7 +1,7 @@
 """Checkpoints that a kill at any moment leaves whole, and that hold data only: no pickle, so loading runs no code.
 
 A checkpoint is one safetensors file; the one before it stays beside it. One process at a time writes to a folder, which
-`records.Run` sees to.
+`records.RunFolder` sees to.
 """
 
 from __future__ import annotations

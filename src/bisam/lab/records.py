@@ -1,6 +1,6 @@
 """One folder for each run: its configuration, a line of metrics for each epoch, its result, receipt and best weights.
 
-`Run` writes them, for one process at a time. `read` and `find` are for reports: they neither lock nor write.
+`RunFolder` writes them, for one process at a time. `read` and `find` are for reports: they neither lock nor write.
 In the files, numbers that JSON lacks are the strings "nan", "inf" and "-inf".
 """
 
@@ -58,7 +58,7 @@ class ConfigMismatch(ValueError):  # noqa: N818
         self.differences = differences
 
 
-class Run:
+class RunFolder:
     """A run folder, locked until `close`, the end of a `with`, or the end of the process, however it ends."""
 
     def __init__(self, folder: Path, config: dict[str, Any], lock: _Lock) -> None:
@@ -70,7 +70,7 @@ class Run:
         self.metrics = Metrics(folder / METRICS, self.notes, self._refuse_if_closed)
 
     @classmethod
-    def open(cls, folder: Path, config: Mapping[str, Any]) -> Run:
+    def open(cls, folder: Path, config: Mapping[str, Any]) -> RunFolder:
         """Make the folder, or go on with the run in it, which must have this configuration.
 
         `notes` then tells what was mended. RunInUse, ConfigMismatch and RecordError say why it cannot be used.
@@ -94,7 +94,7 @@ class Run:
     def close(self) -> None:
         self._lock.release()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(

@@ -21,7 +21,7 @@ from bisam.lab import checkpoint
 from bisam.lab.config import Config
 from bisam.lab.progress import Progress
 from bisam.lab.receipt import receipt
-from bisam.lab.records import ConfigMismatch, Run, differences
+from bisam.lab.records import ConfigMismatch, RunFolder, differences
 from bisam.lab.sources import Source
 from bisam.lab.training import Training
 
@@ -45,7 +45,7 @@ class Active:
     """A run under way, and the point that it has reached."""
 
     training: Training
-    run: Run
+    run: RunFolder
     epoch: int = 0
     batch: int = 0
     receipts: list[dict[str, Any]] = field(default_factory=list)
@@ -76,7 +76,7 @@ def train(
         now = receipt()
         for job in jobs:
             training = Training(job.config, source, device)
-            run = stack.enter_context(Run.open(job.folder, job.config.as_dict()))
+            run = stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))
             if run.result is None:
                 active.append(_resumed(Active(training, run), source.checksum, now, progress))
         for _, together in groupby(sorted(active, key=lambda one: one.point), key=lambda one: one.point):
