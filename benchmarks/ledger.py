@@ -73,7 +73,9 @@ def verdicts(found: Collection) -> str:
     confirmed, reversed_, unresolved = lists.values()
     for group in _of_the_paper(found):
         for one in summary.comparisons(group):
-            agrees = one.published is not None and one.found.mean * one.published > 0
+            if one.published is None:
+                continue
+            agrees = one.found.mean * one.published > 0
             kind = unresolved if not one.found.resolved else confirmed if agrees else reversed_
             kind.append(f"{group.recipe.name}, {one.row}: {one.label} ({one.found.n})")
     lists["Under way"] = [words for group in _of_the_paper(found) for words in _not_finished(group)]
@@ -115,7 +117,7 @@ def all_tables(found: Collection) -> str:
 
 def all_runs(found: Collection) -> str:
     """Each run, with what it takes to run it again."""
-    head = ["run", "status", "validation", "test", "seconds", "hardware", "commit", "again with"]
+    head = ["run", "status", "validation", "test", "seconds", "runs at once", "hardware", "commit", "again with"]
     rows = []
     for run in found.runs:
         receipt, result = run.record.receipt or {}, run.record.result or {}
@@ -123,7 +125,7 @@ def all_runs(found: Collection) -> str:
         rows.append([
             f"{run.config.recipe}/{run.record.folder.name}", run.status,
             *("–" if accuracy is None else f"{accuracy:.2f}" for accuracy in accuracies),
-            f"{result['seconds']:.0f}" if result else "–",
+            f"{result['seconds']:.0f}" if result else "–", f"{run.last('together') or 1:.0f}",
             receipt.get("gpu") or receipt.get("cpu") or "–", run.commits or "–", f"`{command(run)}`",
         ])  # fmt: skip
     return markdown(head, rows)
@@ -134,9 +136,8 @@ def flips_table(found: Collection) -> str:
     (group,) = (group for group in _of_the_paper(found) if group.recipe.name == "cifar10")
     rows, ends = [], [0, 50, 100, 150, 200]
     for method in group.recipe.methods:
-        runs = [
-            [row["flips"] for row in run.record.metrics] for run in group.of("resnet56", method) if run.last("flips")
-        ]
+        done = [run for run in group.of("resnet56", method) if run.status == "done" and run.last("flips") is not None]
+        runs = [[row["flips"] for row in run.record.metrics] for run in done]
         if runs:
             means = [statistics.fmean(x for flips in runs for x in flips[a:b]) for a, b in pairwise(ends)]
             rows.append([TITLES[method], *(f"{mean:.2f}" for mean in means), str(len(runs))])

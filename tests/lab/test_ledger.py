@@ -89,7 +89,7 @@ def test_the_paper_s_number_stands_beside_ours(recorded):
 
 def test_a_run_that_has_not_ended_has_its_line(recorded):
     *_, line = ledger.all_runs(collect([recorded("cifar10/vgg19bn/sam", accuracy=None, trained=7)])).splitlines()
-    assert "| 7 of 200 epochs | – | – | – | – | – | `bisam train cifar10/vgg19bn/sam --seeds 0` |" in line
+    assert "| 7 of 200 epochs | – | – | – | 1 | – | – | `bisam train cifar10/vgg19bn/sam --seeds 0` |" in line
 
 
 def finished_runs():
