@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from family import BASES, BY_HAND, CAPTURABLE, VARIANTS, WITH_CLOSURE, WITHOUT_MEMORY
+from family import ALIKE_WHEN_CAPTURED, BASES, BY_HAND, VARIANTS, WITH_CLOSURE, WITHOUT_MEMORY
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported: they run on the CPU then
@@ -23,7 +23,7 @@ def pytest_generate_tests(metafunc):
         "variant": VARIANTS,
         "closure_variant": WITH_CLOSURE,
         "hand_variant": BY_HAND,
-        "capturable_variant": CAPTURABLE,
+        "variant_alike_when_captured": ALIKE_WHEN_CAPTURED,
         "plain_variant": WITHOUT_MEMORY,
         "base": BASES,
         "device": devices,

@@ -54,7 +54,7 @@ def kind_of(variant: str) -> str:
 # What can be asked of whom: some need to see the batch, some need to run the passes themselves.
 WITH_CLOSURE = [name for name in VARIANTS if kind_of(name) not in ("ESAM", "KSAM", "mSAM")]
 BY_HAND = [name for name in VARIANTS if kind_of(name) in ("SAM", "ASAM", "FriendlySAM")]
-CAPTURABLE = [name for name in VARIANTS if kind_of(name) != "ESAM"]
+ALIKE_WHEN_CAPTURED = [name for name in VARIANTS if kind_of(name) != "ESAM"]  # which draws on the device then
 WITHOUT_MEMORY = [name for name in VARIANTS if kind_of(name) in ("SAM", "ASAM")]
 
 BASES = {

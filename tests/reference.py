@@ -134,7 +134,8 @@ def msam(model, base, x, y, ascent, memory, rho=0.05, m=6) -> None:
 
 def esam(model, base, x, y, ascent, memory, rho=0.05, beta=0.5, gamma=0.5) -> None:
     params = list(model.parameters())
-    generator = memory.setdefault("generator", torch.Generator().manual_seed(torch.initial_seed() ^ 0x5A4D))
+    seeds = memory.setdefault("generator", torch.Generator().manual_seed(torch.initial_seed() ^ 0x5A4D))
+    generator = torch.Generator().manual_seed(torch.randint(2**62, (1,), generator=seeds).item())
     draws = torch.rand(len(params), generator=generator)
     kept = [d < beta or d == draws.min() for d in draws]
     logits = model(x)

@@ -284,9 +284,6 @@ def _reason(trainings: Sequence[Training]) -> str | None:
         return f"a captured step runs on one device, and the parameters are on {len(devices)}"
     for training in trainings:
         optimizer = training.optimizer
-        name = type(optimizer).__name__
-        if optimizer.perturbation.chooses_on_host is not None:
-            return f"{name} chooses {optimizer.perturbation.chooses_on_host} on the host, anew at every step"
         if optimizer.same_dropout:
             return "same_dropout sets random states from the host in the middle of a step"
         if optimizer.scaler is not None:

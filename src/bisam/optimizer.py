@@ -371,7 +371,8 @@ class SharpnessAware(Wrapper):
             if self.perturbation.acts_before_ascent:
                 self._save(buckets := self._buckets(with_gradients=False))
                 with torch.no_grad():
-                    self.perturbation.before_ascent(buckets, compiled=_is_compiled(self.model))
+                    compiled, captured = _is_compiled(self.model), self._fixed_radii is not None
+                    self.perturbation.before_ascent(buckets, compiled=compiled, captured=captured)
                 torch.clear_autocast_cache()
             random = RandomState(self._devices()) if self.same_dropout else None
             return self._pass("ascent", closures, part.divisor), random

@@ -140,9 +140,6 @@ class Perturbation(Protocol):
 
     memory: Memory | None
 
-    chooses_on_host: str | None
-    """What it decides in Python at every step, in words, so that the step cannot be captured; None if nothing."""
-
     def check(self, group: dict[str, Any]) -> None:
         """Raise if a parameter group's options cannot be used."""
 
@@ -155,8 +152,12 @@ class Perturbation(Protocol):
     def generators(self) -> list[torch.Generator]:
         """The random generators, on their devices, that a step draws from beside torch's own."""
 
-    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
-        """Before the ascent pass of a model, compiled or not: buckets hold all parameters to perturb, no gradients."""
+    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
+        """Before the ascent pass: buckets hold all parameters to perturb, no gradients.
+
+        Of a compiled model the pass gives all gradients, whatever `requires_grad` says; of a captured step only the
+        device can decide anything.
+        """
 
     def after_ascent(self) -> None:
         """After the ascent pass, also when it raised: undo what is not to last."""
@@ -176,7 +177,6 @@ class Ball:
     acts_before_ascent = False
     alike_on_all_ranks = True
     memory: Memory | None = None
-    chooses_on_host: str | None = None
 
     def __init__(self, rho: float | Tensor = 0.05, *, adaptive: bool = False, eta: float = 0.0) -> None:
         self.defaults: dict[str, Any] = {"rho": rho, "adaptive": adaptive, "eta": eta}
@@ -186,7 +186,7 @@ class Ball:
         for name in ("rho", "eta"):
             _check_radius(name, group[name])
 
-    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
+    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
         pass
 
     def after_ascent(self) -> None:
@@ -252,7 +252,6 @@ class Around:
 
     acts_before_ascent = False
     alike_on_all_ranks = True
-    chooses_on_host: str | None = None
 
     def __init__(self, inner: Perturbation) -> None:
         self.inner = inner
@@ -271,7 +270,7 @@ class Around:
     def generators(self) -> list[torch.Generator]:
         return self.inner.generators()
 
-    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
+    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
         pass
 
     def after_ascent(self) -> None:
@@ -281,36 +280,68 @@ class Around:
         return self.inner(buckets)
 
 
-class RandomTensors(Around):
+class Drawing(Around):
+    """One that draws random numbers, from generators that every step seeds anew.
+
+    So the memory is one generator, whatever devices the numbers are drawn on, and a captured step draws in its graph.
+    """
+
+    alike_on_all_ranks = False
+
+    def __init__(self, inner: Perturbation) -> None:
+        super().__init__(inner)
+        self._seed: int | None = None
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def begin_step(self) -> None:
+        super().begin_step()
+        self._seed = None
+        for generator in self._generators.values():
+            generator.manual_seed(self._seed_of_step())
+
+    def generators(self) -> list[torch.Generator]:
+        return [*self._generators.values(), *super().generators()]
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed_of_step())
+        return self._generators[device]
+
+    def _seed_of_step(self) -> int:
+        if self._seed is None:
+            assert self.memory is not None
+            (self._seed,) = torch.randint(2**62, (1,), generator=self.memory.generator).tolist()
+        return self._seed
+
+
+class RandomTensors(Drawing):
     """ESAM's stochastic weight perturbation: each parameter tensor is perturbed with probability β, by ε/β.
 
     The others take no part in the ascent: their weight gradients are not computed, but where the model is compiled, for
-    a compiled graph has its gradients built in and does not ask again. At least one tensor is kept.
+    a compiled graph has its gradients built in and does not ask again, or where the step is captured, for the choice is
+    made in the graph. At least one tensor is kept.
     """
 
     acts_before_ascent = True
-    alike_on_all_ranks = False
 
     def __init__(self, inner: Perturbation, beta: float) -> None:
         super().__init__(inner)
         if not 0 < beta <= 1:
             raise ValueError(f"beta must lie in (0, 1], got {beta}")
         self.beta = beta
-        self.chooses_on_host = None if beta == 1 else "which tensors to perturb"
+        self._captured = False
         self._dropped: list[Tensor] = []
         self._frozen: list[Tensor] = []
         self._kept: list[Tensor] = []
         self._unused: set[Tensor] = set()
 
-    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
-        self._dropped = []
-        if self.beta == 1:
+    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
+        self._dropped, self._kept, self._captured = [], [], captured
+        if self.beta == 1 or captured:
             return
         owners = [param for bucket in buckets for param in bucket.owners]
         owners = [param for param in owners if param.requires_grad and param not in self._unused]
-        assert self.memory is not None
-        draws = torch.rand(len(owners), generator=self.memory.generator)
-        kept = (draws < self.beta).index_fill(0, draws.argmin(), True).tolist()
+        kept = self._choice(len(owners), torch.device("cpu")).tolist()
         self._kept = [param for param, keep in zip(owners, kept, strict=True) if keep]
         self._dropped = [param for param, keep in zip(owners, kept, strict=True) if not keep]
         self._frozen = [] if compiled else self._dropped
@@ -325,17 +356,31 @@ class RandomTensors(Around):
             self._unused.update(param for param in self._kept if param.grad is None)
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
+        if self._captured and self.beta != 1:
+            self._drop_on_device(buckets)
         for bucket in buckets:
             bucket.leave_out(self._dropped)
         norm = self.inner([bucket for bucket in buckets if bucket.owners])
         if self.beta != 1:
+            factor = torch.full_like(norm, 1 / self.beta) if self._captured else 1 / self.beta
             for bucket in buckets:
                 if bucket.owners:
-                    bucket.multiply(1 / self.beta)
+                    bucket.multiply(factor)
         return norm
 
+    def _choice(self, count: int, device: torch.device) -> Tensor:
+        """Whom to keep, of so many."""
+        draws = torch.rand(count, device=device, generator=self._generator(device))
+        return (draws < self.beta) | (draws == draws.min())
 
-class RandomStart(Around):
+    def _drop_on_device(self, buckets: Sequence[Bucket]) -> None:
+        gradients = [gradient for bucket in buckets for gradient in bucket.gradients]
+        kept = self._choice(len(gradients), gradients[0].device)
+        for gradient, dropped in zip(gradients, kept.logical_not().unbind(), strict=True):  # this has no foreach form
+            gradient.masked_fill_(dropped, 0.0)
+
+
+class RandomStart(Drawing):
     """R-SAM's random smoothing: climb from w + δ, so that ε = δ + ρ g(w + δ)/‖g(w + δ)‖.
 
     δ is Gaussian, with standard deviation σ times the norm of its filter (the rows of a weight along its first
@@ -343,39 +388,23 @@ class RandomStart(Around):
     """
 
     acts_before_ascent = True
-    alike_on_all_ranks = False
 
     def __init__(self, inner: Perturbation, sigma: float) -> None:
         super().__init__(inner)
         if not (sigma >= 0 and math.isfinite(sigma)):
             raise ValueError(f"sigma must be non-negative and finite, got {sigma}")
         self.sigma = sigma
-        self._seed = 0
-        self._generators: dict[torch.device, torch.Generator] = {}
 
     def check(self, group: dict[str, Any]) -> None:
         super().check(group)
         if group["adaptive"]:
             raise ValueError("a random start and an adaptive ball cannot be combined: set adaptive=False in the group")
 
-    def begin_step(self) -> None:
-        super().begin_step()
-        assert self.memory is not None
-        # a seed of each step's own, so that the memory is one generator, whatever device the noise is for
-        (self._seed,) = torch.randint(2**62, (1,), generator=self.memory.generator).tolist()
-        for generator in self._generators.values():
-            generator.manual_seed(self._seed)
-
-    def generators(self) -> list[torch.Generator]:
-        return [*self._generators.values(), *super().generators()]
-
-    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool) -> None:
+    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
         for bucket in buckets:
-            device = bucket.params[0].device
-            if device not in self._generators:
-                self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+            generator = self._generator(bucket.params[0].device)
             for param in bucket.params:  # random numbers have no foreach form
-                noise = torch.empty_like(param).normal_(generator=self._generators[device])
+                noise = torch.empty_like(param).normal_(generator=generator)
                 rows = param.flatten(1) if param.dim() > 1 else param.reshape(1, -1)
                 scale = torch.linalg.vector_norm(rows, dim=1) * (self.sigma / math.sqrt(max(rows.shape[1], 1)))
                 param.add_(noise * (scale.view(-1, *[1] * (param.dim() - 1)) if param.dim() > 1 else scale[0]))

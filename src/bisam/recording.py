@@ -120,8 +120,10 @@ class Training:
                 radius.update(value)
 
     def generators(self) -> list[torch.Generator]:
+        """Those that a step draws from in its graph."""
         own = [] if self.generator is None else [self.generator]
-        return own + self.optimizer.perturbation.generators()
+        drawn_from = own + self.optimizer.perturbation.generators()
+        return [generator for generator in drawn_from if generator.device.type == self.device.type]
 
     @contextmanager
     def own_random_numbers(self) -> Iterator[None]:

@@ -51,7 +51,7 @@ class Training:
             self.optimizer = methods.optimizer(self.model, config)
         self._check_fits()
         if config.compile:
-            self.model.compile()
+            self.model.compile(dynamic=False)  # code for each size of batch: ESAM has two, and no others come
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.sums = {name: torch.zeros((), device=device) for name in SUMS}
         self.best = Best()
