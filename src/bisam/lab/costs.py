@@ -12,7 +12,7 @@ IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "imagenet": 1_281_167, "digits"
 PLAIN_STEP_MS = {"densenet121": 17.51, "resnet56": 4.19, "vgg19bn": 1.98, "wrn28-2": 2.46, "wrn28-10": 10.82}
 
 STEPS = {"sgd": 1.0, "esam": 1.83, "ebisam-log": 1.83, "ebisam-tanh": 1.83}
-"""In plain steps; two for the others. The efficient methods: a whole one, a forward pass, and one of half the samples."""
+"""In plain steps; two for the others. The efficient methods: one, a forward pass, and one of half of the samples."""
 
 
 def hours(recipe: Recipe) -> float | None:
