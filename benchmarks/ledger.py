@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from bisam.lab import records, summary
+from bisam.lab import published, records, summary
 from bisam.lab.cells import Collection, Group, collect, command
 from bisam.lab.methods import TITLES
 from bisam.lab.recipes import RECIPES, Recipe
@@ -79,7 +79,9 @@ def verdicts(found: Collection) -> str:
             kind = unresolved if not one.found.resolved else confirmed if agrees else reversed_
             kind.append(f"{group.recipe.name}, {one.row}: {one.label} ({one.found.n})")
     lists["Under way"] = [words for group in _of_the_paper(found) for words in _not_finished(group)]
-    lists["Not run"] = [words for make in RECIPES.values() if (words := _not_run(make(), found.groups))]
+    recipes = [make() for make in RECIPES.values()]
+    lists["Not run"] = [words for recipe in recipes if (words := _not_run(recipe, found.groups))]
+    lists["No recipe yet"] = sorted(_tables_of_accuracies() - {recipe.published for recipe in recipes})
     return "\n".join(f"- **{title}**: {'; '.join(items) or 'nothing yet'}." for title, items in lists.items())
 
 
@@ -92,6 +94,11 @@ def _not_finished(group: Group) -> Iterator[str]:
             furthest = max(runs, key=lambda run: len(run.record.metrics))
             count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
             yield f"{group.recipe.name}, {row} with {methods}: {count}, up to {furthest.status}"
+
+
+def _tables_of_accuracies() -> set[str]:
+    """The others are of seconds."""
+    return {name for name, table in published.tables().items() if "seconds" not in (table.get("metric") or "")}
 
 
 def _not_run(recipe: Recipe, groups: Iterable[Group]) -> str:

@@ -29,8 +29,9 @@ def runs(recorded, cell, accuracies):
 
 
 def test_an_empty_ledger_has_run_nothing():
-    *others, (title, missing) = lines([]).items()
-    assert title == "Not run"
+    *others, (title, missing), (last, without_recipe) = lines([]).items()
+    assert (title, last) == ("Not run", "No recipe yet")
+    assert without_recipe == "tab:finetune; tab:glue"
     assert all(said == "nothing yet" for _, said in others)
     names = ["cifar10", "cifar100", "imagenet", "adaptive", "efficient", "label_noise"]
     assert missing == "; ".join(f"{name}, all of it" for name in names)
@@ -55,7 +56,7 @@ def test_a_difference_is_confirmed_reversed_or_not_resolved(gaps, kind, recorded
     said = lines([*sam, *other])
     count = "3 pairs" if len(gaps) == 3 else "1 and 1 runs"
     assert said.pop(kind) == f"cifar10, resnet56: BiSAM (-log) − SAM ({count})"
-    said.pop("Not run")
+    del said["Not run"], said["No recipe yet"]
     assert set(said.values()) == {"nothing yet"}
 
 
