@@ -68,21 +68,37 @@ def verdicts(found: Collection) -> str:
     lists: dict[str, list[str]] = {
         "Confirmed, with the paper's sign and a 95 % interval without 0": [],
         "Contradicted, with the other sign and such an interval": [],
+        "Resolved, where the paper has no difference": [],
         "Not resolved at this n": [],
     }
-    confirmed, reversed_, unresolved = lists.values()
+    confirmed, contradicted, news, unresolved = lists.values()
     for group in _of_the_paper(found):
         for one in summary.comparisons(group):
             if one.published is None:
                 continue
-            agrees = one.found.mean * one.published > 0
-            kind = unresolved if not one.found.resolved else confirmed if agrees else reversed_
-            kind.append(f"{group.recipe.name}, {one.row}: {one.label} ({one.found.n})")
+            if not one.found.resolved:
+                kind = unresolved
+            elif one.published == 0:
+                kind = news
+            else:
+                kind = confirmed if one.found.mean * one.published > 0 else contradicted
+            runs = f"{one.found.n}; {one.diverged}" if one.diverged else one.found.n
+            kind.append(f"{group.recipe.name}, {one.row}: {one.label} ({runs})")
+    lists["Diverged"] = [words for group in _of_the_paper(found) for words in _diverged(group)]
     lists["Under way"] = [words for group in _of_the_paper(found) for words in _not_finished(group)]
     recipes = [make() for make in RECIPES.values()]
     lists["Not run"] = [words for recipe in recipes if (words := _not_run(recipe, found.groups))]
     lists["No recipe yet"] = sorted(_tables_of_accuracies() - {recipe.published for recipe in recipes})
     return "\n".join(f"- **{title}**: {'; '.join(items) or 'nothing yet'}." for title, items in lists.items())
+
+
+def _diverged(group: Group) -> Iterator[str]:
+    """A text for each cell with runs that diverged."""
+    for row, method in group.recipe.cells:
+        runs = group.of(row, method)
+        count = sum(run.status == "diverged" for run in runs)
+        if count:
+            yield f"{group.recipe.name}, {row} with {TITLES[method]}: {count} of {len(runs)} runs"
 
 
 def _not_finished(group: Group) -> Iterator[str]:
@@ -127,22 +143,24 @@ def all_runs(found: Collection) -> str:
     head = ["run", "status", "validation", "test", "seconds", "runs at once", "hardware", "commit", "again with"]
     rows = []
     for run in found.runs:
-        receipt, result = run.record.receipt or {}, run.record.result or {}
+        result = run.record.result or {}
         accuracies = [run.measured(name) for name in ("validation_accuracy", "test_accuracy")]
         rows.append([
             f"{run.config.recipe}/{run.record.folder.name}", run.status,
             *("–" if accuracy is None else f"{accuracy:.2f}" for accuracy in accuracies),
             f"{result['seconds']:.0f}" if result else "–", f"{run.last('together') or 1:.0f}",
-            receipt.get("gpu") or receipt.get("cpu") or "–", run.commits or "–", f"`{command(run)}`",
+            run.hardware or "–", run.commits or "–", f"`{command(run)}`",
         ])  # fmt: skip
     return markdown(head, rows)
 
 
 def flips_table(found: Collection) -> str:
     """Mean flips per batch in each quarter of the training, ResNet-56 on CIFAR-10."""
-    (group,) = (group for group in _of_the_paper(found) if group.recipe.name == "cifar10")
-    rows, ends = [], [0, 50, 100, 150, 200]
-    for method in group.recipe.methods:
+    recipe = RECIPES["cifar10"]()
+    group = next((group for group in _of_the_paper(found) if group.recipe.name == recipe.name), Group(recipe, ""))
+    whole = recipe.cells["resnet56", "sam"].epochs
+    rows, ends = [], [whole * quarter // 4 for quarter in range(5)]
+    for method in recipe.methods:
         done = [run for run in group.of("resnet56", method) if run.status == "done" and run.last("flips") is not None]
         runs = [[row["flips"] for row in run.record.metrics] for run in done]
         if runs:

@@ -229,8 +229,8 @@ def lab_on_a_gpu() -> str:
         f"{statistics.median(others):.2f} s (the first {first:.0f} s, with compiling); with `deterministic=true` and "
         f"not compiled {whole.metrics[-1]['seconds']:.1f} s. There a run that SIGTERM stopped within its first epoch, "
         f"and the same command resumed, had {resumed} losses, norms and accuracies as an undisturbed one to the last "
-        f"digit, and the weights were {weights} (commit {cut.receipt['commit']}; records in "
-        "benchmarks/results/lab_h200)."
+        f"digit, and the weights were {weights} (commits {whole.receipt['commit']} and, resumed, "
+        f"{cut.receipt['commit']}; records in benchmarks/results/lab_h200)."
     )
 
 

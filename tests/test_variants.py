@@ -1,4 +1,5 @@
 import copy
+import pickle
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import bisam
 from bisam.batches import HighestLoss
 from bisam.memory import Memory
 from bisam.merge import SurrogateGap
-from bisam.perturbation import Ball, RandomTensors
+from bisam.perturbation import Ball, MinusMean, RandomStart, RandomTensors
 
 import reference
 from contract import Contract
@@ -156,6 +157,36 @@ def test_esam_computes_no_weight_gradient_of_what_it_drops_and_perturbs_only_wha
     assert graded == moved
     assert 0 < sum(graded.values()) < len(graded)
     assert all(p.requires_grad for p in model.parameters())
+
+
+def test_what_goes_around_a_ball_does_not_go_around_another():
+    for outer in (lambda inner: MinusMean(inner, 1.0, 0.9), lambda inner: RandomTensors(inner, 0.5)):
+        with pytest.raises(TypeError, match=r"goes around a ball, not around RandomStart"):
+            outer(RandomStart(Ball(), 0.01))
+
+
+@pytest.mark.parametrize("name", ["ESAM", "RSAM"])
+def test_a_pickled_optimizer_has_no_generators_of_devices_and_draws_on_as_the_original(name):
+    _, optimizer = build(name, net=mlp)
+    optimizer.minimize(*batch())
+    assert optimizer.perturbation.generators()
+    copied = pickle.loads(pickle.dumps(optimizer))
+    assert not copied.perturbation.generators()
+    for either in (optimizer, copied):
+        either.minimize(*batch(1))
+    assert_identical(optimizer._parameters(), copied._parameters())
+
+
+def test_esam_with_frozen_parameters_only_where_it_would_perturb_is_the_base_optimizer():
+    model = nn.Sequential(nn.Linear(6, 6), mlp())
+    frozen = list(model[0].parameters())
+    for param in frozen:
+        param.requires_grad_(False)
+    groups = [{"params": frozen, "rho": 0.05}, {"params": list(model[1].parameters()), "rho": 0.0}]
+    optimizer = bisam.ESAM(torch.optim.SGD(groups, lr=0.1), model)
+    before = [p.detach().clone() for p in model[1].parameters()]
+    optimizer.minimize(*batch())
+    assert all(not torch.equal(p, b) for p, b in zip(model[1].parameters(), before, strict=True))
 
 
 def test_esam_scales_what_it_keeps_so_that_the_radius_is_rho_over_beta():

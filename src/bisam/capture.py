@@ -57,8 +57,8 @@ def capture(
         after: called with the optimizer at the end of each step, inside of the graph: to add telemetry to sums that
             stay on the device, in place, at the cost of no launch.
 
-    The base optimizer's update runs in its fused or capturable form. A batch of another shape gets a graph of its own
-    when it comes for the second time. `optimizer.telemetry` is of the last step, until the next one begins.
+    The base optimizer's update runs in its fused form, or else its foreach form. A batch of another shape gets a graph
+    of its own when it comes for the second time. `optimizer.telemetry` is of the last step, until the next one begins.
     """
     return CapturedStep(CapturedSteps([Training(optimizer, closure, generator, after)], warmup))
 
@@ -133,7 +133,7 @@ class CapturedSteps:
         self._streams = [torch.cuda.Stream(training.device) for training in trainings]  # type: ignore[no-untyped-call]
         this = weakref.ref(self)
         for training in trainings:
-            training.move_counters()
+            training.fit_state()
             training.optimizer.register_load_state_dict_post_hook(partial(_reset, this))
 
     def __call__(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
@@ -271,7 +271,7 @@ def _reset(steps: weakref.ref[CapturedSteps], _: torch.optim.Optimizer) -> None:
     if this is not None:
         this.reset()
         for training in this._trainings:
-            training.move_counters()
+            training.fit_state()
 
 
 def _reason(trainings: Sequence[Training]) -> str | None:

@@ -254,6 +254,8 @@ class Around:
     alike_on_all_ranks = True
 
     def __init__(self, inner: Perturbation) -> None:
+        if isinstance(inner, Around):  # which would have to act before the ascent too, and to know whom to leave out
+            raise TypeError(f"{type(self).__name__} goes around a ball, not around {type(inner).__name__}")
         self.inner = inner
         self.defaults = inner.defaults
         self.memory: Memory | None = Memory()
@@ -307,6 +309,10 @@ class Drawing(Around):
             self._generators[device] = torch.Generator(device).manual_seed(self._seed_of_step())
         return self._generators[device]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the generators: the next step makes them anew, on the devices that there are."""
+        return {**self.__dict__, "_generators": {}, "_seed": None}
+
     def _seed_of_step(self) -> int:
         if self._seed is None:
             assert self.memory is not None
@@ -341,6 +347,8 @@ class RandomTensors(Drawing):
             return
         owners = [param for bucket in buckets for param in bucket.owners]
         owners = [param for param in owners if param.requires_grad and param not in self._unused]
+        if not owners:
+            return
         kept = self._choice(len(owners), torch.device("cpu")).tolist()
         self._kept = [param for param, keep in zip(owners, kept, strict=True) if keep]
         self._dropped = [param for param, keep in zip(owners, kept, strict=True) if not keep]

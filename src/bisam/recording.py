@@ -62,7 +62,7 @@ class Training:
         """The same with the numbers of a captured step: one that is not captured rounds as those that are."""
 
         def told() -> Tensor:
-            self.move_counters()
+            self.fit_state()
             self.refresh()
             return self.run(batch)
 
@@ -147,12 +147,21 @@ class Training:
                 self.generator.set_state(torch.get_rng_state())
                 torch.set_rng_state(state)
 
-    def move_counters(self) -> None:
-        """Have the base optimizer count its steps on the device."""
+    def fit_state(self) -> None:
+        """Have the base optimizer count its steps on the device, and keep what it keeps in the layout of the weights:
+        a fused update asks for it, and a file may have lost it."""
         for param, state in self.optimizer.state.items():
             for name, value in state.items():
-                if isinstance(value, Tensor) and value.dim() == 0 and value.device != param.device:
+                if not isinstance(value, Tensor):
+                    continue
+                if value.dim() == 0 and value.device != param.device:
                     state[name] = value.to(param.device)
+                elif value.shape == param.shape and value.stride() != param.stride():
+                    fitting = torch.empty_like(param, dtype=value.dtype)
+                    if (
+                        fitting.stride() != value.stride()
+                    ):  # a weight that is a view with gaps has no copy of its layout
+                        state[name] = fitting.copy_(value)
 
     def base_has_hooks(self) -> bool:
         """Whether somebody else's hooks are on the base optimizer's step; one there is the engine's own."""

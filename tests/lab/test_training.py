@@ -50,15 +50,13 @@ def test_a_training_with_dropout_goes_on_from_its_state_bit_for_bit(recwarn):
         assert torch.equal(a, b)
 
 
-def test_momentum_from_a_file_has_the_layout_of_its_weight(device, tmp_path, recwarn):
+def test_a_training_goes_on_from_a_file_which_has_lost_the_layout_of_its_tensors(device, tmp_path, recwarn):
     config = Config(model="resnet20", method="sgd", batch=8, epochs=2)
     one, other = (Training(config, tiny_images(), torch.device(device)) for _ in range(2))
     batches = [*one.batches.epoch(0)]
     step_of(one)([batches[0]])
     checkpoint.save(tmp_path, 1, one.state())
     other.load(checkpoint.load(tmp_path).state)
-    for param, state in other.optimizer.state.items():
-        assert state["momentum_buffer"].stride() == param.stride()
     step_of(other)([batches[1]])  # on CUDA a fused update, which refuses any other layout
     step_of(one)([batches[1]])
     for (_, a), (_, b) in zip(one.optimizer.state.items(), other.optimizer.state.items(), strict=True):
@@ -119,6 +117,34 @@ def test_the_receipt_of_a_run_that_other_versions_have_begun_names_them(tmp_path
     assert {part["torch"] for part in receipt["earlier"]} == {torch.__version__}
     (run,) = collect([read(job.folder)]).others
     assert run.commits == "first, second, third"
+    assert run.hardware == (receipt["gpu"] or receipt["cpu"])
+
+
+def test_a_receipt_is_of_the_code_that_the_process_began_with(tmp_path, monkeypatch, recwarn):
+    class Committing(Progress):
+        def epoch(self, *arguments):
+            monkeypatch.setenv("BISAM_COMMIT", "committed meanwhile")
+            super().epoch(*arguments)
+
+    monkeypatch.setenv("BISAM_COMMIT", "begun with")
+    job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=1), tmp_path / "run")
+    with Committing() as progress:
+        train([job], tiny_images(), torch.device("cpu"), progress)
+    assert json.loads((job.folder / "receipt.json").read_text())["commit"] == "begun with"
+
+
+def test_a_checkpoint_that_tells_no_version_is_of_an_unknown_one(tmp_path, monkeypatch, recwarn):
+    job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=1), tmp_path / "run")
+    with Progress() as progress, pytest.raises(Stopped):
+        train([job], tiny_images(), torch.device("cpu"), progress, ["SIGTERM"])
+    loaded = checkpoint.load(job.folder / "checkpoints")
+    del loaded.state["receipts"]
+    checkpoint.save(job.folder / "checkpoints", loaded.step, loaded.state)
+    monkeypatch.setenv("BISAM_COMMIT", "second")
+    with Progress() as progress:
+        train([job], tiny_images(), torch.device("cpu"), progress)
+    (run,) = collect([read(job.folder)]).others
+    assert run.commits == "unknown, second"
 
 
 def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes():

@@ -53,12 +53,21 @@ class Run:
 
     @property
     def commits(self) -> str:
-        """Of the code that trained it: several, if it was resumed with a newer one."""
+        """Of the code that trained it: several, if it was resumed with another."""
+        return self._told("commit")
+
+    @property
+    def hardware(self) -> str:
+        """What trained it: several, if it was resumed elsewhere."""
+        return self._told("gpu", "cpu")
+
+    def _told(self, *names: str) -> str:
+        """By the receipts of all that trained it: of each the first of these that it has."""
         receipt = self.record.receipt or {}
         earlier = receipt.get("earlier")
         parts = [*(earlier if isinstance(earlier, list) else ()), receipt]
-        told = [part.get("commit") for part in parts if isinstance(part, dict)]
-        return ", ".join(dict.fromkeys(str(commit) for commit in told if commit))
+        told = [next(filter(None, map(part.get, names)), None) for part in parts if isinstance(part, dict)]
+        return ", ".join(dict.fromkeys(str(value) for value in told if value))
 
     @property
     def milliseconds(self) -> float | None:

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def receipt() -> dict[str, Any]:
     has_gpu = torch.cuda.is_available()
     return {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": today(),
         "commit": _commit(),
         "bisam": bisam.__version__,
         "torch": str(torch.__version__),
@@ -36,6 +36,10 @@ def receipt() -> dict[str, Any]:
         "driver": _driver() if has_gpu else None,
         "cuda": torch.version.cuda,
     }
+
+
+def today() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def save(path: Path, result: Mapping[str, Any]) -> None:

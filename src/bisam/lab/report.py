@@ -151,7 +151,6 @@ def _listing(runs: Sequence[Run]) -> Block:
 def _listed(run: Run) -> list[str]:
     result, receipt = run.record.result or {}, run.record.receipt or {}
     seconds, best = _seconds(run), number(result.get("best_epoch"))
-    gpu = receipt.get("gpu") or receipt.get("cpu")
     return [
         f"{run.config.recipe}/{run.record.folder.name}",
         run.status,
@@ -161,7 +160,10 @@ def _listed(run: Run) -> list[str]:
         f"{sum(seconds):.0f}" if seconds else OPEN,
         f"{statistics.median(seconds):.2f}" if seconds else OPEN,
         f"{run.last('together') or 1:.0f}",
-        *(_told(value) for value in (gpu, run.commits or None, receipt.get("date"), receipt.get("torch"))),
+        *(
+            _told(value)
+            for value in (run.hardware or None, run.commits or None, receipt.get("date"), receipt.get("torch"))
+        ),
         _told(receipt.get("data_checksum"))[:12],
         command(run) or OPEN,
     ]

@@ -20,7 +20,7 @@ from bisam.capture import CapturedSteps, capture_together
 from bisam.lab import checkpoint
 from bisam.lab.config import Config
 from bisam.lab.progress import Progress
-from bisam.lab.receipt import receipt
+from bisam.lab.receipt import receipt, today
 from bisam.lab.records import ConfigMismatch, RunFolder, differences
 from bisam.lab.sources import Source
 from bisam.lab.training import Training
@@ -151,7 +151,7 @@ def _resumed(one: Active, checksum: str, now: dict[str, Any], progress: Progress
     one.epoch, one.batch = loaded.state["epoch"], loaded.state["batch"]
     different = one.training.load(loaded.state["training"])
     one.run.metrics.rewind(one.epoch)
-    before = loaded.state.get("receipts", [])
+    before = loaded.state.get("receipts", [{"commit": "unknown"}])
     one.receipts = [*(old for old in before if {**old, "date": None} != {**now, "date": None}), now]
     where = f"{one.run.folder.name} goes on from epoch {one.epoch + 1}, batch {one.batch + 1}"
     progress.note(f"{where}; {different}" if different else where)
@@ -187,8 +187,8 @@ def _finish(one: Active, progress: Progress, checksum: str) -> None:
     }
     if training.best.weights is not None:
         one.run.save_weights(training.best.weights)
-    *earlier, _ = one.receipts
-    whole = {**receipt(), "data_checksum": checksum, "seconds": training.seconds}
+    *earlier, own = one.receipts  # of when the process began: its code may have been changed on disk since
+    whole = {**own, "date": today(), "data_checksum": checksum, "seconds": training.seconds}
     one.run.receipt({**whole, "earlier": earlier} if earlier else whole)
     one.run.finish(result)
     shutil.rmtree(one.run.checkpoints, ignore_errors=True)

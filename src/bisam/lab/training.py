@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,7 +159,6 @@ class Training:
         """Go on from what `state` gave. Returns what is not as if nothing had happened; empty if all is."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        _lay_out_as_parameters(self.optimizer.state)
         for name, total in self.sums.items():
             total.copy_(state["sums"][name])
         weights = state["best"]["weights"]
@@ -173,14 +172,6 @@ class Training:
             return f"it was trained on another kind of device: on {self.device.type} dropout draws from the seed anew"
         self.generator.set_state(state["generator"])
         return ""
-
-
-def _lay_out_as_parameters(state: Mapping[Tensor, dict[str, Any]]) -> None:
-    """Give what an optimizer keeps for each weight the weight's layout: a file has none, and fused updates need it."""
-    for param, kept in state.items():
-        for name, value in kept.items():
-            if isinstance(value, Tensor) and value.shape == param.shape and value.stride() != param.stride():
-                kept[name] = torch.empty_like(param, dtype=value.dtype).copy_(value)
 
 
 def _among(top: int, logits: Tensor, labels: Tensor) -> Tensor:
