@@ -51,11 +51,10 @@ def paper_table(found: Collection) -> str:
         gaps = {(one.row, one.method): one for one in summary.comparisons(group)}
         for label, row, name in group.recipe.lines:
             for method in group.recipe.methods:
-                values = group.measured(row, method, name)
-                if values:
+                if any(run.record.result is not None for run in group.of(row, method)):
                     paper, gap = printed.cells[label].get(method), gaps.get((label, method))
                     rows.append([
-                        f"{group.recipe.name}, {label}", TITLES[method], _spread(values.values()),
+                        f"{group.recipe.name}, {label}", TITLES[method], summary.accuracy(group, row, method, name),
                         "–" if paper is None else summary.spread(*paper),
                         "–" if gap is None else f"{signed(gap.found.mean)} ({_interval(gap)})",
                         "–" if gap is None or gap.published is None else signed(gap.published),
@@ -84,21 +83,17 @@ def verdicts(found: Collection) -> str:
                 kind = confirmed if one.found.mean * one.published > 0 else contradicted
             runs = f"{one.found.n}; {one.diverged}" if one.diverged else one.found.n
             kind.append(f"{group.recipe.name}, {one.row}: {one.label} ({runs})")
-    lists["Diverged"] = [words for group in _of_the_paper(found) for words in _diverged(group)]
+    lists["Diverged"] = [
+        f"{group.recipe.name}, {row}: {words}"
+        for group in _of_the_paper(found)
+        for row in group.rows
+        if (words := summary.diverged(group, row, group.recipe.methods))
+    ]
     lists["Under way"] = [words for group in _of_the_paper(found) for words in _not_finished(group)]
     recipes = [make() for make in RECIPES.values()]
     lists["Not run"] = [words for recipe in recipes if (words := _not_run(recipe, found.groups))]
     lists["No recipe yet"] = sorted(_tables_of_accuracies() - {recipe.published for recipe in recipes})
     return "\n".join(f"- **{title}**: {'; '.join(items) or 'nothing yet'}." for title, items in lists.items())
-
-
-def _diverged(group: Group) -> Iterator[str]:
-    """A text for each cell with runs that diverged."""
-    for row, method in group.recipe.cells:
-        runs = group.of(row, method)
-        count = sum(run.status == "diverged" for run in runs)
-        if count:
-            yield f"{group.recipe.name}, {row} with {TITLES[method]}: {count} of {len(runs)} runs"
 
 
 def _not_finished(group: Group) -> Iterator[str]:
@@ -149,7 +144,7 @@ def all_runs(found: Collection) -> str:
             f"{run.config.recipe}/{run.record.folder.name}", run.status,
             *("–" if accuracy is None else f"{accuracy:.2f}" for accuracy in accuracies),
             f"{result['seconds']:.0f}" if result else "–", f"{run.last('together') or 1:.0f}",
-            run.hardware or "–", run.commits or "–", f"`{command(run)}`",
+            run.record.hardware or "–", run.record.commits or "–", f"`{command(run)}`",
         ])  # fmt: skip
     return markdown(head, rows)
 
@@ -175,9 +170,3 @@ def _of_the_paper(found: Collection) -> list[Group]:
 
 def _interval(gap: summary.Comparison) -> str:
     return gap.found.interval or f"{gap.found.n}: no interval"
-
-
-def _spread(values: Iterable[float]) -> str:
-    known = [*values]
-    deviation = statistics.stdev(known) if len(known) > 1 else None
-    return f"{summary.spread(statistics.fmean(known), deviation)}, n = {len(known)}"

@@ -48,8 +48,12 @@ class Bucket:
 
     def multiply(self, factor: float | Tensor) -> None:
         """Multiply the gradients, when they are read."""
-        known = factor if isinstance(factor, Tensor) else torch.tensor(factor, dtype=torch.float64)
-        self.factor = known if self.factor is None else self.factor * factor
+        if self.factor is not None:
+            self.factor = self.factor * factor
+        elif isinstance(factor, Tensor):
+            self.factor = factor
+        else:  # made on the device: a graph cannot copy it there
+            self.factor = torch.full((), factor, dtype=torch.float64, device=self.params[0].device)
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -370,10 +374,9 @@ class RandomTensors(Drawing):
             bucket.leave_out(self._dropped)
         norm = self.inner([bucket for bucket in buckets if bucket.owners])
         if self.beta != 1:
-            factor = torch.full_like(norm, 1 / self.beta) if self._captured else 1 / self.beta
             for bucket in buckets:
                 if bucket.owners:
-                    bucket.multiply(factor)
+                    bucket.multiply(1 / self.beta)
         return norm
 
     def _choice(self, count: int, device: torch.device) -> Tensor:

@@ -148,20 +148,11 @@ class Training:
                 torch.set_rng_state(state)
 
     def fit_state(self) -> None:
-        """Have the base optimizer count its steps on the device, and keep what it keeps in the layout of the weights:
-        a fused update asks for it, and a file may have lost it."""
+        """Have the base optimizer keep what it keeps as a fused update needs it: a checkpoint may have it otherwise."""
         for param, state in self.optimizer.state.items():
             for name, value in state.items():
-                if not isinstance(value, Tensor):
-                    continue
-                if value.dim() == 0 and value.device != param.device:
-                    state[name] = value.to(param.device)
-                elif value.shape == param.shape and value.stride() != param.stride():
-                    fitting = torch.empty_like(param, dtype=value.dtype)
-                    if (
-                        fitting.stride() != value.stride()
-                    ):  # a weight that is a view with gaps has no copy of its layout
-                        state[name] = fitting.copy_(value)
+                if isinstance(value, Tensor):
+                    state[name] = _fitting(value, param)
 
     def base_has_hooks(self) -> bool:
         """Whether somebody else's hooks are on the base optimizer's step; one there is the engine's own."""
@@ -312,6 +303,17 @@ class BorrowedTelemetry(Telemetry):
     @property
     def descent_norm(self) -> Tensor | None:  # type: ignore[override]
         return _cloned(self._captured().descent_norm)
+
+
+def _fitting(value: Tensor, param: Tensor) -> Tensor:
+    """A counter of steps on the device, and a tensor like the parameter in its layout; itself where it fits."""
+    if value.dim() == 0 and value.device != param.device:
+        return value.to(param.device)
+    if value.shape != param.shape or value.stride() == param.stride():
+        return value
+    fitting = torch.empty_like(param, dtype=value.dtype)
+    # a parameter with gaps, which is a part of another tensor, has a layout that no copy has
+    return value if fitting.stride() == value.stride() else fitting.copy_(value)
 
 
 def _own(o: Observation) -> Observation:

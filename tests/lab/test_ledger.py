@@ -75,7 +75,8 @@ def test_runs_that_diverged_are_told(recorded):
     all_ = [recorded("cifar10/resnet56/bisam-tanh", 0, status="diverged", trained=3)]
     said = lines([*sam, *some, *all_])
     assert said["Diverged"] == (
-        "cifar10, resnet56 with BiSAM (-log): 1 of 3 runs; cifar10, resnet56 with BiSAM (tanh): 1 of 1 runs"
+        "cifar10, resnet56: 1 of 3 BiSAM (-log) runs diverged and are left out, 1 of 1 BiSAM (tanh) runs diverged and "
+        "are left out"
     )
     (difference,) = (said[kind] for kind in said if "BiSAM (-log) − SAM" in said[kind])
     assert "1 of 3 BiSAM (-log) runs diverged and are left out" in difference
@@ -125,8 +126,8 @@ def finished_runs():
 @pytest.mark.parametrize("run", finished_runs(), ids=lambda run: run.record.folder.name)
 def test_every_run_of_the_ledger_tells_where_it_is_from_and_can_be_run_again(run, tmp_path):
     receipt, result = run.record.receipt, run.record.result
-    assert run.commits not in ("", "unknown")
-    assert "dirty" not in run.commits
+    assert run.record.commits not in ("", "unknown")
+    assert "dirty" not in run.record.commits
     assert receipt["gpu"] or receipt["cpu"]
     assert len(receipt["data_checksum"]) == 64
     assert result["seconds"] > 0

@@ -9,7 +9,6 @@ import torch
 
 from bisam.capture import capture_together
 from bisam.lab import checkpoint
-from bisam.lab.cells import collect
 from bisam.lab.config import Config
 from bisam.lab.data import DataSet, Images, load
 from bisam.lab.progress import Progress
@@ -115,9 +114,8 @@ def test_the_receipt_of_a_run_that_other_versions_have_begun_names_them(tmp_path
     assert receipt["commit"] == "third"
     assert [part["commit"] for part in receipt["earlier"]] == ["first", "second"]
     assert {part["torch"] for part in receipt["earlier"]} == {torch.__version__}
-    (run,) = collect([read(job.folder)]).others
-    assert run.commits == "first, second, third"
-    assert run.hardware == (receipt["gpu"] or receipt["cpu"])
+    assert read(job.folder).commits == "first, second, third"
+    assert read(job.folder).hardware == (receipt["gpu"] or receipt["cpu"])
 
 
 def test_a_receipt_is_of_the_code_that_the_process_began_with(tmp_path, monkeypatch, recwarn):
@@ -143,8 +141,7 @@ def test_a_checkpoint_that_tells_no_version_is_of_an_unknown_one(tmp_path, monke
     monkeypatch.setenv("BISAM_COMMIT", "second")
     with Progress() as progress:
         train([job], tiny_images(), torch.device("cpu"), progress)
-    (run,) = collect([read(job.folder)]).others
-    assert run.commits == "unknown, second"
+    assert read(job.folder).commits == "unknown, second"
 
 
 def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes():

@@ -52,24 +52,6 @@ class Run:
         return number(self.record.metrics[-1].get(name)) if self.record.metrics else None
 
     @property
-    def commits(self) -> str:
-        """Of the code that trained it: several, if it was resumed with another."""
-        return self._told("commit")
-
-    @property
-    def hardware(self) -> str:
-        """What trained it: several, if it was resumed elsewhere."""
-        return self._told("gpu", "cpu")
-
-    def _told(self, *names: str) -> str:
-        """By the receipts of all that trained it: of each the first of these that it has."""
-        receipt = self.record.receipt or {}
-        earlier = receipt.get("earlier")
-        parts = [*(earlier if isinstance(earlier, list) else ()), receipt]
-        told = [next(filter(None, map(part.get, names)), None) for part in parts if isinstance(part, dict)]
-        return ", ".join(dict.fromkeys(str(value) for value in told if value))
-
-    @property
     def milliseconds(self) -> float | None:
         """Of one step in the last epoch; of this run's part in it, where several shared the device."""
         rate, together = self.last("samples_per_second"), self.last("together") or 1

@@ -74,8 +74,9 @@ def _configuration(comparison: Comparison) -> Sheet:
 def _results(comparison: Comparison) -> Sheet:
     lines: dict[str, Cell] = {"status": lambda side: side.status}
     lines |= {words: partial(_accuracy, name=name) for name, words in ACCURACIES.items()}
-    lines |= {"tested epoch": _best_epoch, "epochs": _epochs, "seconds": _seconds, "hardware": _hardware}
-    lines |= {name: partial(_receipt, name=name) for name in ("torch", "commit", "date")}
+    lines |= {"tested epoch": _best_epoch, "epochs": _epochs, "seconds": _seconds}
+    lines |= {"hardware": lambda side: side.record.hardware or OPEN, "commit": lambda side: side.record.commits or OPEN}
+    lines |= {name: partial(_receipt, name=name) for name in ("torch", "date")}
     lines["data, sha256"] = lambda side: _receipt(side, "data_checksum")[:12]
     return _sheet(comparison, "Results", lines)
 
@@ -195,11 +196,6 @@ def _seconds(side: Side) -> str:
     """Also of a run that is not finished."""
     known = [value for row in side.record.metrics if (value := number(row.get("seconds"))) is not None]
     return _number((side.record.result or {}).get("seconds", sum(known) if known else None), "{:.1f}")
-
-
-def _hardware(side: Side) -> str:
-    receipt = side.record.receipt or {}
-    return str(receipt.get("gpu") or receipt.get("cpu") or OPEN)
 
 
 def _receipt(side: Side, name: str) -> str:

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def receipt() -> dict[str, Any]:
     has_gpu = torch.cuda.is_available()
     return {
-        "date": today(),
+        "date": timestamp(),
         "commit": _commit(),
         "bisam": bisam.__version__,
         "torch": str(torch.__version__),
@@ -38,7 +38,7 @@ def receipt() -> dict[str, Any]:
     }
 
 
-def today() -> str:
+def timestamp() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 

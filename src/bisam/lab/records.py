@@ -240,6 +240,24 @@ class Record:
     receipt: dict[str, Any] | None = None
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def commits(self) -> str:
+        """Of the code that trained it: several, if it was resumed with another; empty if nothing tells."""
+        return self._by_receipts("commit")
+
+    @property
+    def hardware(self) -> str:
+        """What trained it: several, if it was resumed elsewhere; empty if nothing tells."""
+        return self._by_receipts("gpu", "cpu")
+
+    def _by_receipts(self, *names: str) -> str:
+        """Of the receipt of each process that trained it, the first of these that it has."""
+        last = self.receipt or {}
+        earlier = last.get("earlier")
+        receipts = [*(earlier if isinstance(earlier, list) else ()), last]
+        told = [next(filter(None, map(one.get, names)), None) for one in receipts if isinstance(one, dict)]
+        return ", ".join(dict.fromkeys(str(value) for value in told if value))
+
 
 def read(folder: Path) -> Record:
     """A run folder, also while another process writes to it. Whatever is in it, nothing is raised."""

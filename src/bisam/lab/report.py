@@ -160,10 +160,9 @@ def _listed(run: Run) -> list[str]:
         f"{sum(seconds):.0f}" if seconds else OPEN,
         f"{statistics.median(seconds):.2f}" if seconds else OPEN,
         f"{run.last('together') or 1:.0f}",
-        *(
-            _told(value)
-            for value in (run.hardware or None, run.commits or None, receipt.get("date"), receipt.get("torch"))
-        ),
+        run.record.hardware or OPEN,
+        run.record.commits or OPEN,
+        *(_told(receipt.get(name)) for name in ("date", "torch")),
         _told(receipt.get("data_checksum"))[:12],
         command(run) or OPEN,
     ]

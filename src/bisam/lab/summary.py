@@ -107,7 +107,7 @@ def comparisons(group: Group) -> list[Comparison]:
                 printed = [paper.cells.get(label, {}).get(m) if paper else None for m in (method, baseline)]
                 ours, theirs = printed
                 both = None if ours is None or theirs is None else ours.mean - theirs.mean
-                lost = _diverged(group, row, (baseline, method))
+                lost = diverged(group, row, (baseline, method))
                 found.append(Comparison(label, method, baseline, gap, both, lost))
     return found
 
@@ -150,7 +150,7 @@ def _cautions(found: Sequence[Comparison]) -> list[str]:
     return notes
 
 
-def _diverged(group: Group, row: str, methods: Iterable[str]) -> str:
+def diverged(group: Group, row: str, methods: Iterable[str]) -> str:
     """As in "2 of 6 SAM runs diverged and are left out"."""
     told = []
     for method in methods:
@@ -192,10 +192,11 @@ def _line(group: Group, paper: published.Table | None, label: str, row: str, nam
     for method in group.recipe.methods:
         printed = paper.cells.get(label, {}).get(method) if paper else None
         below = "" if printed is None else f"\n{spread(printed.mean, printed.std)}"
-        yield _accuracy(group, row, method, name) + below
+        yield accuracy(group, row, method, name) + below
 
 
-def _accuracy(group: Group, row: str, method: str, name: str) -> str:
+def accuracy(group: Group, row: str, method: str, name: str) -> str:
+    """As in "94.20 ± 0.10, n = 3, 1 diverged"."""
     values = [*group.measured(row, method, name).values()]
     runs = group.of(row, method)
     counts = {status: sum(run.status == status for run in runs) for status in ("done", "diverged")}

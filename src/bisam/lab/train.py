@@ -20,7 +20,7 @@ from bisam.capture import CapturedSteps, capture_together
 from bisam.lab import checkpoint
 from bisam.lab.config import Config
 from bisam.lab.progress import Progress
-from bisam.lab.receipt import receipt, today
+from bisam.lab.receipt import receipt, timestamp
 from bisam.lab.records import ConfigMismatch, RunFolder, differences
 from bisam.lab.sources import Source
 from bisam.lab.training import Training
@@ -188,7 +188,7 @@ def _finish(one: Active, progress: Progress, checksum: str) -> None:
     if training.best.weights is not None:
         one.run.save_weights(training.best.weights)
     *earlier, own = one.receipts  # of when the process began: its code may have been changed on disk since
-    whole = {**own, "date": today(), "data_checksum": checksum, "seconds": training.seconds}
+    whole = {**own, "date": timestamp(), "data_checksum": checksum, "seconds": training.seconds}
     one.run.receipt({**whole, "earlier": earlier} if earlier else whole)
     one.run.finish(result)
     shutil.rmtree(one.run.checkpoints, ignore_errors=True)
