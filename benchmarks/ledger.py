@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bisam.lab import published, records, summary
-from bisam.lab.cells import Collection, Group, collect, command
+from bisam.lab.cells import Collection, Group, Run, collect, command
 from bisam.lab.methods import TITLES
 from bisam.lab.recipes import RECIPES, Recipe
 from bisam.lab.statistics import signed
@@ -89,11 +89,18 @@ def verdicts(found: Collection) -> str:
         for row in group.rows
         if (words := summary.diverged(group, row, group.recipe.methods))
     ]
+    lists["Not counted"] = [words for run in found.others if (words := _not_counted(run))]
     lists["Under way"] = [words for group in _of_the_paper(found) for words in _not_finished(group)]
     recipes = [make() for make in RECIPES.values()]
     lists["Not run"] = [words for recipe in recipes if (words := _not_run(recipe, found.groups))]
     lists["No recipe yet"] = sorted(_tables_of_accuracies() - {recipe.published for recipe in recipes})
     return "\n".join(f"- **{title}**: {'; '.join(items) or 'nothing yet'}." for title, items in lists.items())
+
+
+def _not_counted(run: Run) -> str:
+    """A run of a recipe's that somebody took out, and the first sentence of why."""
+    reason = run.record.not_counted.split(". ")[0].removesuffix(".")
+    return f"`{command(run)}` ({reason})" if reason and command(run) else ""
 
 
 def _not_finished(group: Group) -> Iterator[str]:

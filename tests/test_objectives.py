@@ -81,6 +81,29 @@ def test_q_minus_log_k_over_mu_never_exceeds_the_zero_one_error(seed, classes, m
     assert bound(logits, labels, phi=phi, mu=mu) <= zero_one_error(logits, labels) + 1e-6  # float32 error
 
 
+@given(seed=st.integers(0, 10_000), classes=st.integers(2, 20), dtype=st.sampled_from([torch.bfloat16, torch.float64]))
+def test_right_is_the_first_of_the_likeliest_classes(seed, classes, dtype):
+    logits, labels = random_problem(seed, classes, samples=50)
+    logits = (logits * 2).round().to(dtype)  # many ties
+    expected = [row.index(max(row)) == label for row, label in zip(logits.tolist(), labels.tolist(), strict=True)]
+    assert objectives.correct(logits, labels).tolist() == expected
+    assert zero_one_error(logits, labels).item() == pytest.approx(expected.count(False) / 50)
+
+
+def test_equal_logits_are_right_once_and_nan_never():
+    labels = torch.arange(5)
+    assert objectives.correct(torch.zeros(5, 5), labels).sum() == 1
+    assert not objectives.correct(torch.full((5, 5), float("nan")), labels).any()
+    one_nan = torch.zeros(5, 5)
+    one_nan[:, 3] = float("nan")
+    assert not objectives.correct(one_nan, labels).any()
+
+
+def test_a_label_that_is_no_class_is_an_error_and_no_mistake():
+    with pytest.raises(IndexError, match="labels must lie in 0 … 4, for logits of 5 classes; got labels from 5 to 5"):
+        zero_one_error(torch.zeros(1, 5), torch.tensor([5]))
+
+
 def test_the_bound_becomes_tight_as_mu_grows_for_confident_mistakes():
     logits = torch.tensor([[0.0, 1e4, 0.0]], dtype=torch.float64)
     wrong = torch.tensor([0])

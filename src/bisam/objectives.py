@@ -260,17 +260,20 @@ class CrossEntropy(nn.CrossEntropyLoss):
 
 
 def correct(logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Tensor:
-    """Which samples are classified correctly: no margin is positive, so a tie counts as correct, as in the lemma.
+    """Which samples are classified correctly: their label is the first of the likeliest classes.
 
-    With probabilities as target, the label is the most probable class. What is ignored counts as class 0.
+    A tie is not right whatever the label: logits of low precision tie often, and those of a collapsed model all do. What
+    is not a number is wrong. With probabilities as target, the label is the most probable class. What is ignored counts
+    as class 0.
 
-    >>> correct(torch.tensor([[1.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0])).tolist()
-    [True, False]
+    >>> correct(torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 1, 0])).tolist()
+    [True, False, False]
     """
     dim = _class_dim(logits)
     target = as_target(target)
     labels = target.argmax(dim) if target.is_floating_point() else target.masked_fill(target == ignore_index, 0)
-    return _of_label(logits, labels, dim).squeeze(dim) >= logits.amax(dim)
+    largest, predicted = logits.max(dim)
+    return (predicted == labels) & (_of_label(logits, labels, dim).squeeze(dim) == largest)  # which NaN is not
 
 
 def zero_one_error(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, ignore_index: int = -100) -> Tensor:

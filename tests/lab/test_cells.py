@@ -249,6 +249,19 @@ def test_a_run_that_has_diverged_is_not_replaced_by_one_that_has_not(recorded):
     assert found.groups[0].of("40%", "sam")[0].record is diverged
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_run_with_a_reason_not_to_count_is_in_no_table_and_leaves_its_place_to_another(order, recorded):
+    faulty = replace(recorded("demo/40%/sam", accuracy=99.0, folder=Path("a")), not_counted="it saw the test data")
+    again = recorded("demo/40%/sam", accuracy=90.0)
+    found = collect([faulty, again][::order])
+    (group,) = found.groups
+    assert group.measured("40%", "sam") == {0: 90.0}
+    (run,) = found.others
+    assert (run.record, run.status, run.measured()) == (faulty, "not counted", None)
+    assert collect([faulty]).groups == []
+    assert fill(find("demo"), [faulty]).runs == {}
+
+
 @pytest.mark.parametrize("changed", [{"recipe": "own"}, {"recipe": "later"}, {"method": "asam"}, {"method": "new"}])
 def test_a_run_of_no_table_is_among_the_others(changed, recorded):
     found = collect([recorded("demo/40%/sam", **changed)])

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,15 @@ def test_runs_that_diverged_are_told(recorded):
     )
     (difference,) = (said[kind] for kind in said if "BiSAM (-log) − SAM" in said[kind])
     assert "1 of 3 BiSAM (-log) runs diverged and are left out" in difference
+
+
+def test_a_run_that_does_not_count_is_told_with_the_first_sentence_of_the_reason(recorded):
+    reason = "The labels were wrong. It is run again."
+    faulty = replace(recorded("cifar10/resnet56/sam", 1, 99.0), not_counted=reason)
+    said = lines([*runs(recorded, "cifar10/resnet56/sam", [94.0]), faulty])
+    assert said["Not counted"] == "`bisam train cifar10/resnet56/sam --seeds 1` (The labels were wrong)"
+    *_, line = ledger.all_runs(collect([faulty])).splitlines()
+    assert "| not counted | – | – |" in line
 
 
 def test_an_empty_ledger_has_a_table_of_flips_without_rows():

@@ -274,6 +274,23 @@ def test_damage_in_the_middle_is_named_and_left_alone(tmp_path):
 # Results, receipts, weights.
 
 
+def test_somebody_s_reason_not_to_count_a_run_is_read_as_one_line(tmp_path):
+    RunFolder.open(tmp_path, CONFIG).close()
+    assert read(tmp_path).not_counted == ""
+    path = tmp_path / "not-counted.txt"
+    path.write_text("The wrong\n  labels.\n")
+    assert read(tmp_path).not_counted == "The wrong labels."
+    path.write_bytes(b"\xff\n")
+    assert read(tmp_path).not_counted == "\ufffd"
+    path.write_text(" \n")
+    assert read(tmp_path).not_counted == "no reason is given"
+    path.unlink()
+    path.mkdir()
+    unreadable = read(tmp_path)
+    assert unreadable.not_counted == "the reason cannot be read"
+    assert unreadable.problems == ["not-counted.txt: it cannot be read (Is a directory)"]
+
+
 def test_result_and_receipt_come_back(tmp_path):
     with RunFolder.open(tmp_path, CONFIG) as run:
         run.finish({"status": "diverged", "epoch": 3, "loss": math.nan})

@@ -290,6 +290,19 @@ def test_the_same_folder_twice_is_the_same_as_once(tmp_path, recorded, write_run
     assert len(Page(tmp_path / "page.html").runs) == 1
 
 
+def test_a_run_that_does_not_count_is_told_with_the_reason(tmp_path, recorded, write_run):
+    write_run(tmp_path / "good", recorded("demo/40%/sam", 0, 90.0))
+    faulty = write_run(tmp_path / "faulty", recorded("demo/40%/sam", 1, 99.0))
+    (faulty / "not-counted.txt").write_text("It saw the <test> data.")
+    done = report(tmp_path)
+    assert f"{faulty}: not counted: It saw the <test> data." in done.output
+    assert "90.00, n = 1" in done.output
+    page = Page(tmp_path / "report.html")
+    assert "1 finished, 0 diverged, 0 not finished, 1 not counted" in page.text
+    assert "not counted: It saw the <test> data." in page.text
+    assert "99.00" not in page.text + done.output
+
+
 def test_the_same_run_in_two_folders_counts_once_and_is_told(tmp_path, recorded, write_run):
     for name in ("a", "b"):
         write_run(tmp_path / name / "noise40-sam-seed0", recorded("demo/40%/sam", trained=0))

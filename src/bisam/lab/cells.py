@@ -37,15 +37,17 @@ class Run:
 
     @property
     def status(self) -> str:
-        """As in "done", "diverged" or "3 of 200 epochs"."""
+        """As in "done", "diverged", "3 of 200 epochs" or "not counted"."""
+        if self.record.not_counted:
+            return "not counted"
         if self.record.result is not None:
             return str(self.record.result["status"])
         return f"{len(self.record.metrics)} of {self.config.epochs} epochs"
 
     def measured(self, name: str = "test_accuracy") -> float | None:
-        """An accuracy of the result, in per cent; None without one, or if the run diverged."""
+        """An accuracy of the result, in per cent; None without one, or if the run diverged or does not count."""
         result = self.record.result
-        return None if result is None or result["status"] != "done" else _percent(result.get(name))
+        return None if result is None or self.status != "done" else _percent(result.get(name))
 
     def last(self, name: str) -> float | None:
         """A number of the last epoch."""
@@ -102,7 +104,7 @@ class Collection:
 
     groups: list[Group]
     others: list[Run]
-    """Runs of no table: of a recipe that is not ours, or a second one of the same cell and seed."""
+    """Runs of no table: not counted, of a recipe that is not ours, or a second one of the same cell and seed."""
     unreadable: list[tuple[Record, str]]
     """Records that cannot be shown, and why."""
 
@@ -122,7 +124,7 @@ def collect(records: Iterable[Record]) -> Collection:
         if isinstance(run, str):
             unreadable.append((record, run))
             continue
-        place = _place(run.config)
+        place = None if run.record.not_counted else _place(run.config)
         if place is None:
             others.append(run)
             continue
@@ -161,7 +163,7 @@ def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
     group = Group(recipe, "")
     for record in records:
         run = _run(record)
-        place = None if isinstance(run, str) else _place(run.config, recipe)
+        place = None if isinstance(run, str) or record.not_counted else _place(run.config, recipe)
         if place is not None and not isinstance(run, str):
             cell, changes = place
             group.changes = changes or group.changes

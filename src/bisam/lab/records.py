@@ -1,6 +1,7 @@
 """One folder for each run: its configuration, a line of metrics for each epoch, its result, receipt and best weights.
 
 `RunFolder` writes them, for one process at a time. `read` and `find` are for reports: they neither lock nor write.
+Somebody who knows why a run should not count puts the reason into the folder, as `not-counted.txt`.
 In the files, numbers that JSON lacks are the strings "nan", "inf" and "-inf".
 """
 
@@ -31,6 +32,7 @@ METRICS = "metrics.jsonl"
 RESULT = "result.json"
 RECEIPT = "receipt.json"
 WEIGHTS = "best.safetensors"
+NOT_COUNTED = "not-counted.txt"
 LOCK = "lock"
 CHECKPOINTS = "checkpoints"
 
@@ -239,6 +241,8 @@ class Record:
     result: dict[str, Any] | None = None
     receipt: dict[str, Any] | None = None
     problems: list[str] = field(default_factory=list)
+    not_counted: str = ""
+    """Why it should not count, in somebody's words; empty if it should."""
 
     @property
     def commits(self) -> str:
@@ -271,7 +275,7 @@ def read(folder: Path) -> Record:
     result, receipt = (_read_object(folder / name, problems) for name in (RESULT, RECEIPT))
     if result is not None and not isinstance(result.get("status"), str):
         problems.append(f"{RESULT}: it has no status")
-    return Record(folder, config, metrics, result, receipt, problems)
+    return Record(folder, config, metrics, result, receipt, problems, _reason(folder / NOT_COUNTED, problems))
 
 
 def find(root: Path) -> list[Record]:
@@ -407,6 +411,17 @@ def _read_object(path: Path, problems: list[str]) -> dict[str, Any] | None:
     except ValueError as error:
         problems.append(f"{path.name}: it is half-written or foreign ({error})")
     return None
+
+
+def _reason(path: Path, problems: list[str]) -> str:
+    """Somebody's words in one line; empty if the file is not there."""
+    try:
+        return " ".join(path.read_text(encoding="utf-8", errors="replace").split()) or "no reason is given"
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        problems.append(f"{path.name}: it cannot be read ({error.strerror})")
+        return "the reason cannot be read"
 
 
 class _Rows(NamedTuple):

@@ -58,7 +58,10 @@ def _lead(collection: Collection, roots: Sequence[Path]) -> str:
     runs = collection.runs
     done = sum(run.status == "done" for run in runs)
     diverged = sum(run.status == "diverged" for run in runs)
-    counts = [f"{done} finished", f"{diverged} diverged", f"{len(runs) - done - diverged} not finished"]
+    not_counted = sum(run.status == "not counted" for run in runs)
+    under_way = len(runs) - done - diverged - not_counted
+    counts = [f"{done} finished", f"{diverged} diverged", f"{under_way} not finished"]
+    counts += [f"{not_counted} not counted"] * bool(not_counted)
     hours = sum(_seconds_of_the_device(run) for run in runs) / 3600
     time = f"{hours:.1f} hours of training" if hours >= 1 else f"{60 * hours:.1f} minutes of training"
     if hours < 1 / 60:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bisam.lab import published
-from bisam.lab.cells import Collection, Group, command, damage
+from bisam.lab.cells import Collection, Group, Run, command, damage
 from bisam.lab.methods import BASELINES, TITLES
 from bisam.lab.statistics import Difference, difference, signed
 
@@ -170,12 +170,16 @@ def sheets(groups: Iterable[Group]) -> list[Sheet]:
 def left_out(collection: Collection) -> list[str]:
     """What is not in the tables or not whole, and why: one line for each folder."""
     lines = [f"{record.folder}: {why}" for record, why in collection.unreadable]
-    for run in collection.others:
-        second = f"a second run of this cell and seed {run.config.seed}: not counted"
-        why = second if command(run) else "of no recipe's table"
-        lines.append(f"{run.record.folder}: {why}")
+    lines += [f"{run.record.folder}: {_why_not(run)}" for run in collection.others]
     damaged = [run.record for run in collection.runs if run.record.problems]
     return [*lines, *(f"{record.folder}: {damage(record)}" for record in damaged)]
+
+
+def _why_not(run: Run) -> str:
+    """Why a run is in no table."""
+    if run.record.not_counted:
+        return f"not counted: {run.record.not_counted}"
+    return f"a second run of this cell and seed {run.config.seed}: not counted" if command(run) else "of no recipe's table"
 
 
 def _in_markdown(text: str) -> str:

@@ -175,7 +175,8 @@ class Training:
 
 
 def _among(top: int, logits: Tensor, labels: Tensor) -> Tensor:
-    """Which labels are among the likeliest classes; a tie counts as right, as in `correct`."""
+    """Which labels are among so many of the likeliest classes."""
     if top == 1:
         return bisam.objectives.correct(logits, labels)
-    return logits.gather(1, labels.long().unsqueeze(1)).squeeze(1) >= logits.topk(top).values[:, -1]
+    largest, likeliest = logits.topk(top)
+    return ((likeliest == labels.unsqueeze(1)) & ~largest.isnan()).any(1)
