@@ -244,15 +244,26 @@ def bench_where() -> str:
     return f"{where('bench_h200')} CPU: {cpu['cpu']}, {cpu['threads']} threads, torch {cpu['torch']}, {cpu['date']}."
 
 
+def ties_table() -> str:
+    """Test accuracy by the way in which a tie is counted."""
+    head = ["weights", "any class of a tie is right", "the first", "the first, in fp32"]
+    rows = [
+        [f"{name}, epoch {entry['epoch'] + 1}", *(f"{entry['test'][way]:.2f}" for way in ("any", "first", "fp32"))]
+        for name, entry in measured("ties")["table"].items()
+    ]
+    return markdown(head, rows)
+
+
 def of_ledger(**blocks: Callable[[Collection], str]) -> dict[str, Callable[[], str]]:
     return {name: lambda make=make: make(ledger.read()) for name, make in blocks.items()}
 
 
 PAGES = {
     ROOT / "README.md": of_ledger(demo=ledger.demo_table, paper=ledger.paper_table, verdicts=ledger.verdicts),
-    ROOT / "docs/results.md": of_ledger(
-        tables=ledger.all_tables, verdicts=ledger.verdicts, flips=ledger.flips_table, runs=ledger.all_runs
-    ),
+    ROOT / "docs/results.md": {
+        **of_ledger(tables=ledger.all_tables, verdicts=ledger.verdicts, flips=ledger.flips_table, runs=ledger.all_runs),
+        "ties": ties_table,
+    },
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
     ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
     ROOT / "docs/speed.md": {

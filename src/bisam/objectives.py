@@ -262,9 +262,9 @@ class CrossEntropy(nn.CrossEntropyLoss):
 def correct(logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Tensor:
     """Which samples are classified correctly: their label is the first of the likeliest classes.
 
-    A tie is not right whatever the label: logits of low precision tie often, and those of a collapsed model all do. What
-    is not a number is wrong. With probabilities as target, the label is the most probable class. What is ignored counts
-    as class 0.
+    A tie is not right whatever the label: logits of low precision tie now and then, those of a collapsed model always.
+    What is not a number is wrong. With probabilities as target, the label is the most probable class. What is ignored
+    counts as class 0.
 
     >>> correct(torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 1, 0])).tolist()
     [True, False, False]

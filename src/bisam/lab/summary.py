@@ -179,7 +179,8 @@ def _why_not(run: Run) -> str:
     """Why a run is in no table."""
     if run.record.not_counted:
         return f"not counted: {run.record.not_counted}"
-    return f"a second run of this cell and seed {run.config.seed}: not counted" if command(run) else "of no recipe's table"
+    second = f"a second run of this cell and seed {run.config.seed}: not counted"
+    return second if command(run) else "of no recipe's table"
 
 
 def _in_markdown(text: str) -> str:
