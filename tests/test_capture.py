@@ -572,6 +572,31 @@ def test_trainings_in_one_graph_compute_bit_for_bit_what_they_compute_alone():
 
 
 @needs_cuda
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
+def test_a_training_goes_on_in_a_graph_with_others(compiled):
+    """As when one of several trainings ends, and another takes its place."""
+    names = ["SAM", "BiSAM(log)", "BiSAM(tanh)", "SAM"]
+    together, alone = [build(name, device="cuda") for name in names], [build(name, device="cuda") for name in names]
+    for (model, _), (twin, _) in zip(together, alone, strict=True):
+        if compiled:
+            model.compile(dynamic=False)
+            twin.compile(dynamic=False)
+    steps = [capture(optimizer) for _, optimizer in alone]
+    number = 0
+    for members in ([0, 1, 2], [1, 2], [1, 2, 3], [3]):
+        step = capture_together([together[i][1] for i in members])
+        for _ in range(6):
+            number += 1
+            batches = [batch(100 * number + i, device="cuda") for i in members]
+            losses = step(batches)
+            assert losses == [steps[i](*own) for i, own in zip(members, batches, strict=True)]
+        assert len(step._graphs) == 1
+    for one, other in zip(together, alone, strict=True):
+        assert_same(tensors_of(*one), tensors_of(*other))
+
+
+@needs_cuda
 def test_memory_of_a_captured_step_is_the_base_optimizers_and_one_copy_of_the_weights():
     def net():
         return nn.Sequential(

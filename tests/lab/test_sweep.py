@@ -451,7 +451,7 @@ def test_a_bar_is_named_by_the_values_of_its_run():
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=200)
     with Progress(console, called=partial(_called, fields=["alpha", "mu"])) as progress:
-        progress.begin(0, [OWN], batches=3)
+        progress.begin({OWN: 0}, batches=3)
     assert "resnet56 BiSAM (tanh) seed 0, alpha = 0.1, mu = 10" in shown.getvalue()
 
 

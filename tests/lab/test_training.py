@@ -30,6 +30,17 @@ def tiny_images(classes=10, tested=10):
     return InMemory(DataSet("tiny", images(40), images(tested), classes, (0.5,) * 3, (0.25,) * 3))
 
 
+class StoppingAfterAStep(Progress):
+    """Has somebody ask to stop as soon as a step is done."""
+
+    def __init__(self):
+        super().__init__()
+        self.stopping = []
+
+    def step(self, number):
+        self.stopping.append("SIGTERM")
+
+
 def step_of(training):
     return capture_together([training.optimizer], generators=[training.generator], after=lambda _: training.add_up())
 
@@ -107,9 +118,9 @@ def test_the_receipt_of_a_run_that_other_versions_have_begun_names_them(tmp_path
     job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=1), tmp_path / "run")
     for commit in ("first", "first", "second", "third"):
         monkeypatch.setenv("BISAM_COMMIT", commit)
-        stopping = [] if commit == "third" else ["SIGTERM"]  # which stops after a step
-        with Progress() as progress, nullcontext() if commit == "third" else pytest.raises(Stopped):
-            train([job], tiny_images(), torch.device("cpu"), progress, stopping)
+        progress = Progress() if commit == "third" else StoppingAfterAStep()
+        with nullcontext() if commit == "third" else pytest.raises(Stopped):
+            train([job], tiny_images(), torch.device("cpu"), progress, getattr(progress, "stopping", []))
     receipt = json.loads((job.folder / "receipt.json").read_text())
     assert receipt["commit"] == "third"
     assert [part["commit"] for part in receipt["earlier"]] == ["first", "second"]
@@ -133,8 +144,9 @@ def test_a_receipt_is_of_the_code_that_the_process_began_with(tmp_path, monkeypa
 
 def test_a_checkpoint_that_tells_no_version_is_of_an_unknown_one(tmp_path, monkeypatch, recwarn):
     job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=1), tmp_path / "run")
-    with Progress() as progress, pytest.raises(Stopped):
-        train([job], tiny_images(), torch.device("cpu"), progress, ["SIGTERM"])
+    progress = StoppingAfterAStep()
+    with pytest.raises(Stopped):
+        train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
     loaded = checkpoint.load(job.folder / "checkpoints")
     del loaded.state["receipts"]
     checkpoint.save(job.folder / "checkpoints", loaded.step, loaded.state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,7 +44,8 @@ class Progress:
         self._bars: Bars | None = None
         self._tasks: dict[Config, TaskID] = {}
         self._line = 0.0
-        self._epoch, self._batches = 0, 1
+        self._epochs: dict[Config, int] = {}
+        self._batches = 1
         self._shown = 0.0
 
     def __enter__(self) -> Progress:
@@ -63,40 +64,41 @@ class Progress:
         for tracker in self.trackers:
             tracker.close()
 
-    def begin(self, epoch: int, configs: Sequence[Config], batches: int) -> None:
-        """Runs begin, or go on, together."""
-        self._epoch, self._batches = epoch, batches
-        self._tasks = {}
+    def begin(self, epochs: Mapping[Config, int], batches: int) -> None:
+        """These runs step together from now on, with so many epochs behind them."""
+        self._epochs, self._batches = dict(epochs), batches
         if self._bars is not None:
-            for config in configs:
-                self._tasks[config] = self._bars.add_task(
-                    self.called(config), total=config.epochs * batches, completed=epoch * batches, told=""
-                )
+            for config, epoch in epochs.items():
+                if config not in self._tasks:
+                    self._tasks[config] = self._bars.add_task(
+                        self.called(config), total=config.epochs * batches, completed=epoch * batches, told=""
+                    )
 
     def step(self, number: int) -> None:
         """So many batches of the epoch are done."""
         if self._bars is not None and time.monotonic() - self._shown > 0.1:
             self._shown = time.monotonic()
-            for task in self._tasks.values():
-                self._bars.update(task, completed=self._epoch * self._batches + number)
+            for config, epoch in self._epochs.items():
+                self._bars.update(self._tasks[config], completed=epoch * self._batches + number)
 
     def epoch(self, config: Config, folder: Path, metrics: dict[str, Any]) -> None:
-        self._epoch = metrics["epoch"] + 1
+        epoch = self._epochs[config] = metrics["epoch"] + 1
         told = _told(metrics)
         for tracker in self.trackers:
             tracker.log(folder, config, metrics)
         if self._bars is not None:
             with suppress(KeyError):
-                self._bars.update(self._tasks[config], completed=self._epoch * self._batches, told=told)
-        elif time.monotonic() - self._line > SECONDS_BETWEEN_LINES or self._epoch == config.epochs:
+                self._bars.update(self._tasks[config], completed=epoch * self._batches, told=told)
+        elif time.monotonic() - self._line > SECONDS_BETWEEN_LINES or epoch == config.epochs:
             self._line = time.monotonic()
-            self.console.print(f"{self.called(config)}  epoch {self._epoch}/{config.epochs}  {told}", highlight=False)
+            self.console.print(f"{self.called(config)}  epoch {epoch}/{config.epochs}  {told}", highlight=False)
 
     def finish(self, config: Config, result: dict[str, Any]) -> None:
         if result["status"] == "done":
             words = f"{self.came_to(result)}, of epoch {result['best_epoch'] + 1}"
         else:
             words = f"{result['status']}: weights were not finite any more after epoch {result['epochs']}"
+        self._epochs.pop(config, None)
         if self._bars is not None and config in self._tasks:
             self._bars.remove_task(self._tasks.pop(config))
         self.note(f"{self.called(config)}  {words}, {_time(result['seconds'])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -15,7 +16,7 @@ from bisam.lab.config import Config
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import Recipe
 from bisam.lab.sources import Source
-from bisam.lab.train import SECONDS_BETWEEN_CHECKPOINTS, Job, Stopped, signals, train
+from bisam.lab.train import SECONDS_BETWEEN_CHECKPOINTS, Job, signals, train
 
 
 def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], root: Path) -> list[Job]:
@@ -63,29 +64,23 @@ def run(
     together: int = 1,
     checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
 ) -> None:
-    """Train what is not done, `together` runs at a time where they have the same length."""
+    """Train what is not done, `together` runs at a time where they can step together."""
     pending = [job for job in jobs if not is_done(job)]
     if len(pending) < len(jobs):
         progress.note(f"{len(jobs) - len(pending)} of {len(jobs)} runs are done already")
     with signals() as stopping:
         for name, of_data in groupby(sorted(pending, key=lambda job: job.config.data), key=lambda job: job.config.data):
             source = load(name)
-            for chunk in _chunks(list(of_data), together):
-                if stopping:
-                    raise Stopped(f"stopped by {stopping[0]} between two runs: the same command goes on from there")
-                train(chunk, source, device, progress, stopping, checkpoint_seconds=checkpoint_seconds)
+            for group in _alike(of_data):
+                train(
+                    group, source, device, progress, stopping, together=together, checkpoint_seconds=checkpoint_seconds
+                )
 
 
-def _chunks(jobs: list[Job], size: int) -> list[list[Job]]:
-    """Jobs that can step together: as many epochs, and batches as large, with the same numerics."""
-
-    def alike(job: Job) -> tuple[Any, ...]:
+def _alike(jobs: Iterable[Job]) -> Iterable[list[Job]]:
+    """Jobs that can step together: their batches are as large, their epochs as long, their numerics the same."""
+    groups: dict[Any, list[Job]] = defaultdict(list)
+    for job in jobs:
         config = job.config
-        return (config.epochs, config.batch, config.validation, config.deterministic)
-
-    chunks: list[list[Job]] = []
-    order = {id(job): index for index, job in enumerate(jobs)}
-    for _, group in groupby(sorted(jobs, key=lambda job: (*alike(job), order[id(job)])), key=alike):
-        members = list(group)
-        chunks += [members[start : start + size] for start in range(0, len(members), size)]
-    return sorted(chunks, key=lambda chunk: order[id(chunk[0])])
+        groups[config.batch, config.validation, config.deterministic].append(job)
+    return groups.values()

@@ -1,4 +1,4 @@
-"""Training, from runs to their records. `train` and `_epochs` are the loop, to be read from top to bottom."""
+"""Training, from runs to their records. `train` and `_epoch` are the loop, to be read from top to bottom."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import shutil
 import signal
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,7 +40,7 @@ class Job:
     folder: Path
 
 
-@dataclass
+@dataclass(eq=False)
 class Active:
     """A run under way, and the point that it has reached."""
 
@@ -52,8 +52,8 @@ class Active:
     """Of the processes that trained it, this one last; those that differ in their date only count as one."""
 
     @property
-    def point(self) -> tuple[int, int, int]:
-        return (self.training.config.epochs, self.epoch, self.batch)
+    def is_over(self) -> bool:
+        return self.batch == 0 and (self.epoch == self.training.config.epochs or self.training.diverged)
 
 
 def train(
@@ -63,63 +63,67 @@ def train(
     progress: Progress,
     stopping: Sequence[str] = (),
     *,
+    together: int | None = None,
     checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
 ) -> None:
-    """Do these runs at once: those at the same point step together, in one CUDA graph.
+    """Do these runs, so many at once, or all: they step together, in one CUDA graph, each in its own epoch.
 
-    Each goes on from its last checkpoint, or begins, and leaves its result in its folder; one that has a result already
-    is left alone. When `stopping` gets a name (see `signals`), they save and raise `Stopped`.
+    Their epochs must have the same number of batches. A run that ends makes room for the next. Each goes on from its
+    last checkpoint, or begins, and leaves its result in its folder; one that has a result already is left alone. When
+    `stopping` gets a name (see `signals`), they save and raise `Stopped`.
     """
+    waiting, active, before = deque(jobs), list[Active](), list[Active]()
+    now, saved = receipt(), time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(_numerics(jobs[0].config))
-        active = []
-        now = receipt()
-        for job in jobs:
-            training = Training(job.config, source, device)
-            run = stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))
-            if run.result is None:
-                active.append(_resumed(Active(training, run), source.checksum, now, progress))
-        for _, together in groupby(sorted(active, key=lambda one: one.point), key=lambda one: one.point):
-            _epochs([*together], source.checksum, progress, stopping, checkpoint_seconds)
-
-
-def _epochs(
-    active: list[Active], checksum: str, progress: Progress, stopping: Sequence[str], checkpoint_seconds: float
-) -> None:
-    """Train to the last epoch, and leave the results."""
-    step = _steps(active, progress)
-    progress.begin(active[0].epoch, [one.training.config for one in active], len(active[0].training.batches))
-    saved = time.monotonic()
-    while active and active[0].epoch < active[0].training.config.epochs:
-        epoch, first = active[0].epoch, active[0].batch
-        for one in active:
-            one.training.begin_epoch(epoch)
-        began = time.monotonic()
-        batches = zip(*(one.training.batches.epoch(epoch, start=first) for one in active), strict=True)
-        for number, batch in enumerate(batches, start=first + 1):
-            step(batch)
-            progress.step(number)
+        while waiting or active:
+            while waiting and len(active) < (together or len(jobs)) and not stopping:
+                job = waiting.popleft()
+                training = Training(job.config, source, device)
+                run = stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))
+                if run.result is None:
+                    active.append(_resumed(Active(training, run), source.checksum, now, progress))
+            ended = [one for one in active if one.is_over]
+            active = [one for one in active if one not in ended]
+            for one in ended:
+                _finish(one, progress, source.checksum)
+            if ended or not (active or stopping):
+                continue
+            if stopping or time.monotonic() - saved > checkpoint_seconds:
+                _save(active, source.checksum)
+                saved = time.monotonic()
             if stopping:
-                _clock(active, began)
-                _save(active, epoch, number, checksum)
-                raise Stopped(f"stopped by {stopping[0]} in epoch {epoch + 1}: the same command goes on from there")
-        _clock(active, began)
-        for one in active:
-            metrics = one.training.end_epoch(epoch, together=len(active))
-            one.run.metrics.append(metrics)
-            one.epoch, one.batch = epoch + 1, 0
-            progress.epoch(one.training.config, one.run.folder, metrics)
-        diverged = [one for one in active if one.training.diverged]
-        for one in diverged:
-            _finish(one, progress, checksum)
-        if diverged:
-            active = [one for one in active if one not in diverged]
-            step = _steps(active, progress) if active else step
-        if active and time.monotonic() - saved > checkpoint_seconds:
-            _save(active, epoch + 1, 0, checksum)
-            saved = time.monotonic()
-    for one in active:
-        _finish(one, progress, checksum)
+                where = f"in epoch {max(one.epoch for one in active) + 1}" if active else "between two runs"
+                raise Stopped(f"stopped by {stopping[0]} {where}: the same command goes on from there")
+            furthest = max(one.batch for one in active)  # who was stopped within an epoch first comes to its end
+            crew = [one for one in active if one.batch == furthest]
+            if crew != before:
+                before, step = crew, _steps(crew, progress)
+                progress.begin({one.training.config: one.epoch for one in crew}, len(crew[0].training.batches))
+            _epoch(crew, step, progress, stopping)
+
+
+def _epoch(crew: Sequence[Active], step: CapturedSteps, progress: Progress, stopping: Sequence[str]) -> None:
+    """Train to the end of the epoch that each of them is in, or until somebody asks to stop."""
+    first = crew[0].batch
+    for one in crew:
+        one.training.begin_epoch(one.epoch)
+    began = time.monotonic()
+    batches = zip(*(one.training.batches.epoch(one.epoch, start=first) for one in crew), strict=True)
+    for number, batch in enumerate(batches, start=first + 1):
+        step(batch)
+        progress.step(number)
+        if stopping:
+            _clock(crew, began)
+            for one in crew:
+                one.batch = number
+            return
+    _clock(crew, began)
+    for one in crew:
+        metrics = one.training.end_epoch(one.epoch, together=len(crew))
+        one.run.metrics.append(metrics)
+        one.epoch, one.batch = one.epoch + 1, 0
+        progress.epoch(one.training.config, one.run.folder, metrics)
 
 
 def _steps(active: Sequence[Active], progress: Progress) -> CapturedSteps:
@@ -166,11 +170,11 @@ def _check_same(one: Active, state: dict[str, Any], checksum: str) -> None:
         raise ConfigMismatch(one.run.checkpoints, found)
 
 
-def _save(active: Sequence[Active], epoch: int, batch: int, checksum: str) -> None:
+def _save(active: Sequence[Active], checksum: str) -> None:
     for one in active:
-        steps = epoch * len(one.training.batches) + batch
-        config = one.training.config.as_dict()
-        state = {"config": config, "checksum": checksum, "epoch": epoch, "batch": batch, "receipts": one.receipts}
+        steps = one.epoch * len(one.training.batches) + one.batch
+        config, point = one.training.config.as_dict(), {"epoch": one.epoch, "batch": one.batch}
+        state = {"config": config, "checksum": checksum, **point, "receipts": one.receipts}
         checkpoint.save(one.run.checkpoints, steps, {**state, "training": one.training.state()})
 
 
@@ -192,6 +196,7 @@ def _finish(one: Active, progress: Progress, checksum: str) -> None:
     one.run.receipt({**whole, "earlier": earlier} if earlier else whole)
     one.run.finish(result)
     shutil.rmtree(one.run.checkpoints, ignore_errors=True)
+    one.run.close()
     progress.finish(training.config, result)
 
 
