@@ -156,6 +156,14 @@ def test_a_run_that_diverges_leaves_the_others_alone_and_makes_room(tmp_path, al
         assert outcome(one.folder) == alone(one)
 
 
+def test_stopped_within_the_epoch_that_it_diverges_in_a_run_ends_as_if_it_were_not(tmp_path, alone):
+    wild = job(tmp_path, 9, seed=7, lr=1000, weight_decay=1)
+    with pytest.raises(Stopped, match="in epoch 2: "):
+        do([wild], progress=Asking(2 * BATCHES - 1))
+    do([wild])
+    assert outcome(wild.folder) == alone(wild)
+
+
 def test_the_folder_of_a_run_that_has_ended_is_free_while_others_go_on(tmp_path):
     short, long = job(tmp_path / "short", 1), job(tmp_path / "long", 2, seed=1)
     opened = []
