@@ -459,7 +459,7 @@ def test_repeats_in_which_nothing_was_random_count_as_one():
     found = sweep(mlp().eval(), rhos=(0, 0.1, 3.0), epochs=5, repeats=3)
     assert len(set(found.best.losses)) == 1
     assert found.indistinguishable is None
-    assert "All repeats were the same" in str(found)
+    assert "All repeats came to the same" in str(found)
     assert sweep(mlp(), train=loader(), repeats=3).indistinguishable is not None
 
 

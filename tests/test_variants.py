@@ -246,9 +246,10 @@ def test_msam_is_the_micro_batches_one_by_one(base):
     twin, single = build("BiSAM(log)", base, net=mlp, dtype=torch.float64)
     for seed in range(3):
         x, y = batch(seed, dtype=torch.float64)
-        total = [torch.zeros_like(p) for p in twin.parameters()]
+        total, norms = [torch.zeros_like(p) for p in twin.parameters()], []
         for part in zip(x.split(4), y.split(4), strict=True):
             single.criterion(twin(part[0]), part[1]).backward()
+            norms.append(torch.cat([p.grad.flatten() for p in twin.parameters()]).norm())
             single.ascend()
             single.criterion(twin(part[0]), part[1]).backward()
             total = [t + p.grad / 4 for t, p in zip(total, twin.parameters(), strict=True)]
@@ -258,6 +259,7 @@ def test_msam_is_the_micro_batches_one_by_one(base):
         single.base.step()
         single.zero_grad()
         optimizer.minimize(x, y)
+        torch.testing.assert_close(optimizer.telemetry.ascent_norm, torch.stack(norms).mean())
     assert_close(tensors(model, optimizer), tensors(twin, single), 1e-9)
 
 

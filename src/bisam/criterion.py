@@ -43,9 +43,6 @@ class Telemetry:
     where the task is not known to be a classification (neither objective is cross entropy or a lower bound).
     """
 
-    ascent_norm: Tensor | None = None
-    """The norm that the perturbation was divided by: ‖g‖ or, adaptive, ‖T g‖."""
-
     descent_norm: Tensor | None = None
     """‖g‖ of the gradient that reached the base optimizer, before clipping; known when `clip_norm` is set."""
 
@@ -53,6 +50,13 @@ class Telemetry:
         self._ascent, self._descent = ascent, descent
         self._at_weights: list[Observation] = []
         self._at_perturbed: list[Observation] = []
+        self._ascent_norms: list[Tensor] = []
+
+    @property
+    def ascent_norm(self) -> Tensor | None:
+        """The norm that the perturbation was divided by, ‖g‖ or, adaptive, ‖T g‖; the mean over micro-batches."""
+        norms = self._ascent_norms
+        return (norms[0] if len(norms) == 1 else torch.stack(norms).mean()) if norms else None
 
     @property
     def loss(self) -> Tensor | None:
@@ -105,7 +109,7 @@ class Telemetry:
     def as_dict(self) -> dict[str, Tensor]:
         """All that is known, by name: for a logger."""
         names = [name for name, value in vars(Telemetry).items() if isinstance(value, property)]
-        known = {name: getattr(self, name) for name in [*names, "ascent_norm", "descent_norm"]}
+        known = {name: getattr(self, name) for name in [*names, "descent_norm"]}
         return {name: value for name, value in known.items() if value is not None}
 
 

@@ -349,7 +349,7 @@ class SharpnessAware(Wrapper):
             buckets = self._buckets(lambda param: gradient.get(of_name.get(param, "")))
             for bucket in buckets:
                 bucket.weights = self._weights.copies_of(bucket.owners)
-            self.telemetry.ascent_norm = self.perturbation(buckets)
+            self.telemetry._ascent_norms.append(self.perturbation(buckets))
             for bucket in buckets:
                 bucket.gradients  # noqa: B018 - settles them
             perturbed = {of_name[owner] for bucket in buckets for owner in bucket.owners}
@@ -422,7 +422,7 @@ class SharpnessAware(Wrapper):
             if self.scaler is not None:
                 self._unscale(buckets)
             if buckets:
-                self.telemetry.ascent_norm = self.perturbation(buckets)
+                self.telemetry._ascent_norms.append(self.perturbation(buckets))
             for bucket in buckets:
                 bucket.move()
             torch.clear_autocast_cache()  # it holds low-precision copies of the weights as they were

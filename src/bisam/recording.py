@@ -297,7 +297,7 @@ class BorrowedTelemetry(Telemetry):
         return [_own(observation) for observation in self._captured()._at_perturbed]
 
     @property
-    def ascent_norm(self) -> Tensor | None:  # type: ignore[override]
+    def ascent_norm(self) -> Tensor | None:
         return _cloned(self._captured().ascent_norm)
 
     @property

@@ -1,5 +1,7 @@
 """Worst-case sharpness against closed forms on quadratics, and against direct computing on a small net."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -140,3 +142,22 @@ def test_sharpness_is_what_an_optimizer_ascends_to():
     assert told.value == pytest.approx(optimizer.telemetry.surrogate_gap.item(), rel=1e-9)
     assert told.flips == optimizer.telemetry.flips.item()
     assert still.bound == pytest.approx(optimizer.telemetry.bound.item(), rel=1e-9)  # the step tells it at w
+
+
+class Cliff(nn.Module):
+    """Flat at its weight, not a number beyond a quarter from it."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.1, 0.0]))
+
+    def forward(self, x):
+        beyond = self.w.norm() > 0.25
+        return self.w.square().sum() * torch.where(beyond, torch.nan, 1.0) + 0 * x
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10])
+def test_a_surface_that_is_not_a_number_nearby_is_not_flat(steps):
+    told = sharpness(Cliff(), DUMMY, rho=1.0, steps=steps, objective=lambda output, _: output.mean())
+    assert math.isnan(told.value)
+    assert told.norm > 0

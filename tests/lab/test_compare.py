@@ -429,6 +429,15 @@ def test_a_run_that_diverged_has_no_accuracy(runs):
     assert "test accuracy, per cent – " in said
 
 
+def test_rates_are_told_with_how_many_runs_had_them(runs):
+    lines = (runs.sam / "metrics.jsonl").read_text().splitlines()
+    last = {**json.loads(lines[-1]), "samples_per_second": 8726.4, "together": 6}
+    (runs.sam / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last), ""]))
+    said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights"))
+    assert "samples per second 8,726 " in said
+    assert "runs at once, each at that rate 6 1" in said
+
+
 def test_values_that_differ_in_the_last_digit_are_told_with_all_digits():
     (found,) = comparison.changes({"seed": 0, "lr": 0.1234567}, {"seed": 0, "lr": 0.1234568})
     assert (found.a, found.b) == ("0.1234567", "0.1234568")

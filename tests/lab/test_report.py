@@ -158,7 +158,7 @@ def test_the_page_lists_every_run_with_its_receipt_and_its_command(ledger):
         assert run["test, %"] == f"{record.result['test_accuracy']:.2f}"
         assert run["validation, %"] == f"{record.result['validation_accuracy']:.2f}"
         assert run["tested epoch"] == str(record.result["best_epoch"] + 1)
-        assert run["wall time, s"] == f"{sum(row['seconds'] for row in record.metrics):.0f}"
+        assert run["training, s"] == f"{sum(row['seconds'] for row in record.metrics):.0f}"
         assert run["hardware"] == record.receipt["cpu"]
         assert (run["commit"], run["torch"]) == (record.receipt["commit"], record.receipt["torch"])
         assert run["data"] == record.receipt["data_checksum"][:12]
@@ -342,7 +342,7 @@ def test_time_on_a_shared_device_is_not_counted_for_each_run(tmp_path, recorded,
     assert report(tmp_path).exit_code == 0
     page = Page(tmp_path / "report.html")
     assert "4 finished, 0 diverged, 0 not finished; 6.0 hours of training" in page.text
-    assert [(run["wall time, s"], run["s per epoch"], run["runs at once"]) for run in page.runs] == [
+    assert [(run["training, s"], run["s per epoch"], run["runs at once"]) for run in page.runs] == [
         ("10800", "3600.00", "2")
     ] * 4
 
@@ -500,7 +500,7 @@ def test_a_strange_number_anywhere_leaves_a_page_that_a_browser_can_read(value, 
     page = Page(tmp_path / "report.html")
     assert len(page.runs) >= 4
     for run in page.runs:
-        for column in ("validation, %", "test, %", "tested epoch", "wall time, s", "s per epoch", "runs at once"):
+        for column in ("validation, %", "test, %", "tested epoch", "training, s", "s per epoch", "runs at once"):
             assert re.fullmatch(r"–|-?\d+(\.\d+)?", run[column])
     for point in page.points:
         for number in (value for value in point.values() if not isinstance(value, str)):

@@ -118,6 +118,28 @@ def test_runs_that_do_not_scatter_resolve_nothing():
     assert groups.mean == 0.5
 
 
+@given(
+    right=st.lists(st.integers(1, 9000), min_size=2, max_size=5),
+    more=st.integers(-1000, 1000),
+    images=st.sampled_from([600, 5000, 9999, 10_000]),
+    paired=st.booleans(),
+)
+def test_equal_differences_are_equal_whatever_their_floats_are(right, more, images, paired):
+    if not paired:
+        right = [right[0]] * len(right)
+    theirs = {seed: 100 * count / images for seed, count in enumerate(right)}
+    ours = {seed + 100 * (not paired): 100 * (count + more) / images for seed, count in enumerate(right)}
+    found = difference(ours, theirs)
+    assert found.paired == paired
+    assert (found.low, found.resolved) == (None, False)
+
+
+def test_one_image_more_in_one_of_two_pairs_is_scatter():
+    theirs = {0: 100 * 9330 / 10_000, 1: 100 * 9426 / 10_000}
+    found = difference({0: 100 * 9368 / 10_000, 1: 100 * 9465 / 10_000}, theirs)
+    assert found.low < found.mean < found.high
+
+
 @pytest.mark.parametrize("size", [1e-3, 1e-60, 1e-100, 1e-150, 1e-160, 1e-200, 1e-300, 5e-324])
 def test_a_scatter_too_small_to_be_squared_is_no_fault(size):
     found = difference({0: size, 1: 2 * size}, {2: size, 3: 3 * size})

@@ -142,6 +142,19 @@ def test_flips_and_speed_are_told_where_there_is_one_row(recorded):
     assert [*two] == find("label_noise").rows
 
 
+def test_speed_is_told_with_how_many_runs_shared_the_device(recorded):
+    def run(method, seed, together):
+        record = recorded(f"label_noise/20%/{method}", seed)
+        record.metrics[-1]["together"] = together
+        return record
+
+    runs = [run("sgd", 0, 4), run("sam", 0, 2), run("sam", 1, 8), run("bisam-log", 0, 1), run("bisam-log", 1, 2)]
+    speeds = by_row(sheet(only_group(runs)))["ms per step, last epoch"]
+    assert [speeds[name] for name in ("SGD", "SAM", "BiSAM (-log)", "BiSAM (tanh)")] == [
+        "32.0, 4 at once", "64.0, 2 at once", "128.0", OPEN,
+    ]  # fmt: skip
+
+
 # Differences.
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
@@ -171,6 +173,18 @@ def test_the_best_mean_on_the_validation_data_is_chosen():
 def test_the_recipe_s_own_value_is_chosen_among_equals():
     assert swept("alpha", {0.01: [91], 0.1: [91], 1.0: [91]}).chosen.values == (0.1,)
     assert swept("alpha", {0.01: [92], 0.1: [91], 1.0: [92]}).chosen.values == (0.01,)
+
+
+@given(
+    right=st.lists(st.integers(0, 5000), min_size=3, max_size=3),
+    moved=st.integers(-200, 200),
+)
+@example(right=[4640, 4001, 4626], moved=52)
+def test_equal_counts_are_equals_whatever_their_floats_are(right, moved):
+    others = [right[0] + moved, right[1] - moved, right[2]]
+    assume(all(0 <= count <= 5000 for count in others))
+    found = swept("alpha", {0.01: [count / 50 for count in others], 0.1: [count / 50 for count in right]})
+    assert found.chosen.values == (0.1,)
 
 
 def test_a_point_with_a_run_that_diverged_is_not_chosen():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -79,8 +80,10 @@ def sharpness(
         for left in range(steps, 0, -1):
             point = _into_ball(point + 2 * rho * left / steps * unit(scale * here.gradient), rho)
             here = probe.look(scale * point, gradient=left > 1)
-            if steps == 1 or here.climbed > worst.climbed:
+            if steps == 1 or not here.climbed <= worst.climbed:
                 worst, where = here, point
+            if math.isnan(here.climbed):  # from where nothing leads on
+                break
     return Sharpness(
         loss=before.loss,
         perturbed_loss=worst.loss,

@@ -30,6 +30,7 @@ METRICS = {
     "ascent_norm": "norm of the ascent's gradient",
     "validation_accuracy": "validation accuracy, per cent",
     "samples_per_second": "samples per second",
+    "together": "runs at once, each at that rate",
 }
 """What a line of metrics may have, by its name there."""
 
@@ -209,7 +210,7 @@ def _last(side: Side, name: str) -> Any:
 
 def _metric(side: Side, name: str) -> str:
     value = _last(side, name)
-    if name == "samples_per_second":
+    if name in ("samples_per_second", "together"):
         return _number(value, "{:,.0f}")
     if name in ("error", "perturbed_error"):
         return _percent(value) if isinstance(value, (int, float)) else OPEN

@@ -140,7 +140,7 @@ def _with_intervals(found: Iterable[Comparison]) -> list[Comparison]:
 
 def _listing(runs: Sequence[Run]) -> Block:
     head = [
-        "run", "status", "validation, %", "test, %", "tested epoch", "wall time, s", "s per epoch", "runs at once",
+        "run", "status", "validation, %", "test, %", "tested epoch", "training, s", "s per epoch", "runs at once",
         "hardware", "commit", "date", "torch", "data", "command",
     ]  # fmt: skip
     rows = [_listed(run) for run in runs]

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 LEVEL = 0.95
 
+ARITHMETIC = 1e-12
+"""What numbers of this size may be off by. Equal differences of accuracies seldom are the same float."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -70,7 +73,7 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Differ
     if len(common) > 1:
         gaps = [ours[seed] - theirs[seed] for seed in common]
         mean, error, freedom = statistics.fmean(gaps), _squared_error(gaps) ** 0.5, len(gaps) - 1.0
-        low, high = _interval(mean, error, freedom)
+        low, high = _interval(mean, error, freedom, [*ours.values(), *theirs.values()])
         return Difference(mean, low, high, (len(gaps), len(gaps)), paired=True)
     if not ours or not theirs:
         return None
@@ -82,7 +85,7 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Differ
     total = sum(squares)
     shares = [square / total for square in squares] if total else [1.0, 0.0]  # of tiny ones the squares would be 0
     freedom = 1 / sum(share**2 / (count - 1) for share, count in zip(shares, runs, strict=True))
-    low, high = _interval(mean, total**0.5, freedom)
+    low, high = _interval(mean, total**0.5, freedom, [*first, *second])
     return Difference(mean, low, high, runs, paired=False)
 
 
@@ -91,9 +94,11 @@ def _squared_error(values: Sequence[float]) -> float:
     return statistics.variance(values) / len(values)
 
 
-def _interval(mean: float, error: float, freedom: float) -> tuple[float, float] | tuple[None, None]:
+def _interval(
+    mean: float, error: float, freedom: float, values: Sequence[float]
+) -> tuple[float, float] | tuple[None, None]:
     """None of runs that do not scatter: accuracies are coarse, and two equal differences are no rarity."""
-    if error == 0:
+    if error <= ARITHMETIC * max(map(abs, values)):
         return None, None
     from scipy.stats import t  # here: it takes long to import, and a training needs none of it
 

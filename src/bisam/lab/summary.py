@@ -235,8 +235,15 @@ def _means(group: Group, name: str) -> list[str]:
     cells = []
     for method in group.recipe.methods:
         runs = [run for run in group.of_method(method) if run.status == "done"]
-        cells.append(_mean([run.milliseconds if name == "milliseconds" else run.last(name) for run in runs]))
+        cells.append(_milliseconds(runs) if name == "milliseconds" else _mean([run.last(name) for run in runs]))
     return cells
+
+
+def _milliseconds(runs: Sequence[Run]) -> str:
+    """As in "2.4, 6 at once": of those that had the most of the device to themselves."""
+    fewest = min((run.last("together") or 1 for run in runs), default=1)
+    mean = _mean([run.milliseconds for run in runs if (run.last("together") or 1) == fewest])
+    return f"{mean}, {fewest:.0f} at once" if fewest > 1 and mean != OPEN else mean
 
 
 def _mean(values: Sequence[float | None]) -> str:

@@ -41,7 +41,8 @@ class Point:
 
     @property
     def mean(self) -> float | None:
-        return statistics.fmean(self.accuracies.values()) if self.accuracies else None
+        """Without what its arithmetic rounds: equal counts have equal means."""
+        return round(statistics.fmean(self.accuracies.values()), 9) if self.accuracies else None
 
     @property
     def deviation(self) -> float | None:

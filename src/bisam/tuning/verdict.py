@@ -95,8 +95,8 @@ class RhoSweep:
         equal = self.indistinguishable
         if equal is None:
             return (
-                "All repeats were the same, for nothing in them was random, so nothing is known of the scatter: pass a "
-                "DataLoader that shuffles, or a function that makes the model."
+                "All repeats came to the same, so nothing is known of the scatter. If nothing in them was random, pass "
+                "a DataLoader that shuffles, or a function that makes the model."
             )
         if equal:
             return f"~ ρ = {_listed(equal)} cannot be told apart from it."
