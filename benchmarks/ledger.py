@@ -150,7 +150,7 @@ def all_runs(found: Collection) -> str:
         rows.append([
             f"{run.config.recipe}/{run.record.folder.name}", run.status,
             *("–" if accuracy is None else f"{accuracy:.2f}" for accuracy in accuracies),
-            f"{result['seconds']:.0f}" if result else "–", f"{run.last('together') or 1:.0f}",
+            f"{result['seconds']:.0f}" if result else "–", run.together,
             run.record.hardware or "–", run.record.commits or "–", f"`{command(run)}`",
         ])  # fmt: skip
     return markdown(head, rows)

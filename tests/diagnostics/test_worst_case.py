@@ -145,19 +145,20 @@ def test_sharpness_is_what_an_optimizer_ascends_to():
 
 
 class Cliff(nn.Module):
-    """Flat at its weight, not a number beyond a quarter from it."""
+    """Flat at its weight, and of that value beyond a quarter from the origin."""
 
-    def __init__(self):
+    def __init__(self, beyond):
         super().__init__()
         self.w = nn.Parameter(torch.tensor([0.1, 0.0]))
+        self.beyond = beyond
 
     def forward(self, x):
-        beyond = self.w.norm() > 0.25
-        return self.w.square().sum() * torch.where(beyond, torch.nan, 1.0) + 0 * x
+        return self.w.square().sum() * torch.where(self.w.norm() > 0.25, self.beyond, 1.0) + 0 * x
 
 
 @pytest.mark.parametrize("steps", [1, 2, 10])
-def test_a_surface_that_is_not_a_number_nearby_is_not_flat(steps):
-    told = sharpness(Cliff(), DUMMY, rho=1.0, steps=steps, objective=lambda output, _: output.mean())
-    assert math.isnan(told.value)
-    assert told.norm > 0
+@pytest.mark.parametrize("beyond", [math.nan, math.inf])
+def test_a_surface_that_is_not_finite_nearby_is_not_flat(steps, beyond):
+    told = sharpness(Cliff(beyond), DUMMY, rho=1.0, steps=steps, objective=lambda output, _: output.mean())
+    assert told.value == pytest.approx(beyond, nan_ok=True)
+    assert told.norm == pytest.approx(1.0)

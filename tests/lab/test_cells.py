@@ -408,6 +408,19 @@ def test_a_step_takes_this_run_s_part_of_the_device(recorded):
     assert run_of(record).milliseconds == pytest.approx(64.0)
     record.metrics[-1]["together"] = 4
     assert run_of(record).milliseconds == pytest.approx(16.0)
+    record.metrics[-1]["alike"] = True
+    assert run_of(record).milliseconds == pytest.approx(16.0)
+    record.metrics[-1]["alike"] = False  # SGD beside SAM: nobody knows whose part is how large
+    assert run_of(record).milliseconds is None
+
+
+def test_how_many_shared_the_device_is_told_from_few_to_many(recorded):
+    record = recorded("demo/40%/sam", trained=3)
+    assert run_of(record).together == "1"
+    for row, count in zip(record.metrics, [8, 7, 1], strict=True):
+        row["together"] = count
+    assert run_of(record).together == "1 to 8"
+    assert run_of(recorded("demo/40%/sam", trained=0)).together == "1"
 
 
 @pytest.mark.parametrize("value", [None, "x", 0, 0.0, math.nan, math.inf, 1e-320, 10**400, True, {}], ids=short)

@@ -429,6 +429,13 @@ def test_a_run_that_diverged_has_no_accuracy(runs):
     assert "test accuracy, per cent – " in said
 
 
+def test_a_run_that_does_not_count_has_no_accuracy(runs):
+    (runs.sam / "not-counted.txt").write_text("The wrong labels.")
+    said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights"))
+    assert "status not counted done" in said
+    assert "test accuracy, per cent – " in said
+
+
 def test_rates_are_told_with_how_many_runs_had_them(runs):
     lines = (runs.sam / "metrics.jsonl").read_text().splitlines()
     last = {**json.loads(lines[-1]), "samples_per_second": 8726.4, "together": 6}

@@ -1,14 +1,20 @@
 """Several runs at once: who steps with whom, and that each comes to what it comes to alone."""
 
+import gc
+import io
 import json
+import weakref
 
 import pytest
 import torch
+from rich.console import Console
 
+from bisam.lab import checkpoint, runs
+from bisam.lab import train as lab
 from bisam.lab.config import Config, rate
 from bisam.lab.data import DataSet, Images
 from bisam.lab.progress import Progress
-from bisam.lab.records import RunFolder, read
+from bisam.lab.records import RecordError, RunFolder, RunInUse, read
 from bisam.lab.sources import InMemory
 from bisam.lab.train import Job, Stopped, train
 
@@ -64,7 +70,7 @@ def outcome(folder):
     return metrics, {name: value for name, value in record.result.items() if name != "seconds"}
 
 
-TIMES = ("seconds", "samples_per_second", "together")
+TIMES = ("seconds", "samples_per_second", "together", "alike")
 
 
 @pytest.fixture(scope="module")
@@ -117,19 +123,130 @@ def test_who_was_stopped_within_an_epoch_comes_to_its_end_first(tmp_path, alone)
         assert outcome(one.folder) == alone(one)
 
 
-def test_all_that_are_under_way_are_saved_wherever_they_are(tmp_path, alone):
-    jobs = [job(tmp_path / str(seed), 3, seed) for seed in range(2)]
-    with pytest.raises(Stopped):
-        do(jobs[:1], progress=Asking(BATCHES + 2))
-    with pytest.raises(Stopped):
-        do(jobs, progress=Asking(1))  # while the second waits for the first
+def test_all_that_are_under_way_are_saved_also_who_waits_for_another(tmp_path, alone):
+    ahead, behind = (job(tmp_path / str(seed), 3, seed) for seed in range(2))
+    for one, steps in ((ahead, BATCHES + 2), (behind, 1)):
+        with pytest.raises(Stopped):
+            do([one], progress=Asking(steps))
     with pytest.raises(Stopped, match="in epoch 3: "):
-        do(jobs, progress=Asking(3))
-    do(jobs)
-    assert crews(jobs[0].folder) == [1, 1, 2]
-    assert crews(jobs[1].folder) == [2, 1, 1]
-    for one in jobs:
+        do([ahead, behind], progress=Asking(2 + 1))  # two to the end of the epoch, and one while it waits
+    assert point(ahead) == (2, 0)
+    assert point(behind) == (0, 2)
+    do([ahead, behind])
+    assert crews(ahead.folder) == [1, 1, 2]
+    for one in (ahead, behind):
         assert outcome(one.folder) == alone(one)
+
+
+def point(one):
+    """Where its checkpoint is."""
+    state = checkpoint.load(one.folder / "checkpoints").state
+    return state["epoch"], state["batch"]
+
+
+def test_a_run_that_cannot_be_opened_costs_the_others_nothing(tmp_path, alone):
+    short, long, locked = (job(tmp_path / str(seed), epochs, seed) for seed, epochs in enumerate([1, 3, 1]))
+    with RunFolder.open(locked.folder, locked.config.as_dict()), pytest.raises(RunInUse):
+        do([short, long, locked], together=2)
+    assert read(short.folder).result["status"] == "done"
+    assert point(long) == (1, 0)
+    do([short, long, locked], together=2)
+    for one in (short, long, locked):
+        assert outcome(one.folder) == alone(one)
+
+
+def test_a_result_that_cannot_be_written_costs_the_others_nothing(tmp_path, alone):
+    short, long = job(tmp_path / "short", 1), job(tmp_path / "long", 2, seed=1)
+    own = RunFolder.finish
+
+    def finish(run, result):
+        if run.folder == short.folder:
+            raise RecordError("no space is left")
+        own(run, result)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "finish", finish)
+        with pytest.raises(RecordError, match="no space is left"):
+            do([short, long])
+    assert (point(short), point(long)) == ((1, 0), (1, 0))
+    do([short, long])
+    for one in (short, long):
+        assert outcome(one.folder) == alone(one)
+
+
+def test_what_a_run_needed_is_let_go_when_it_ends(tmp_path, monkeypatch):
+    alive, seen = [], []
+
+    class Watched(lab.Training):
+        def __init__(self, config, *rest):
+            gc.collect()
+            seen.append([one().config.seed for one in alive if one() is not None])
+            super().__init__(config, *rest)
+            alive.append(weakref.ref(self))
+
+    monkeypatch.setattr(lab, "Training", Watched)
+    do([job(tmp_path / str(seed), 1 + (seed == 0), seed) for seed in range(4)], together=2)
+    assert seen == [[], [0], [0], []]
+
+
+def test_steps_are_prepared_only_when_the_company_changes(tmp_path, monkeypatch):
+    prepared = []
+    own = lab._steps
+    monkeypatch.setattr(lab, "_steps", lambda crew, progress: prepared.append(len(crew)) or own(crew, progress))
+    do([job(tmp_path / "short", 2), job(tmp_path / "long", 4, seed=1)])
+    assert prepared == [2, 1]
+
+
+def test_only_runs_whose_batches_are_alike_step_together(tmp_path):
+    jobs = [job(tmp_path / "a", 1), job(tmp_path / "b", 1, seed=1, validation=0.2), job(tmp_path / "c", 1, seed=2)]
+    runs.run(jobs, lambda name: tiny_images(), torch.device("cpu"), Progress(), together=3)
+    assert [crews(one.folder) for one in jobs] == [[2], [1], [2]]
+
+
+def test_whether_steps_cost_alike_is_recorded(tmp_path):
+    sgd, sam, bisam = job(tmp_path / "a", 2, method="sgd"), job(tmp_path / "b", 1), job(tmp_path / "c", 1, seed=1)
+    do([sgd, sam])
+    do([bisam, job(tmp_path / "d", 1, method="bisam-log")])
+    assert [row["alike"] for row in read(sgd.folder).metrics] == [False, True]
+    assert [row["alike"] for row in read(bisam.folder).metrics] == [True]
+
+
+def test_a_stop_that_is_asked_for_at_any_moment_is_saved(tmp_path):
+    """`stopping` is true from the n-th time on that it is looked at."""
+
+    class Counted(list):
+        looks = 0
+
+        def __bool__(self):
+            self.looks += 1
+            return self.looks >= self.limit
+
+    for limit in range(1, 2 * (BATCHES + 1) + 1):  # once before each epoch, and after each batch
+        one, stopping = job(tmp_path / str(limit), 2), Counted(["SIGTERM"])
+        stopping.limit = limit
+        with pytest.raises(Stopped):
+            train([one], tiny_images(), torch.device("cpu"), Progress(), stopping)
+        rows = read(one.folder).metrics
+        assert not rows or point(one) >= (len(rows), 0)
+
+
+def test_bars_come_and_go_with_the_runs(tmp_path):
+    shown = []
+
+    class Watched(Progress):
+        def epoch(self, *arguments):
+            super().epoch(*arguments)
+            shown.append(sorted((task.description[-6:], task.completed, task.total) for task in self._bars.tasks))
+
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with Watched(console) as progress:
+        train(
+            [job(tmp_path / str(seed), 1 + (seed == 0), seed) for seed in range(3)],
+            tiny_images(), torch.device("cpu"), progress, together=2,
+        )  # fmt: skip
+        assert not progress._bars.tasks
+    assert shown[1] == [("seed 0", 4, 8), ("seed 1", 4, 4)]
+    assert shown[3] == [("seed 0", 8, 8), ("seed 2", 4, 4)]
 
 
 def test_asked_to_stop_when_a_run_is_finished_the_next_is_not_begun(tmp_path):

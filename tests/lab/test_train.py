@@ -46,7 +46,7 @@ def outcome(folder):
     """What must not depend on interruptions: all but the times."""
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for row in metrics:
-        for name in ("seconds", "samples_per_second", "together"):
+        for name in ("seconds", "samples_per_second", "together", "alike"):
             del row[name]
     result = json.loads((folder / "result.json").read_text())
     del result["seconds"]
@@ -277,3 +277,25 @@ def test_a_service_that_is_not_installed_is_said(service, tmp_path):
     done = CliRunner().invoke(app, ["train", "demo", "--track", service, "--runs", str(tmp_path)])
     assert done.exit_code == 1
     assert f"--track {service} needs the package {service}" in done.stderr
+
+
+def test_a_run_that_is_not_counted_is_told_with_how_to_train_it_again(undisturbed):
+    reason = undisturbed / "not-counted.txt"
+    reason.write_text("The wrong labels.")
+    try:
+        done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=undisturbed.parent.parent)
+    finally:
+        reason.unlink()
+    said = f"{undisturbed} is not counted, move it away to train it again: The wrong labels."
+    assert "".join(said.split()) in "".join(done.stdout.split())  # lines are broken somewhere
+
+
+def test_another_configuration_in_the_folder_of_a_run_under_way_is_told_before_any_training(undisturbed, tmp_path):
+    first, second = (f"noise40-{method}-seed0+epochs=10" for method in ("sam", "bisam-log"))
+    (tmp_path / "demo" / second).mkdir(parents=True)
+    config = (undisturbed / "config.json").read_text()
+    (tmp_path / "demo" / second / "config.json").write_text(config.replace('"lr": 0.05', '"lr": 0.5'))
+    done = bisam("train", "demo/40%", "--set", "epochs=10", runs=tmp_path, check=False)
+    assert done.returncode != 0
+    assert "lr: 0.5 there, 0.05 now" in done.stderr
+    assert not (tmp_path / "demo" / first).exists()

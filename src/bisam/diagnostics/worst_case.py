@@ -82,7 +82,7 @@ def sharpness(
             here = probe.look(scale * point, gradient=left > 1)
             if steps == 1 or not here.climbed <= worst.climbed:
                 worst, where = here, point
-            if math.isnan(here.climbed):  # from where nothing leads on
+            if not math.isfinite(here.climbed):  # from where nothing leads on
                 break
     return Sharpness(
         loss=before.loss,

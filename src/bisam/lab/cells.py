@@ -54,8 +54,17 @@ class Run:
         return number(self.record.metrics[-1].get(name)) if self.record.metrics else None
 
     @property
+    def together(self) -> str:
+        """How many runs shared the device, as in "6" or "1 to 8"."""
+        counts = [count for row in self.record.metrics if (count := number(row.get("together"))) is not None] or [1]
+        few, many = f"{min(counts):.0f}", f"{max(counts):.0f}"
+        return few if few == many else f"{few} to {many}"
+
+    @property
     def milliseconds(self) -> float | None:
-        """Of one step in the last epoch; of this run's part in it, where several shared the device."""
+        """Of one step in the last epoch, or its part where several shared the device; None if those were not alike."""
+        if self.record.metrics and self.record.metrics[-1].get("alike") is False:
+            return None
         rate, together = self.last("samples_per_second"), self.last("together") or 1
         return number(1e3 * self.config.batch / rate / together) if rate else None
 

@@ -47,7 +47,9 @@ class Side:
 
     @property
     def status(self) -> str:
-        """As in "done", "diverged" or "not finished"."""
+        """As in "done", "diverged", "not finished" or "not counted"."""
+        if self.record.not_counted:
+            return "not counted"
         return "not finished" if self.record.result is None else str(self.record.result.get("status", "unknown"))
 
 

@@ -179,7 +179,7 @@ def _on_line(one: Inspection, place: int) -> str:
 def _accuracy(side: Side, name: str) -> str:
     """Only of a run that ended well: what a diverged one recorded is of no weights that count."""
     result = side.record.result or {}
-    value = number(result.get(name)) if result.get("status") == "done" else None
+    value = number(result.get(name)) if side.status == "done" else None
     return OPEN if value is None or not 0 <= value <= 100 else f"{value:.2f}"
 
 

@@ -16,6 +16,10 @@ STEPS = {"sgd": 1.0, "esam": 1.83, "ebisam-log": 1.83, "ebisam-tanh": 1.83}
 """In plain steps; two for the others. The efficient methods: one, a forward pass, and one of half of the samples."""
 
 
+def gradients_of_a_step(method: str) -> float:
+    return STEPS.get(method, 2.0)
+
+
 def hours(recipe: Recipe) -> float | None:
     """Of all cells and seeds; None where a model was not measured."""
     total = 0.0
@@ -23,7 +27,7 @@ def hours(recipe: Recipe) -> float | None:
         if config.model not in PLAIN_STEP_MS:
             return None
         steps = config.epochs * math.floor(IMAGES[config.data] * (1 - config.validation) / config.batch)
-        total += steps * PLAIN_STEP_MS[config.model] * STEPS.get(method, 2.0)
+        total += steps * PLAIN_STEP_MS[config.model] * gradients_of_a_step(method)
     return total * recipe.seeds / 3.6e6
 
 

@@ -415,6 +415,9 @@ def _read_object(path: Path, problems: list[str]) -> dict[str, Any] | None:
 
 def _reason(path: Path, problems: list[str]) -> str:
     """Somebody's words in one line; empty if the file is not there."""
+    if path.exists() and not path.is_file():  # a pipe would keep us waiting
+        problems.append(f"{path.name}: it is no file")
+        return "the reason cannot be read"
     try:
         return " ".join(path.read_text(encoding="utf-8", errors="replace").split()) or "no reason is given"
     except FileNotFoundError:

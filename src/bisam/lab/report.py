@@ -162,7 +162,7 @@ def _listed(run: Run) -> list[str]:
         OPEN if best is None or best < 0 else f"{best + 1:.0f}",
         f"{sum(seconds):.0f}" if seconds else OPEN,
         f"{statistics.median(seconds):.2f}" if seconds else OPEN,
-        f"{run.last('together') or 1:.0f}",
+        run.together,
         run.record.hardware or OPEN,
         run.record.commits or OPEN,
         *(_told(receipt.get(name)) for name in ("date", "torch")),

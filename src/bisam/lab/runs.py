@@ -47,12 +47,10 @@ def folder_name(row: str, own: Config, changed: Config) -> str:
 def is_done(job: Job) -> bool:
     """Whether the folder has the result of this very run."""
     record = records.read(job.folder)
-    if record.result is None:
-        return False
     found = records.differences(record.config, job.config.as_dict())
-    if found:
+    if found and (record.config or record.result is not None):
         raise records.ConfigMismatch(job.folder, found)
-    return True
+    return record.result is not None
 
 
 def run(
@@ -68,6 +66,9 @@ def run(
     pending = [job for job in jobs if not is_done(job)]
     if len(pending) < len(jobs):
         progress.note(f"{len(jobs) - len(pending)} of {len(jobs)} runs are done already")
+    for job in jobs:
+        if reason := records.read(job.folder).not_counted:
+            progress.note(f"{job.folder} is not counted, move it away to train it again: {reason}")
     with signals() as stopping:
         for name, of_data in groupby(sorted(pending, key=lambda job: job.config.data), key=lambda job: job.config.data):
             source = load(name)

@@ -19,6 +19,7 @@ import torch
 from bisam.capture import CapturedSteps, capture_together
 from bisam.lab import checkpoint
 from bisam.lab.config import Config
+from bisam.lab.costs import gradients_of_a_step
 from bisam.lab.progress import Progress
 from bisam.lab.receipt import receipt, timestamp
 from bisam.lab.records import ConfigMismatch, RunFolder, differences
@@ -53,7 +54,7 @@ class Active:
 
     @property
     def is_over(self) -> bool:
-        return self.batch == 0 and (self.epoch == self.training.config.epochs or self.training.diverged)
+        return self.batch == 0 and (self.epoch >= self.training.config.epochs or self.training.diverged)
 
 
 def train(
@@ -72,35 +73,62 @@ def train(
     last checkpoint, or begins, and leaves its result in its folder; one that has a result already is left alone. When
     `stopping` gets a name (see `signals`), they save and raise `Stopped`.
     """
-    waiting, active, before = deque(jobs), list[Active](), list[Active]()
+    waiting, active = deque(jobs), list[Active]()
+    crew, step = list[Active](), None
     now, saved = receipt(), time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(_numerics(jobs[0].config))
         while waiting or active:
-            while waiting and len(active) < (together or len(jobs)) and not stopping:
-                job = waiting.popleft()
-                training = Training(job.config, source, device)
-                run = stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))
-                if run.result is None:
-                    active.append(_resumed(Active(training, run), source.checksum, now, progress))
-            ended = [one for one in active if one.is_over]
-            active = [one for one in active if one not in ended]
-            for one in ended:
-                _finish(one, progress, source.checksum)
-            if ended or not (active or stopping):
-                continue
-            if stopping or time.monotonic() - saved > checkpoint_seconds:
+            asked = bool(stopping)
+            try:
+                while waiting and len(active) < (together or len(jobs)) and not asked:
+                    active += _admitted(waiting.popleft(), source, device, stack, now, progress)
+                if _leave(active, source.checksum, progress):
+                    crew, step = [], None  # which hold what the runs that ended need no more
+                    continue
+            except BaseException:
+                _save(active, source.checksum)  # none of them is within a step
+                raise
+            if asked or time.monotonic() - saved > checkpoint_seconds:
                 _save(active, source.checksum)
                 saved = time.monotonic()
-            if stopping:
+            if asked:
                 where = f"in epoch {max(one.epoch for one in active) + 1}" if active else "between two runs"
                 raise Stopped(f"stopped by {stopping[0]} {where}: the same command goes on from there")
-            furthest = max(one.batch for one in active)  # who was stopped within an epoch first comes to its end
-            crew = [one for one in active if one.batch == furthest]
-            if crew != before:
-                before, step = crew, _steps(crew, progress)
+            if not active:  # other processes have finished what was waiting
+                continue
+            if step is None or crew != _abreast(active):
+                crew = _abreast(active)
+                step = _steps(crew, progress)
                 progress.begin({one.training.config: one.epoch for one in crew}, len(crew[0].training.batches))
             _epoch(crew, step, progress, stopping)
+
+
+def _admitted(
+    job: Job, source: Source, device: torch.device, stack: ExitStack, now: dict[str, Any], progress: Progress
+) -> list[Active]:
+    """The run, at the point that it has reached; empty if another process has finished it meanwhile."""
+    training = Training(job.config, source, device)
+    run = stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))
+    if run.result is None:
+        return [_resumed(Active(training, run), source.checksum, now, progress)]
+    run.close()
+    return []
+
+
+def _abreast(active: Sequence[Active]) -> list[Active]:
+    """Who steps now: those furthest within their epoch, until all are between two epochs."""
+    furthest = max(one.batch for one in active)
+    return [one for one in active if one.batch == furthest]
+
+
+def _leave(active: list[Active], checksum: str, progress: Progress) -> bool:
+    """Take out those that are over, one by one as their results are written. Returns whether there were any."""
+    ended = [one for one in active if one.is_over]
+    for one in ended:
+        _finish(one, progress, checksum)
+        active.remove(one)
+    return bool(ended)
 
 
 def _epoch(crew: Sequence[Active], step: CapturedSteps, progress: Progress, stopping: Sequence[str]) -> None:
@@ -119,8 +147,9 @@ def _epoch(crew: Sequence[Active], step: CapturedSteps, progress: Progress, stop
                 one.batch = number
             return
     _clock(crew, began)
+    alike = len({(one.training.config.model, gradients_of_a_step(one.training.config.method)) for one in crew}) == 1
     for one in crew:
-        metrics = one.training.end_epoch(one.epoch, together=len(crew))
+        metrics = one.training.end_epoch(one.epoch, together=len(crew), alike=alike)
         one.run.metrics.append(metrics)
         one.epoch, one.batch = one.epoch + 1, 0
         progress.epoch(one.training.config, one.run.folder, metrics)

@@ -71,8 +71,11 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.config, epoch)
 
-    def end_epoch(self, epoch: int, together: int) -> dict[str, Any]:
-        """What the epoch came to, and whether its weights are the best so far; so many runs shared the device."""
+    def end_epoch(self, epoch: int, together: int, *, alike: bool = True) -> dict[str, Any]:
+        """What the epoch came to, and whether its weights are the best so far.
+
+        So many runs shared the device, alike in what their steps cost or not.
+        """
         steps = self.sums["steps"].item()
         means = {name: total.item() / steps for name, total in self.sums.items() if name != "steps"}
         for total in self.sums.values():
@@ -92,6 +95,7 @@ class Training:
             "validation_accuracy": accuracy,
             "seconds": seconds,
             "together": together,
+            "alike": alike,
             "samples_per_second": steps * self.config.batch / seconds if seconds > 0 else math.inf,
         }
 
@@ -178,5 +182,5 @@ def _among(top: int, logits: Tensor, labels: Tensor) -> Tensor:
     """Which labels are among so many of the likeliest classes."""
     if top == 1:
         return bisam.objectives.correct(logits, labels)
-    largest, likeliest = logits.topk(top)
-    return ((likeliest == labels.unsqueeze(1)) & ~largest.isnan()).any(1)
+    likeliest = logits.argsort(dim=1, descending=True, stable=True)[:, :top]  # ties in order, as in `correct`
+    return (likeliest == labels.unsqueeze(1)).any(1) & ~logits.isnan().any(1)
