@@ -148,7 +148,16 @@ def test_speed_is_told_with_how_many_runs_shared_the_device(recorded):
         record.metrics[-1]["together"] = together
         return record
 
-    runs = [run("sgd", 0, 4), run("sam", 0, 2), run("sam", 1, 8), run("bisam-log", 0, 1), run("bisam-log", 1, 2)]
+    unlike = run("sgd", 1, 2)
+    unlike.metrics[-1]["alike"] = False
+    runs = [
+        run("sgd", 0, 4),
+        unlike,
+        run("sam", 0, 2),
+        run("sam", 1, 8),
+        run("bisam-log", 0, 1),
+        run("bisam-log", 1, 2),
+    ]
     speeds = by_row(sheet(only_group(runs)))["ms per step, last epoch"]
     assert [speeds[name] for name in ("SGD", "SAM", "BiSAM (-log)", "BiSAM (tanh)")] == [
         "32.0, 4 at once", "64.0, 2 at once", "128.0", OPEN,

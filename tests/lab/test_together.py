@@ -12,45 +12,14 @@ from rich.console import Console
 from bisam.lab import checkpoint, runs
 from bisam.lab import train as lab
 from bisam.lab.config import Config, rate
-from bisam.lab.data import DataSet, Images
 from bisam.lab.progress import Progress
 from bisam.lab.records import RecordError, RunFolder, RunInUse, read
-from bisam.lab.sources import InMemory
 from bisam.lab.train import Job, Stopped, train
-
-BATCHES = 4
-"""Of an epoch."""
-
-
-def tiny_images():
-    draws = torch.Generator().manual_seed(0)
-
-    def images(count):
-        pixels = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=draws)
-        return Images(pixels, torch.randint(10, (count,), generator=draws))
-
-    return InMemory(DataSet("tiny", images(40), images(10), 10, (0.5,) * 3, (0.25,) * 3))
+from tiny import BATCHES, Asking, tiny_images
 
 
 def job(folder, epochs, seed=0, method="sam", **fields):
     return Job(Config(model="resnet20", method=method, batch=8, epochs=epochs, seed=seed, **fields), folder)
-
-
-class Asking(Progress):
-    """Has somebody ask to stop after so many steps, or as soon as a run is finished."""
-
-    def __init__(self, steps=None, *, at_finish=False):
-        super().__init__()
-        self.stopping, self._left, self._at_finish = [], steps, at_finish
-
-    def step(self, number):
-        if self._left is not None:
-            self._left -= 1
-            self.stopping += ["SIGTERM"] * (self._left == 0)
-
-    def finish(self, config, result):
-        super().finish(config, result)
-        self.stopping += ["SIGTERM"] * self._at_finish
 
 
 def do(jobs, together=None, progress=None):

@@ -10,35 +10,14 @@ import torch
 from bisam.capture import capture_together
 from bisam.lab import checkpoint
 from bisam.lab.config import Config
-from bisam.lab.data import DataSet, Images, load
+from bisam.lab.data import load
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import find
 from bisam.lab.records import RunFolder, read
 from bisam.lab.sources import InMemory
 from bisam.lab.train import Job, Stopped, train
 from bisam.lab.training import Training
-
-
-def tiny_images(classes=10, tested=10):
-    """Random images of CIFAR's shape."""
-    draws = torch.Generator().manual_seed(0)
-
-    def images(count):
-        pixels = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=draws)
-        return Images(pixels, torch.randint(classes, (count,), generator=draws))
-
-    return InMemory(DataSet("tiny", images(40), images(tested), classes, (0.5,) * 3, (0.25,) * 3))
-
-
-class StoppingAfterAStep(Progress):
-    """Has somebody ask to stop as soon as a step is done."""
-
-    def __init__(self):
-        super().__init__()
-        self.stopping = []
-
-    def step(self, number):
-        self.stopping.append("SIGTERM")
+from tiny import Asking, tiny_images
 
 
 def step_of(training):
@@ -118,9 +97,9 @@ def test_the_receipt_of_a_run_that_other_versions_have_begun_names_them(tmp_path
     job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=1), tmp_path / "run")
     for commit in ("first", "first", "second", "third"):
         monkeypatch.setenv("BISAM_COMMIT", commit)
-        progress = Progress() if commit == "third" else StoppingAfterAStep()
+        progress = Asking(None if commit == "third" else 1)
         with nullcontext() if commit == "third" else pytest.raises(Stopped):
-            train([job], tiny_images(), torch.device("cpu"), progress, getattr(progress, "stopping", []))
+            train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
     receipt = json.loads((job.folder / "receipt.json").read_text())
     assert receipt["commit"] == "third"
     assert [part["commit"] for part in receipt["earlier"]] == ["first", "second"]
@@ -144,7 +123,7 @@ def test_a_receipt_is_of_the_code_that_the_process_began_with(tmp_path, monkeypa
 
 def test_a_checkpoint_that_tells_no_version_is_of_an_unknown_one(tmp_path, monkeypatch, recwarn):
     job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=1), tmp_path / "run")
-    progress = StoppingAfterAStep()
+    progress = Asking(1)
     with pytest.raises(Stopped):
         train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
     loaded = checkpoint.load(job.folder / "checkpoints")

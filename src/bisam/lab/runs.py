@@ -44,13 +44,13 @@ def folder_name(row: str, own: Config, changed: Config) -> str:
     return f"{name}-{own.method}-seed{own.seed}{extra}"
 
 
-def is_done(job: Job) -> bool:
-    """Whether the folder has the result of this very run."""
+def _record(job: Job) -> records.Record:
+    """What its folder holds of this very run."""
     record = records.read(job.folder)
     found = records.differences(record.config, job.config.as_dict())
     if found and (record.config or record.result is not None):
         raise records.ConfigMismatch(job.folder, found)
-    return record.result is not None
+    return record
 
 
 def run(
@@ -63,12 +63,13 @@ def run(
     checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
 ) -> None:
     """Train what is not done, `together` runs at a time where they can step together."""
-    pending = [job for job in jobs if not is_done(job)]
+    there = [_record(job) for job in jobs]
+    pending = [job for job, record in zip(jobs, there, strict=True) if record.result is None]
     if len(pending) < len(jobs):
         progress.note(f"{len(jobs) - len(pending)} of {len(jobs)} runs are done already")
-    for job in jobs:
-        if reason := records.read(job.folder).not_counted:
-            progress.note(f"{job.folder} is not counted, move it away to train it again: {reason}")
+    for record in there:
+        if record.not_counted:
+            progress.note(f"{record.folder} is not counted, move it away to train it again: {record.not_counted}")
     with signals() as stopping:
         for name, of_data in groupby(sorted(pending, key=lambda job: job.config.data), key=lambda job: job.config.data):
             source = load(name)

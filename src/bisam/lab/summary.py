@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -241,9 +242,15 @@ def _means(group: Group, name: str) -> list[str]:
 
 def _milliseconds(runs: Sequence[Run]) -> str:
     """As in "2.4, 6 at once": of those that had the most of the device to themselves."""
-    fewest = min((run.last("together") or 1 for run in runs), default=1)
-    mean = _mean([run.milliseconds for run in runs if (run.last("together") or 1) == fewest])
-    return f"{mean}, {fewest:.0f} at once" if fewest > 1 and mean != OPEN else mean
+    by_count: dict[float, list[float]] = defaultdict(list)
+    for run in runs:
+        if run.milliseconds is not None:
+            by_count[run.last("together") or 1].append(run.milliseconds)
+    if not by_count:
+        return OPEN
+    fewest = min(by_count)
+    mean = f"{statistics.fmean(by_count[fewest]):.1f}"
+    return f"{mean}, {fewest:.0f} at once" if fewest > 1 else mean
 
 
 def _mean(values: Sequence[float | None]) -> str:

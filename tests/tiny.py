@@ -1,0 +1,38 @@
+"""The smallest training that is one: a few random images, and somebody who asks to stop."""
+
+import torch
+
+from bisam.lab.data import DataSet, Images
+from bisam.lab.progress import Progress
+from bisam.lab.sources import InMemory
+
+BATCHES = 4
+"""Of 8 images, in an epoch of `tiny_images`."""
+
+
+def tiny_images(classes=10, tested=10):
+    """Random images of CIFAR's shape."""
+    draws = torch.Generator().manual_seed(0)
+
+    def images(count):
+        pixels = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=draws)
+        return Images(pixels, torch.randint(classes, (count,), generator=draws))
+
+    return InMemory(DataSet("tiny", images(40), images(tested), classes, (0.5,) * 3, (0.25,) * 3))
+
+
+class Asking(Progress):
+    """Has somebody ask to stop after so many steps, or as soon as a run is finished; never, if neither is given."""
+
+    def __init__(self, steps=None, *, at_finish=False):
+        super().__init__()
+        self.stopping, self._left, self._at_finish = [], steps, at_finish
+
+    def step(self, number):
+        if self._left is not None:
+            self._left -= 1
+            self.stopping += ["SIGTERM"] * (self._left == 0)
+
+    def finish(self, config, result):
+        super().finish(config, result)
+        self.stopping += ["SIGTERM"] * self._at_finish
