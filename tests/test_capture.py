@@ -536,6 +536,7 @@ def test_too_little_memory_is_a_warning_and_the_eager_step():
 
 @needs_cuda
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the same
 def test_a_captured_step_over_a_compiled_model():
     eager, eager_optimizer, model, optimizer = twins(net=mlp)
     model.compile()
@@ -574,6 +575,7 @@ def test_trainings_in_one_graph_compute_bit_for_bit_what_they_compute_alone():
 @needs_cuda
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the same
 def test_a_training_goes_on_in_a_graph_with_others(compiled):
     """As when one of several trainings ends, and another takes its place."""
     names = ["SAM", "BiSAM(log)", "BiSAM(tanh)", "SAM"]
