@@ -159,6 +159,7 @@ class Contract:
 
     def test_a_zero_gradient_leaves_the_weights_where_they_are(self, hand_variant):
         model, optimizer = build(hand_variant)
+        assert optimizer.phase == "ascent"
         (sum(p.sum() for p in model.parameters()) * 0).backward()
         before = [p.detach().clone() for p in model.parameters()]
         optimizer.ascend()
@@ -258,7 +259,9 @@ class Contract:
         assert state.keys() == {"state", "param_groups", "sharpness"} - (set() if remembers else {"sharpness"})
         assert state["state"].keys() == optimizer.base.state_dict()["state"].keys()
         own = set(state["param_groups"][0]) - set(BASES[base](mlp().parameters()).state_dict()["param_groups"][0])
-        assert own == {"rho", "adaptive", "eta"} | ({"rho_min", "lr_max"} if kind_of(variant) == "GSAM" else set())
+        assert own == {"rho", "adaptive", "eta"} | (
+            {"rho_min", "lr_min", "lr_max"} if kind_of(variant) == "GSAM" else set()
+        )
 
     @pytest.mark.parametrize("taken_after", [0, 1, 3])
     def test_a_checkpoint_taken_between_any_two_steps_resumes_bitwise(self, variant, base, taken_after):

@@ -210,9 +210,10 @@ def looksam(model, base, x, y, ascent, memory, rho=0.05, every=2, alpha=0.7) -> 
 
 def friendlysam(model, base, x, y, ascent, memory, rho=0.05, sigma=1.0, decay=0.9) -> None:
     g = gradient(model, x, y, ascent)
-    mean = memory.get("mean", [torch.zeros_like(t) for t in g])
-    memory["mean"] = [decay * m + (1 - decay) * t for m, t in zip(mean, g, strict=True)]
-    with moved(model, ball([t - sigma * m for t, m in zip(g, memory["mean"], strict=True)], rho)):
+    mean = memory.get("mean")
+    memory["mean"] = g if mean is None else [decay * m + (1 - decay) * t for m, t in zip(mean, g, strict=True)]
+    climbed = g if mean is None else [t - sigma * m for t, m in zip(g, mean, strict=True)]
+    with moved(model, ball(climbed, rho)):
         descent = gradient(model, x, y, cross_entropy)
     update(model, base, descent)
 

@@ -198,7 +198,7 @@ def test_a_label_tensor_that_is_refilled_does_not_change_the_past():
 
 
 def test_a_step_by_hand_without_the_criterion_begins_new_telemetry():
-    model, optimizer = build(net=mlp)
+    model, optimizer = build("SAM", net=mlp)
     x, y = batch()
     optimizer.minimize(x, y)
     held = optimizer.telemetry
@@ -239,3 +239,108 @@ def test_a_closure_with_several_terms_returns_its_own_value():
     with torch.no_grad():
         expected = F.cross_entropy(model(x), y) + 0.1 * F.cross_entropy(model(-x), y)
     assert torch.equal(optimizer.step(closure), expected)
+
+
+@pytest.mark.parametrize("name", ["SAM", "BiSAM(tanh)"])
+def test_a_loss_of_several_terms_has_no_telemetry_that_would_be_wrong(name):
+    """Mixup by two labels: what each term counts for is in the closure alone."""
+    model, optimizer = build(name, net=mlp)
+    x, y = batch()
+    other = y.roll(1)
+
+    def closure():
+        optimizer.zero_grad()
+        logits = model(x)
+        loss = 0.9 * optimizer.criterion(logits, y) + 0.1 * optimizer.criterion(logits, other)
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        climbed = optimizer.criterion.ascent
+        expected = 0.9 * climbed(model(x), y) + 0.1 * climbed(model(x), other)
+    assert torch.equal(optimizer.step(closure), expected)
+    assert optimizer.telemetry.as_dict().keys() == {"ascent_norm"}
+    optimizer.step(closure_of(model, optimizer, x, y))
+    assert optimizer.telemetry.loss is not None
+
+
+@pytest.mark.parametrize("name", ["SAM", "BiSAM(log)"])
+def test_sums_of_several_closures_are_returned_as_their_gradient_is_averaged(name):
+    model, optimizer = build(name, net=mlp, descent=nn.CrossEntropyLoss(reduction="sum"))
+    x, y = batch()
+    expected = F.cross_entropy(model(x), y, reduction="sum").item() / 4
+    parts = zip(x.split(4), y.split(4), strict=True)
+    loss = optimizer.step([closure_of(model, optimizer, *part) for part in parts])
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("form", ["step", "by hand"])
+def test_two_objectives_are_not_one_because_nobody_asked(form):
+    model, optimizer = build("BiSAM(log)", net=mlp)
+    x, y = batch()
+    weights = [p.detach().clone() for p in model.parameters()]
+
+    def closure():
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    def by_hand():
+        closure()
+        optimizer.ascend()
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"did not ask for it.*optimizer.criterion.*optimizer.phase"):
+            optimizer.step(closure) if form == "step" else by_hand()
+        assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
+        optimizer.zero_grad()
+
+    def choosing():
+        loss = bisam.lower_bound(model(x), y) if optimizer.phase == "ascent" else F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    twin, twin_optimizer = build("BiSAM(log)", net=mlp)
+    optimizer.step(choosing)
+    twin_optimizer.step(closure_of(twin, twin_optimizer, x, y))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_the_bound_is_not_shown_beside_an_error_of_other_labels():
+    _, optimizer = build("BiSAM(tanh)", net=mlp)
+    x, _ = batch()
+    optimizer.minimize(x, torch.rand(16, 4).softmax(1))
+    assert optimizer.telemetry.error is not None
+    assert optimizer.telemetry.bound is None
+
+
+@pytest.mark.parametrize("descent", [nn.BCEWithLogitsLoss(), nn.MSELoss(), nn.MultiLabelSoftMarginLoss()])
+def test_q_is_refused_where_a_sample_has_no_single_label(descent):
+    for variant in ("BiSAM(log)", "EBiSAM(tanh)", "GSAM(log)"):
+        with pytest.raises(TypeError, match=r"Q bounds the error of a classification.*two logits"):
+            build(variant, net=mlp, descent=descent)
+
+
+def test_q_is_refused_where_the_model_has_one_output():
+    net = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+    optimizer = bisam.BiSAM(torch.optim.SGD(net.parameters(), lr=0.1), net, descent=F.binary_cross_entropy_with_logits)
+    with pytest.raises(ValueError, match=r"Q takes logits \(N, K\).*shape \(16,\): one number for each sample"):
+        optimizer.minimize(batch()[0], torch.rand(16).round())
+
+
+class Margin(nn.Module):
+    """A loss with weights that are no class weights."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, logits, y):
+        return F.cross_entropy(logits, y)
+
+
+@pytest.mark.parametrize("weight", [0.5, nn.Parameter(torch.ones(4, 8))])
+def test_what_is_called_weight_need_not_be_class_weights(weight):
+    _, optimizer = build("BiSAM(log)", net=mlp, descent=Margin(weight))
+    assert optimizer.criterion.ascent.weight is None
+    optimizer.minimize(*batch())

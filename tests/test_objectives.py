@@ -144,11 +144,13 @@ def test_maximising_cross_entropy_prefers_option_a_and_the_bound_option_b(classe
 
 
 def test_the_example_needs_mu_large_enough_for_its_delta():
-    """With K nearly equal logits the smooth maximum adds up to log(K)/μ to option A: B wins only beyond that."""
-    outputs, labels = options_a_and_b(10, delta=0.1)
-    small, large = (lower_bound(outputs, labels, phi="log", mu=mu, reduction="none") for mu in (1, 100))
-    assert small[0] > small[1]
-    assert large[0] < large[1]
+    """With K nearly equal logits the smooth maximum adds up to log(K)/μ to option A: B wins from two thirds of it on."""
+    for classes, delta in ((10, 0.1), (100, 1e-3)):
+        outputs, labels = options_a_and_b(classes, delta)
+        threshold = math.log(classes) / objectives.log_phi(torch.tensor(2 * delta, dtype=torch.float64)).item()
+        mus = (1, 0.6 * threshold, 0.7 * threshold, 100 * threshold)
+        values = [lower_bound(outputs, labels, phi="log", mu=mu, reduction="none") for mu in mus]
+        assert [bool(a < b) for a, b in values] == [False, False, True, True]
 
 
 # The conventions of F.cross_entropy
@@ -339,3 +341,32 @@ def test_class_weights_move_with_the_module():
     objective = nn.Module()
     objective.loss = LowerBound(weight=torch.ones(3))
     assert objective.double().loss.weight.dtype == torch.float64
+
+
+# Probabilities as targets
+
+
+@given(seed=st.integers(0, 1000), mu=st.floats(0.1, 100), weighted=st.booleans(), phi=st.sampled_from(["log", "tanh"]))
+def test_with_probabilities_the_bound_is_below_the_error_of_labels_drawn_from_them(seed, mu, weighted, phi):
+    logits, _ = random_problem(seed, 4)
+    torch.manual_seed(seed)
+    p = torch.rand(logits.shape).softmax(1)
+    weight = torch.tensor([100.0, 1.0, 0.1, 1.0]) if weighted else torch.ones(4)
+    wrong = 1 - F.one_hot(logits.argmax(1), 4).float()
+    expected_error = (p * weight * wrong).sum() / (p * weight).sum()
+    assert bound(logits, p, phi=phi, mu=mu, weight=weight if weighted else None) <= expected_error + 1e-6
+
+
+def test_class_weights_count_for_probabilities_as_for_indices():
+    logits, y, weight = torch.randn(20, 3), torch.randint(3, (20,)), torch.tensor([1.0, 3.0, 10.0])
+    one_hot = F.one_hot(y, 3).float()
+    for function in (bound, zero_one_error):
+        torch.testing.assert_close(function(logits, one_hot, weight=weight), function(logits, y, weight=weight))
+
+
+def test_what_is_not_a_tensor_is_named():
+    for function in (lower_bound, bound, zero_one_error, CrossEntropy()):
+        with pytest.raises(TypeError, match=r"logits must be a tensor, got tuple.*in a closure for step\(\)"):
+            function((torch.zeros(2, 3), None), torch.tensor([0, 1]))
+        with pytest.raises(TypeError, match=r"labels must be a tensor, got list"):
+            function(torch.zeros(2, 3), [0, 1])

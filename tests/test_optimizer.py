@@ -4,9 +4,11 @@ import copy
 import gc
 import pickle
 import weakref
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import bisam
@@ -404,6 +406,7 @@ def test_ascend_and_descend_without_gradients():
         (lambda m: torch.optim.LBFGS(m.parameters()), TypeError, "LBFGS"),
         (lambda m: torch.optim.SGD([{"params": []}], lr=0.1), ValueError, "empty parameter list"),
         (lambda m: torch.optim.SGD([], lr=0.1), ValueError, "empty parameter list"),
+        (lambda m: torch.optim.SGD(m.parameters(), lr=0.1, maximize=True), ValueError, "maximize=True.*the negative"),
     ],
 )
 def test_base_optimizers_that_cannot_be(make_base, error, message):
@@ -628,3 +631,136 @@ def test_no_graph_outlives_its_closure():
 
     optimizer.step([closure] * 3)
     assert len(graphs) == 6
+
+
+# Losses that are functions
+
+
+FUNCTIONS = {
+    "cross_entropy": F.cross_entropy,
+    "sum": partial(F.cross_entropy, reduction="sum"),
+    "ignores": partial(F.cross_entropy, ignore_index=0),
+    "weighs": partial(F.cross_entropy, weight=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_parts_add_up_to_the_whole_batch_with_functions_as_with_modules(name):
+    x, y = batch()
+    y[:7] = -100 if name != "ignores" else 0
+    losses, results = [], []
+    for pieces in (1, 4):
+        model, optimizer = build("SAM", net=mlp, descent=FUNCTIONS[name], dtype=torch.float64)
+        losses.append(optimizer.minimize(x.double(), y, accumulate=pieces))
+        results.append(tensors(model, optimizer))
+    torch.testing.assert_close(*losses)
+    assert_close(*results, 1e-12)
+
+
+def test_q_ignores_and_weighs_what_a_function_that_is_descended_does():
+    x, y = batch()
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    model, optimizer = build("BiSAM(log)", net=mlp, descent=partial(F.cross_entropy, ignore_index=0, weight=weight))
+    expected = bisam.lower_bound(model(x), y, ignore_index=0, weight=weight).detach()
+    optimizer.minimize(x, y)
+    torch.testing.assert_close(optimizer.telemetry.ascent, expected)
+    assert optimizer.telemetry.error is not None
+
+
+def test_samples_are_chosen_by_a_function_as_by_a_module():
+    results = []
+    for descent in (F.cross_entropy, nn.CrossEntropyLoss()):
+        model, optimizer = build("ESAM", net=mlp, descent=descent)
+        for seed in range(3):
+            optimizer.minimize(*batch(seed))
+        results.append(tensors(model, optimizer))
+    assert_identical(*results)
+
+
+# Gradients of before
+
+
+def test_gradients_set_to_zero_are_no_gradients_of_before():
+    model, optimizer = build(net=mlp)
+    twin, twin_optimizer = build(net=mlp)
+    for seed in range(3):
+        x, y = batch(seed)
+        optimizer.zero_grad(set_to_none=False)
+        optimizer.step(lambda x=x, y=y: optimizer.criterion(model(x), y).backward())
+        twin_optimizer.minimize(x, y)
+    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+    optimizer.zero_grad(set_to_none=False)
+    model[0].weight.square().sum().backward()
+    with pytest.raises(RuntimeError, match="found gradients from before"):
+        optimizer.step(lambda: optimizer.criterion(model(x), y).backward())
+
+
+def test_a_closure_may_clear_the_gradients_by_way_of_the_model():
+    """As in a training of two nets, where one's loss leaves gradients in the other."""
+    model, optimizer = build(net=mlp)
+    twin, twin_optimizer = build(net=mlp)
+    for seed in range(3):
+        x, y = batch(seed)
+
+        def closure(x=x, y=y):
+            model.zero_grad()
+            loss = optimizer.criterion(model(x), y)
+            loss.backward()
+            return loss
+
+        model(x).sum().backward()
+        optimizer.step(closure)
+        twin_optimizer.minimize(x, y)
+    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+
+@pytest.mark.parametrize("index", [0, 1, 3])
+def test_a_gradient_added_to_what_the_last_step_left_is_not_lost_whichever_parameters_it_is(index):
+    model, optimizer = build(net=mlp)
+    x, y = batch()
+    optimizer.minimize(x, y)
+    [*model.parameters()][index].square().sum().backward()
+    with pytest.raises(RuntimeError, match="found gradients from before"):
+        optimizer.step(lambda: optimizer.criterion(model(x), y).backward())
+
+
+# What cannot be trained
+
+
+def test_outputs_and_targets_that_are_no_tensors():
+    x, y = batch()
+    _, optimizer = build(net=mlp)
+    for other in (y.tolist(), None, y.numpy(), (y, y)):
+        with pytest.raises(TypeError, match=r"y must be a tensor of targets, got .*step\(closure\)"):
+            optimizer.minimize(x, other)
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x):
+            return self.net(x), x
+
+    _, optimizer = build(net=Pair)
+    with pytest.raises(TypeError, match="logits must be a tensor, got tuple"):
+        optimizer.minimize(x, y)
+
+
+def test_a_packed_sequence_is_one_input():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.head = nn.GRU(6, 5), nn.Linear(5, 4)
+
+        def forward(self, sequences):
+            return self.head(self.rnn(sequences)[1][0])
+
+    model, optimizer = build(net=Recurrent)
+    lengths = torch.tensor([3, 2, 2, 1])
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(3, 4, 6), lengths)
+    y = torch.tensor([0, 1, 2, 3])
+    expected = F.cross_entropy(model(packed), y).item()
+    assert optimizer.minimize(packed, y).item() == pytest.approx(expected)
+    with pytest.raises(TypeError, match="a PackedSequence cannot be cut into parts"):
+        optimizer.minimize(packed, y, accumulate=2)

@@ -219,3 +219,33 @@ def test_one_autocast_around_many_steps_sees_the_weights_of_each(name, rho):
         return losses
 
     assert train(around_all=True) == train(around_all=False)
+
+
+@pytest.mark.parametrize("before_ascend", [False, True])
+def test_gradients_that_the_caller_has_unscaled_are_not_unscaled_again(device, before_ascend):
+    """Torch's recipe for clipping: scaler.unscale_(optimizer), clip, step."""
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=2)
+    model, optimizer = build("BiSAM(log)", net=mlp, device=device, scaler=scaler)
+    plain, plain_optimizer = build("BiSAM(log)", net=mlp, device=device, clip_norm=0.1)
+    for seed in range(4):
+        x, y = batch(seed, device=device)
+        scaler.scale(optimizer.criterion(model(x), y)).backward()
+        if before_ascend:
+            scaler.unscale_(optimizer)
+        optimizer.ascend()
+        scaler.scale(optimizer.criterion(model(x), y)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.descend()
+        plain_optimizer.minimize(x, y)
+    assert scaler.get_scale() == 2.0**12
+    assert_close(tensors(model, optimizer), tensors(plain, plain_optimizer), 1e-6)
+    weights = [p.detach().clone() for p in model.parameters()]
+    scaler.scale(optimizer.criterion(model(x), y)).backward()
+    optimizer.ascend()
+    scaler.scale(optimizer.criterion(model(x), y)).backward()
+    next(model.parameters()).grad.view(-1)[0] = float("inf")
+    scaler.unscale_(optimizer)
+    optimizer.descend()  # which is skipped
+    assert_identical([p.detach() for p in model.parameters()], weights)
+    assert scaler.get_scale() == 2.0**11

@@ -1,4 +1,5 @@
 import copy
+import warnings
 
 import torch
 from torch import nn
@@ -122,3 +123,26 @@ def test_a_buffer_snapshot_of_no_model_has_nothing_to_do():
     snapshot.save()
     snapshot.restore()
     assert not snapshot._tables
+
+
+class OnAGraph(nn.Module):
+    """With a sparse buffer, such as the adjacency of a graph, in either layout."""
+
+    def __init__(self):
+        super().__init__()
+        adjacency = torch.eye(6).roll(1, 0)
+        self.register_buffer("rows", adjacency.to_sparse_csr())
+        self.register_buffer("pairs", adjacency.to_sparse())
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.head((self.rows @ x.T + self.pairs @ x.T).T)
+
+
+def test_sparse_buffers_stay():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        model, optimizer = build(net=OnAGraph)
+    before = [*model.buffers()]
+    optimizer.minimize(*batch())
+    assert all(a is b for a, b in zip(model.buffers(), before, strict=True))

@@ -140,6 +140,7 @@ def test_esam_computes_no_weight_gradient_of_what_it_drops_and_perturbs_only_wha
         return nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(20)], mlp())
 
     model, optimizer = build("ESAM", net=net)
+    optimizer.minimize(*batch())  # which finds out who gets a gradient
     graded, moved, before = {}, {}, dict(zip(model.parameters(), weights_of(model), strict=True))
     undo = optimizer.perturbation.after_ascent
 
@@ -436,6 +437,147 @@ def test_a_checkpoint_of_another_variants_memory_is_refused_and_changes_nothing(
     assert str(optimizer.state_dict()) == str(state)
 
 
+@pytest.mark.parametrize(("writer", "reader"), [("SAM", "ASAM"), ("ABiSAM(log)", "BiSAM(log)")])
+def test_a_checkpoint_of_another_ball_is_refused_and_changes_nothing(writer, reader):
+    _, written = build(writer)
+    _, optimizer = build(reader)
+    state = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match="this checkpoint is of another variant: its ball is"):
+        optimizer.load_state_dict(written.state_dict())
+    assert optimizer.state_dict() == state
+    model = mlp()
+    groups = [{"params": model[0].parameters(), "adaptive": False}, {"params": model[2].parameters()}]
+    mixed = bisam.ASAM(torch.optim.SGD(groups, lr=0.1), model).state_dict()
+    for reader in (bisam.SAM, bisam.ASAM):  # some groups round, some adaptive: both may go on
+        model = mlp()
+        groups = [{"params": layer.parameters()} for layer in (model[0], model[2])]
+        optimizer = reader(torch.optim.SGD(groups, lr=0.1), model)
+        optimizer.load_state_dict(mixed)
+        assert [group["adaptive"] for group in optimizer.param_groups] == [False, True]
+
+
+class Skipping(nn.Module):
+    """With a layer that some steps leave out, and one that none uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.unused = (nn.Linear(6, 6, bias=False) for _ in range(3))
+        self.head, self.skips = nn.Linear(6, 4, bias=False), False
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        return self.head(x if self.skips else x + self.second(x).tanh())
+
+
+def test_esam_draws_a_layer_that_was_left_out_for_a_while_as_often_as_before():
+    torch.manual_seed(0)
+    model = Skipping()
+    optimizer = bisam.ESAM(torch.optim.SGD(model.parameters(), lr=0.0), model, beta=0.5, gamma=1.0)
+    weights = model.second.weight.detach().clone()
+    moved = []
+
+    def watch(*_):
+        if optimizer.perturbed and optimizer.phase == "descent":
+            moved.append(not torch.equal(model.second.weight, weights))
+
+    model.register_forward_pre_hook(watch)
+    for skips, steps_ in ((True, 10), (False, 400)):
+        model.skips = skips
+        moved.clear()
+        for _ in range(steps_):
+            optimizer.minimize(*batch())
+    assert 0.42 < sum(moved) / len(moved) < 0.58
+
+
+def test_esam_resumes_bitwise_with_parameters_that_nobody_uses():
+    results = []
+    for cut in (None, 3):
+        model, optimizer = build("ESAM", net=Skipping, rho=0.5)
+        for step in range(8):
+            if step == cut:
+                state = copy.deepcopy(optimizer.state_dict())
+                optimizer = VARIANTS["ESAM"](BASES["SGD(foreach)"](model.parameters()), model, rho=0.5)
+                optimizer.load_state_dict(state)
+            optimizer.minimize(*batch(step))
+        results.append(weights_of(model))
+    assert_identical(*results)
+
+
+def test_esam_trains_a_head_beside_what_nobody_uses():
+    """Its first draws may keep nothing but unused tensors, of which a loss that is to be differentiated needs more."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model = Skipping()
+        model.first.requires_grad_(False)
+        model.second.requires_grad_(False)
+        optimizer = bisam.ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        before = model.head.weight.detach().clone()
+        for step in range(3):
+            optimizer.minimize(*batch(step))
+        assert not torch.equal(model.head.weight, before)
+
+
+def test_friendly_sam_without_a_memory_climbs_the_change_of_the_gradient():
+    model, optimizer = build("FriendlySAM", net=mlp, dtype=torch.float64, decay=0.0)
+    optimizer.minimize(*batch(0, dtype=torch.float64))
+    before = [p.detach().clone() for p in model.parameters()]
+    first = batch(0, dtype=torch.float64)
+    expected, moved = [], []
+
+    def watch(*_):
+        if optimizer.perturbed:
+            moved.extend(p - w for p, w in zip(model.parameters(), before, strict=True))
+
+    second = batch(1, dtype=torch.float64)
+    start, _ = build("FriendlySAM", net=mlp, dtype=torch.float64)
+    old = torch.autograd.grad(nn.functional.cross_entropy(start(first[0]), first[1]), [*start.parameters()])
+    new = torch.autograd.grad(nn.functional.cross_entropy(model(second[0]), second[1]), [*model.parameters()])
+    expected = [n - o for n, o in zip(new, old, strict=True)]
+    length = torch.cat([e.flatten() for e in expected]).norm()
+    model.register_forward_pre_hook(watch)
+    optimizer.minimize(*second)
+    assert_close([m.detach() for m in moved], [0.05 * e / length for e in expected], 1e-12)
+
+
+@pytest.mark.parametrize("name", ["SAM", "GSAM", "LookSAM", "FriendlySAM"])
+def test_complex_parameters_are_the_pairs_of_real_numbers_that_they_are(name):
+    class Net(nn.Module):
+        def __init__(self, paired):
+            super().__init__()
+            torch.manual_seed(0)
+            weight = torch.randn(4, 6, dtype=torch.complex128)
+            self.weight = nn.Parameter(torch.view_as_real(weight).clone() if paired else weight)
+
+        def forward(self, x):
+            weight = self.weight if self.weight.is_complex() else torch.view_as_complex(self.weight)
+            return (x.to(weight.dtype) @ weight.T).abs()
+
+    results = []
+    for paired in (False, True):
+        model = Net(paired)
+        optimizer = VARIANTS[name](BASES["SGD(foreach)"](model.parameters()), model)
+        for seed in range(6):
+            optimizer.minimize(*batch(seed, dtype=torch.float64))
+        weight = model.weight.detach()
+        results.append([weight if paired else torch.view_as_real(weight).clone()])
+    assert_close(*results, 1e-12)
+    model = Net(paired=False)
+    optimizer = bisam.ASAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(TypeError, match="an adaptive ball is not defined for complex parameters"):
+        optimizer.minimize(*batch(dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["GSAM(log)", "LookSAM(log)"])
+def test_the_extra_pass_of_a_merge_has_the_same_dropout_mask_too(name):
+    masks = []
+    model, optimizer = build(name, net=lambda: nn.Sequential(nn.Dropout(0.5), mlp()), same_dropout=True)
+    model[0].register_forward_hook(lambda module, inputs, output: masks.append(output == 0))
+    optimizer.minimize(*batch())
+    assert len(masks) == 3
+    assert torch.equal(masks[0], masks[1])
+    assert torch.equal(masks[1], masks[2])
+
+
 def test_samples_cannot_be_chosen_by_an_objective_without_a_value_for_each():
     _, optimizer = build("ESAM", net=mlp, descent=lambda logits, y: nn.functional.cross_entropy(logits, y))
     with pytest.raises(ValueError, match="choosing samples needs an objective with a reduction"):
@@ -572,6 +714,8 @@ def test_vectorized_micro_batches_leave_unused_parameters_alone():
         ({"rho": 0.2}, [0.01, 0.1, 0.05], [0.2, 0.2, 0.15]),  # a warm-up that nobody announced
         ({"rho": 0.2, "max_lr": 0.1}, [0.01, 0.1, 0.05], [0.11, 0.2, 0.15]),  # one that a scheduler did
         ({"rho": 0.2, "rho_min": 0.0, "lr_max": 0.2}, [0.1, 0.2], [0.1, 0.2]),
+        ({"rho": 0.04, "lr_min": 0.4}, [1.6, 1.0, 0.4, 0.2], [0.04, 0.03, 0.02, 0.02]),  # a schedule that ends above 0
+        ({"rho": 0.2, "lr_min": 0.5}, [0.1, 0.1], [0.1, 0.1]),  # and one that it does not know
     ],
 )
 @pytest.mark.parametrize("as_tensor", [False, True])

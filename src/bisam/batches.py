@@ -6,12 +6,15 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
-from bisam.objectives import Objective, divisor
+from bisam.objectives import Objective, as_target
+from bisam.settings import divisor, setting
 
 
 @dataclass
@@ -34,7 +37,7 @@ class Batch:
         """model(x), model(*x) for a tuple or list, model(**x) for a mapping, as Hugging Face models take them."""
         if isinstance(self.x, Mapping):
             return model(**self.x)
-        if isinstance(self.x, (tuple, list)):
+        if isinstance(self.x, (tuple, list)) and not isinstance(self.x, PackedSequence):
             return model(*self.x)
         return model(self.x)
 
@@ -54,6 +57,8 @@ class Batch:
         """
         if size >= len(self):
             return [self]
+        if isinstance(self.x, PackedSequence):
+            raise TypeError("a PackedSequence cannot be cut into parts: give padded sequences, and pack in the model")
         return [self.rows(slice(start, start + size)) for start in range(0, len(self), size)]
 
     def rows(self, rows: slice | Tensor) -> Batch:
@@ -75,10 +80,10 @@ def stack(xs: Sequence[Any], per_sample: Any) -> tuple[Any, Any]:
 
 def ignored(objective: Objective, target: Tensor) -> Tensor | None:
     """Which samples the objective ignores altogether; None if it cannot ignore any."""
-    ignore_index = getattr(objective, "ignore_index", None)
+    ignore_index = setting(objective, "ignore_index")
     if ignore_index is None or target.is_floating_point():
         return None
-    found = target == ignore_index
+    found = as_target(target) == ignore_index
     return found.flatten(1).all(1) if found.dim() > 1 else found
 
 
@@ -97,15 +102,21 @@ def per_sample(objective: Objective, logits: Tensor, target: Tensor) -> Tensor:
     >>> per_sample(torch.nn.CrossEntropyLoss(), torch.zeros(3, 2), torch.tensor([0, 1, 1])).shape
     torch.Size([3])
     """
-    if not hasattr(objective, "reduction"):
+    if setting(objective, "reduction") is None:
         raise ValueError(
             "choosing samples needs an objective with a reduction, such as torch.nn.CrossEntropyLoss(), got "
             f"{objective!r}"
         )
+    values = _unreduced(objective)(logits, target)
+    return values.flatten(1).mean(1) if values.dim() > 1 else values
+
+
+def _unreduced(objective: Any) -> Objective:
+    if not hasattr(objective, "reduction"):  # a function
+        return partial(objective, reduction="none")
     each = copy.copy(objective)
     each.reduction = "none"
-    values = each(logits, target)
-    return values.flatten(1).mean(1) if values.dim() > 1 else values
+    return each
 
 
 Look = Callable[[Batch], Tensor]
@@ -198,6 +209,6 @@ def _rows(x: Any, rows: slice | Tensor, per_sample: Any) -> Any:
 def _per_sample(x: Any, size: int) -> Any:
     if isinstance(x, Mapping):
         return {key: _per_sample(value, size) for key, value in x.items()}
-    if isinstance(x, (tuple, list)):
+    if isinstance(x, (tuple, list)) and not isinstance(x, PackedSequence):
         return tuple(_per_sample(value, size) for value in x)
     return isinstance(x, Tensor) and x.dim() > 0 and len(x) == size

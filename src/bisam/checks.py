@@ -34,6 +34,11 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
             f"this {type(base).__name__} is the base of a sharpness-aware optimizer already, whose options are in its "
             "parameter groups. Build a new one"
         )
+    if any(group.get("maximize") for group in base.param_groups):
+        raise ValueError(
+            "the base optimizer has maximize=True, and a sharpness-aware one would climb to the best point nearby, not "
+            "the worst. Minimise the negative instead"
+        )
     if not any(group["params"] for group in base.param_groups):
         raise ValueError("the base optimizer has an empty parameter list: there is nothing to train")
     clash = sorted(perturbation.defaults.keys() & base.defaults.keys())

@@ -53,7 +53,7 @@ class SAM(SharpnessAware):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of this class, or of the one it replaces, without the old weights that that one carries."""
         state = {
-            index: {name: value for name, value in entry.items() if name != "old_p"}
+            index: {name: value for name, value in entry.items() if name not in ("old_p", "e_w")}
             for index, entry in state_dict["state"].items()
         }
         super().load_state_dict({**state_dict, "state": {index: entry for index, entry in state.items() if entry}})

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bisam import objectives
+from bisam import objectives, settings
 from bisam.objectives import CrossEntropy, LowerBound, Objective
+from bisam.settings import setting
 
 Phase = Literal["ascent", "descent", "plain"]
 """Whose gradient the next backward pass is for; "plain" is a step that does not perturb."""
@@ -31,16 +32,17 @@ class Observation:
     def weigh(self, ascent: Objective, descent: Objective) -> None:
         """Find out what this part counts for. It is asked only where there are several parts."""
         if self.target is not None:
-            self.loss_divisor = objectives.divisor(descent, self.target)
-            self.ascent_divisor = objectives.divisor(ascent, self.target)
+            self.loss_divisor = settings.divisor(descent, self.target)
+            self.ascent_divisor = settings.divisor(ascent, self.target)
             self.target = None
 
 
 class Telemetry:
     """What one step knows without extra passes. Values are device tensors; reading one waits for nothing.
 
-    A value is None while its pass has not run, where the criterion was not used, and, for those that count errors,
-    where the task is not known to be a classification (neither objective is cross entropy or a lower bound).
+    A value is None while its pass has not run, where the criterion was not used, or was used more than once in a
+    closure, and, for those that count errors, where the task is not known to be a classification (neither objective is
+    cross entropy or a lower bound).
     """
 
     descent_norm: Tensor | None = None
@@ -51,6 +53,7 @@ class Telemetry:
         self._at_weights: list[Observation] = []
         self._at_perturbed: list[Observation] = []
         self._ascent_norms: list[Tensor] = []
+        self._gave_up = False
 
     @property
     def ascent_norm(self) -> Tensor | None:
@@ -81,7 +84,8 @@ class Telemetry:
 
     @property
     def bound(self) -> Tensor | None:
-        """Q − log(K)/μ at w: never above `error`. None where Q has class weights, for the error here has none."""
+        """Q − log(K)/μ at w: never above `error`. None where that is another error: where Q has class weights, or the
+        targets are probabilities, of which `error` takes the most probable class."""
         return _merged(self._ascent, [(o.bound, o.ascent_divisor) for o in self._at_weights])
 
     @property
@@ -106,6 +110,10 @@ class Telemetry:
             turned.append((before.right & after.wrong).sum())
         return torch.stack(turned).sum()
 
+    def _give_up(self) -> None:
+        """The loss of a part has several terms, and what each counts for is not known here."""
+        self._at_weights, self._at_perturbed, self._gave_up = [], [], True
+
     def as_dict(self) -> dict[str, Tensor]:
         """All that is known, by name: for a logger."""
         names = [name for name, value in vars(Telemetry).items() if isinstance(value, property)]
@@ -127,22 +135,35 @@ class Criterion:
                     f"{name} must be an objective to call with (output, target), such as bisam.LowerBound() or "
                     f"torch.nn.CrossEntropyLoss(), got {objective!r}"
                 )
+        if isinstance(ascent, LowerBound) and descent is not None and settings.is_of_numbers(descent):
+            raise TypeError(
+                f"Q bounds the error of a classification, one label for each sample, and {descent} is not its loss. "
+                "For two classes give the model two logits and use cross entropy; otherwise use a variant without Q, "
+                "such as SAM, or an ascent of your own"
+            )
         self.descent: Objective = CrossEntropy() if descent is None else descent
         self.ascent: Objective = self.descent if ascent is None else ascent
         self.phase: Phase = "ascent"
         self.silent = False
+        self.asked = False
+        """Whether anyone has asked, since the pass began, what the objective is."""
+        self._terms_of_part: int | None = None
         self.telemetry = Telemetry(self.ascent, self.descent)
         self._step_is_over = False
-        self._is_classification = isinstance(self.ascent, LowerBound) or isinstance(
-            self.descent, (nn.CrossEntropyLoss, nn.NLLLoss, LowerBound)
-        )
+        self._is_classification = settings.is_of_labels(self.ascent) or settings.is_of_labels(self.descent)
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         logits: Tensor = getattr(output, "logits", output)
         if not torch.is_grad_enabled():
             return self.descent(logits, target)
-        if isinstance(logits, Tensor) and logits.numel() == 0:
-            raise ValueError(f"the batch is empty: the model's output has shape {tuple(logits.shape)}")
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else None
+        if shape is not None and 0 in shape:
+            raise ValueError(f"the batch is empty: the model's output has shape {shape}")
+        if isinstance(self.ascent, LowerBound) and shape == tuple(target.shape) and len(shape) == 1:
+            raise ValueError(
+                f"Q takes logits (N, K) of K classes, and the output has shape {shape}: one number for "
+                "each sample. For two classes give the model two logits and use cross entropy"
+            )
         loss = self.objective(logits, target)
         if loss.dim() != 0:
             raise ValueError(
@@ -156,6 +177,7 @@ class Criterion:
     @property
     def objective(self) -> Objective:
         """The objective of the phase that is on."""
+        self.asked = True
         return self.ascent if self.phase == "ascent" else self.descent
 
     @property
@@ -167,6 +189,7 @@ class Criterion:
         """A step begins, and with it new telemetry; the old stays with whoever holds it."""
         self.telemetry = Telemetry(self.ascent, self.descent)
         self._step_is_over = False
+        self.asked = False
 
     def enter(self, phase: Phase, *, silent: bool = False) -> None:
         """What follows is a pass of that phase; a silent one leaves no trace in the telemetry."""
@@ -174,11 +197,21 @@ class Criterion:
             self.begin()
         self.phase = phase
         self.silent = silent
+        self.asked = False
+
+    def begin_part(self) -> None:
+        """A closure begins, whose loss is of one part of the batch."""
+        self._terms_of_part = 0
+
+    def end_parts(self) -> None:
+        self.silent = False
+        self._terms_of_part = None
 
     def finish(self) -> None:
         """The step is over: its telemetry stays readable until the next one begins."""
         self.phase = "ascent"
         self.silent = False
+        self.asked = False
         self._step_is_over = True
 
     def observe(self, logits: Tensor, target: Tensor) -> None:
@@ -190,6 +223,13 @@ class Criterion:
         """Take note of a pass of the phase that is on, which gave this value of its objective."""
         if self._step_is_over:
             self.enter("ascent")
+        self.asked = True
+        if self._terms_of_part is not None:
+            self._terms_of_part += 1
+            if self._terms_of_part > 1:
+                self.telemetry._give_up()
+        if self.telemetry._gave_up:
+            return
         # cloned: what the caller does to the loss in place, such as dividing it, is not what was observed
         value = value.detach().clone()
         climbing = self.phase == "ascent"
@@ -198,8 +238,7 @@ class Criterion:
         observation = Observation(loss, target if target.is_floating_point() else target.clone())
         if climbing:
             observation.ascent = value
-            if isinstance(self.ascent, LowerBound) and self.ascent.reduction == "mean" and self.ascent.weight is None:
-                observation.bound = value - self.ascent.slack(logits)
+            observation.bound = self._bound(value, logits, target)
         if self._is_classification:
             observation.right, observation.wrong = self._right_and_wrong(logits, target)
         passes = self.telemetry._at_perturbed if self.phase == "descent" else self.telemetry._at_weights
@@ -208,9 +247,14 @@ class Criterion:
             for part in passes[-2:]:
                 part.weigh(self.ascent, self.descent)
 
+    def _bound(self, value: Tensor, logits: Tensor, target: Tensor) -> Tensor | None:
+        climbed = self.ascent
+        if not isinstance(climbed, LowerBound) or climbed.reduction != "mean" or climbed.weight is not None:
+            return None
+        return None if target.is_floating_point() else value - climbed.slack(logits)
+
     def _right_and_wrong(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        source = self.descent if hasattr(self.descent, "ignore_index") else self.ascent
-        ignore_index = getattr(source, "ignore_index", -100)
+        ignore_index = setting(self.descent, "ignore_index", setting(self.ascent, "ignore_index", -100))
         right = objectives.correct(logits, target, ignore_index=ignore_index)
         if target.is_floating_point():
             return right, ~right
@@ -225,7 +269,7 @@ def _merged(objective: Objective, parts: list[tuple[Tensor | None, float | Tenso
         return None
     if len(parts) == 1:
         return values[0]
-    if getattr(objective, "reduction", "mean") == "sum":
+    if setting(objective, "reduction", "mean") == "sum":
         return torch.stack(values).sum()
     divisors = [divisor for _, divisor in parts]
     weighted = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,23 +49,20 @@ def add(a: Gradients | None, b: Gradients, factor: float | Tensor) -> Gradients:
     return [y if x is None else x if y is None else x.add_(y) for x, y in zip(a, b, strict=True)]
 
 
-@dataclass
 class Leftover:
-    """A witness to the gradients that a step left for reading: one of them, and how often it had been written to."""
+    """The gradients that parameters hold now, and how often each was written to: to know them again later."""
 
-    param: Tensor
-    gradient: Tensor
-    version: int
-
-    @classmethod
-    def of(cls, params: Sequence[Tensor]) -> Leftover | None:
-        for param in reversed(params):
-            if param.grad is not None:
-                return cls(param, param.grad, param.grad._version)
-        return None
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        self._seen = {param: (param.grad, param.grad._version) for param in params if param.grad is not None}
 
     def is_present(self) -> bool:
-        return self.param.grad is self.gradient
+        """Whether any of them is where it was, whatever was added to it."""
+        return any(param.grad is gradient for param, (gradient, _) in self._seen.items())
 
-    def is_untouched(self) -> bool:
-        return self.is_present() and self.gradient._version == self.version
+    def is_all_of(self, params: Iterable[Tensor]) -> bool:
+        """Whether these parameters hold no other gradients, and nothing was added to these."""
+        return all(param.grad is None or self._holds(param, param.grad) for param in params)
+
+    def _holds(self, param: Tensor, gradient: Tensor) -> bool:
+        seen, version = self._seen.get(param, (None, 0))
+        return gradient is seen and gradient._version == version

@@ -123,6 +123,8 @@ def bound(
 ) -> Tensor:
     """Q − log(K)/μ, which never exceeds the 0-1 error (of the same class weights). Arguments as for `lower_bound`.
 
+    With probabilities as target it is below the error that is to be expected of a label drawn from them.
+
     >>> logits, target = torch.tensor([[5.0, 0.0, 0.0], [0.0, 9.0, 0.0]]), torch.tensor([0, 0])
     >>> bound(logits, target, phi="tanh").item() <= zero_one_error(logits, target).item()
     True
@@ -175,11 +177,14 @@ class LowerBound(nn.Module):
 
     def plain(self, logits: Tensor, target: Tensor) -> Tensor:
         """The same in plain torch: what the fused kernels of `bisam.kernels` are measured against."""
-        return self._evaluate(logits, target, offset=0.0)
+        values, shares = self._evaluate(logits, target)
+        # as in F.cross_entropy: with probabilities the mean over samples, whatever the class weights
+        return self._reduced(values, shares.numel() if target.is_floating_point() else shares.sum())
 
     def bound(self, logits: Tensor, target: Tensor) -> Tensor:
         """Q − log(K)/μ: the lower bound of the 0-1 error that Q stands for."""
-        return self._evaluate(logits, target, offset=self.slack(logits))
+        values, shares = self._evaluate(logits, target)
+        return self._reduced(values - self.slack(logits) * shares, shares.sum())
 
     def slack(self, logits: Tensor) -> float:
         """log(K)/μ: how far Q may lie above the 0-1 error."""
@@ -189,27 +194,23 @@ class LowerBound(nn.Module):
         phi = self.phi if isinstance(self.phi, str) else getattr(self.phi, "__name__", repr(self.phi))
         return f"phi={phi}, mu={self.mu:g}" + (f", alpha={self.alpha:g}" if phi == "tanh" else "")
 
-    def _evaluate(self, logits: Tensor, target: Tensor, offset: float) -> Tensor:
+    def _evaluate(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Each sample's weighted Q, and that weight: 0 where ignored, 1 without class weights."""
         check_classification(logits, target)
         self._check_weight(logits)
         target = as_target(target)
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         if logits.dim() == 1:
-            per_sample, share = self._per_sample(logits.unsqueeze(0), target.unsqueeze(0))
-            per_sample, share = per_sample.squeeze(0), share.squeeze(0)
-        else:
-            per_sample, share = self._per_sample(logits, target)
+            values, shares = self._per_sample(logits.unsqueeze(0), target.unsqueeze(0))
+            return values.squeeze(0), shares.squeeze(0)
+        return self._per_sample(logits, target)
+
+    def _reduced(self, values: Tensor, divisor: float | Tensor) -> Tensor:
         if self.reduction == "none":
-            return per_sample - offset * share
-        total = share.sum()
-        if self.reduction == "sum":
-            return per_sample.sum() - offset * total
-        if target.is_floating_point():  # as in F.cross_entropy: the mean over samples, whatever the class weights
-            return (per_sample.sum() - offset * total) / share.numel()
-        return per_sample.sum() / total - offset
+            return values
+        return values.sum() if self.reduction == "sum" else values.sum() / divisor
 
     def _per_sample(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Each sample's weighted Q, and that weight: 0 where ignored, 1 without class weights."""
         if target.is_floating_point():
             return self._expectation(logits, target.to(logits.dtype))
         counted = target != self.ignore_index
@@ -279,14 +280,15 @@ def correct(logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Tens
 def zero_one_error(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, ignore_index: int = -100) -> Tensor:
     """The fraction of samples that are misclassified, by class weights if any: what `bound` bounds.
 
+    With probabilities as target, the label is the most probable class.
+
     >>> zero_one_error(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.tensor([0, 0])).item()
     0.5
     """
     check_classification(logits, target)
     wrong = (~correct(logits, target, ignore_index=ignore_index)).float()
-    if target.is_floating_point():
-        return wrong.mean()
-    share = label_weights(target, weight, ignore_index)
+    labels = target.argmax(_class_dim(logits)) if target.is_floating_point() else target
+    share = label_weights(labels, weight, ignore_index)
     return (wrong * share).sum() / share.sum()
 
 
@@ -297,18 +299,6 @@ def label_weights(target: Tensor, weight: Tensor | None, ignore_index: int) -> T
     return counted.float() if weight is None else torch.where(counted, weight[target.masked_fill(~counted, 0)], 0.0)
 
 
-def divisor(objective: Objective, target: Tensor) -> float | Tensor:
-    """What the objective's value on these targets was divided by: 1 for a sum; for a mean the number of samples, less
-    what is ignored, by class weights if any."""
-    if getattr(objective, "reduction", "mean") == "sum":
-        return 1.0
-    ignore_index = getattr(objective, "ignore_index", None)
-    if ignore_index is None or target.is_floating_point():
-        return float(len(target))
-    exact = torch.float32 if target.device.type == "mps" else torch.float64  # 1/3 of a batch is a third in float64 too
-    return label_weights(target, getattr(objective, "weight", None), ignore_index).sum(dtype=exact)
-
-
 def as_target(target: Tensor) -> Tensor:
     """Class indices as int64, whatever integers they came as: in uint8, -100 would be class 156."""
     return target if target.is_floating_point() else target.long()
@@ -316,6 +306,12 @@ def as_target(target: Tensor) -> Tensor:
 
 def check_classification(logits: Tensor, target: Tensor) -> None:
     """Refuse what cannot be logits and labels. Looks at shapes and types only, so it never waits for a device."""
+    for name, value in {"logits": logits, "labels": target}.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name} must be a tensor, got {type(value).__name__}. If the model returns more than logits, or the "
+                "loader more than labels, take them out in a closure for step()"
+            )
     if logits.dim() == 0 or not logits.is_floating_point():
         raise TypeError(f"logits must be a floating-point tensor (K), (N, K) or (N, K, d1, …), got {_describe(logits)}")
     dim = _class_dim(logits)

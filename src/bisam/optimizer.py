@@ -30,6 +30,7 @@ from bisam.gradients import Gradients, Leftover
 from bisam.merge import Merge, Perturbed
 from bisam.objectives import Objective
 from bisam.perturbation import Ball, Bucket, Perturbation, into_buckets, is_zero
+from bisam.settings import setting
 from bisam.snapshot import BufferSnapshot, RandomState, Snapshot
 from bisam.vectorized import Vectorized
 from bisam.work import Given, Planned, Runner, Work, precision
@@ -119,7 +120,9 @@ class SharpnessAware(Wrapper):
         self._stepping = False
         self._inside_pass = False
         self._pass_began_clear = True
+        self._of_before: Leftover | None = None
         self._leftover: Leftover | None = None
+        self._zeros: Leftover | None = None
         self._fixed_radii: list[Tensor] | None = None
         super().__init__(base)
 
@@ -149,6 +152,7 @@ class SharpnessAware(Wrapper):
             self.base.zero_grad(set_to_none)
             self._pass_began_clear = True
             self._leftover = None
+            self._zeros = None if set_to_none else Leftover(self._parameters())
 
     # The step, in its three forms.
 
@@ -158,7 +162,7 @@ class SharpnessAware(Wrapper):
         A list of closures, each of an equally large micro-batch, is one step on all of them together.
 
         Returns what the closure returned at w; for the bilevel variants the descent's loss there, if it used
-        `criterion`. The gradient of the update stays in `.grad` until the next step, or `zero_grad`, clears it.
+        `criterion` once. The gradient of the update stays in `.grad` until the next step, or `zero_grad`, clears it.
         """
         if isinstance(closure, Prepared):
             return closure.run()
@@ -168,7 +172,8 @@ class SharpnessAware(Wrapper):
         """The whole step on one batch: forward and backward passes, accumulation, autocast, clipping, update.
 
         `x` is what the model takes: a tensor, a tuple (`model(*x)`) or a dict (`model(**x)`). `accumulate` cuts the
-        batch, or each micro-batch, into so many parts that run one after the other, for the gradient of the whole.
+        batch, or each micro-batch, into so many parts that run one after the other, for the gradient of the whole: of
+        the inputs those tensors are cut that have as many rows as `y`. Gradients from before are cleared.
 
         Returns the descent's loss at w.
         """
@@ -185,6 +190,7 @@ class SharpnessAware(Wrapper):
         self._refuse_leftovers()
         check_by_hand(self)
         self._require_gradients("ascend()", "the first backward pass")
+        self._require_the_criterion()
         self._ascend()
 
     def descend(self, *, zero_grad: bool = True) -> None:
@@ -214,6 +220,7 @@ class SharpnessAware(Wrapper):
     @property
     def phase(self) -> Phase:
         """Whose gradient the next backward pass is for."""
+        self.criterion.asked = True
         return self.criterion.phase
 
     @property
@@ -236,6 +243,8 @@ class SharpnessAware(Wrapper):
             raise RuntimeError(f"minimize() runs the model: give it, as in {type(self).__name__}(base, model)")
         if accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+        if not isinstance(y, Tensor):
+            raise TypeError(f"y must be a tensor of targets, got {type(y).__name__}. For others use step(closure)")
         if len(y) == 0:
             raise ValueError(f"the batch is empty: y has shape {tuple(y.shape)}")
         if not self._sync.averages:
@@ -258,8 +267,11 @@ class SharpnessAware(Wrapper):
         values = self._run(work)
         value = values[0] if len(values) == 1 or values[0] is None else sum(values) / len(values)
         loss = self.telemetry.loss
-        seen_alike = isinstance(work[0], Given) and not self.criterion.bilevel and value is not None
-        return value if loss is None or seen_alike else loss
+        if isinstance(work[0], Given):
+            if loss is None or (not self.criterion.bilevel and value is not None):
+                return value
+            return loss / work[0].divisor if setting(self.criterion.descent, "reduction") == "sum" else loss
+        return loss
 
     def abandon(self) -> None:
         """Forget a step that never ran, as after a failed capture: nothing is brought back, for nothing was moved."""
@@ -268,7 +280,7 @@ class SharpnessAware(Wrapper):
         self._buffers.forget()
         self.criterion.finish()
         self.base.zero_grad(set_to_none=True)
-        self._leftover = None
+        self._leftover = self._zeros = None
 
     def _run(self, work: Sequence[Work]) -> list[Any]:
         """Both passes of all the work, and the update. Returns what the closures returned at w."""
@@ -277,9 +289,10 @@ class SharpnessAware(Wrapper):
         try:
             self.criterion.begin()
             torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
-            if self._leftover is not None and self._leftover.is_untouched():
+            if any(known is not None and known.is_all_of(params) for known in (self._leftover, self._zeros)):
                 self.zero_grad()
             self._pass_began_clear = not gradients.present(params)
+            self._of_before = None if self._pass_began_clear else Leftover(params)
             if self._perturbs():
                 values = self._run_perturbed(work, params)
             else:
@@ -291,7 +304,7 @@ class SharpnessAware(Wrapper):
             self._update()
             torch.clear_autocast_cache()
             self._steps += 1
-            self._leftover = Leftover.of(params)
+            self._leftover = Leftover(params)
         except BaseException:
             self.restore()
             self._buffers.forget()
@@ -375,7 +388,9 @@ class SharpnessAware(Wrapper):
                     self.perturbation.before_ascent(buckets, compiled=compiled, captured=captured)
                 torch.clear_autocast_cache()
             random = RandomState(self._devices()) if self.same_dropout else None
-            return self._pass("ascent", closures, part.divisor), random
+            values = self._pass("ascent", closures, part.divisor)
+            self._require_the_criterion()
+            return values, random
         finally:
             self.perturbation.after_ascent()
 
@@ -383,8 +398,11 @@ class SharpnessAware(Wrapper):
         """Where the ascent climbs another objective: one more pass, whose statistics the ascent pass repeats."""
         buffers = BufferSnapshot(self.model)
         buffers.save()
+        random = RandomState(self._devices()) if self.same_dropout else None
         self._pass("plain", part.plain(), part.divisor, silent=True)
         buffers.restore()
+        if random is not None:
+            random.restore()
         return self._take(params)
 
     def _pass(
@@ -398,12 +416,13 @@ class SharpnessAware(Wrapper):
             for number, closure in enumerate(closures, start=1):
                 averaged = last and number == len(closures)
                 with torch.enable_grad(), self._sync.during(ascent=phase == "ascent", last=averaged):
+                    self.criterion.begin_part()
                     value = closure()
                 values.append(value.detach() if isinstance(value, Tensor) else value)
                 self._refuse_gradients_of_before()
         finally:
             self._inside_pass = False
-            self.criterion.silent = False
+            self.criterion.end_parts()
         self._require_gradients("step()", "the closure")
         gradients.scale_(self._parameters(), 1 / divisor)
         return values
@@ -419,7 +438,7 @@ class SharpnessAware(Wrapper):
             self.criterion.enter("descent")
             for bucket in buckets:
                 bucket.weights = self._weights.copies_of(bucket.owners)
-            if self.scaler is not None:
+            if self.scaler is not None and self._state_of_unscaling() is None:
                 self._unscale(buckets)
             if buckets:
                 self.telemetry._ascent_norms.append(self.perturbation(buckets))
@@ -452,7 +471,11 @@ class SharpnessAware(Wrapper):
     def _update(self) -> None:
         """Hand the gradients to the base optimizer."""
         if self.scaler is not None:
-            self.scaler.unscale_(self.base)
+            state = self._state_of_unscaling()
+            if state is None:
+                self.scaler.unscale_(self.base)
+            else:
+                self.scaler._per_optimizer_states[id(self.base)] = state
         try:
             if self.clip_norm is not None:
                 norm = nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
@@ -494,6 +517,14 @@ class SharpnessAware(Wrapper):
     def _scaled(self, loss: Tensor) -> Tensor:
         return loss if self.scaler is None else self.scaler.scale(loss)
 
+    def _state_of_unscaling(self) -> dict[str, Any] | None:
+        """What the scaler has noted, for the base optimizer to go on with, if `scaler.unscale_` was called on this
+        optimizer, as torch's recipe for clipping does. Then these gradients are unscaled already."""
+        states = getattr(self.scaler, "_per_optimizer_states", {})  # a scaler that is switched off has none
+        if id(self) not in states or states[id(self)]["stage"].name != "UNSCALED":
+            return None
+        return states.pop(id(self))
+
     def _unscale(self, buckets: list[Bucket]) -> None:
         """Undo the scaler's factor without `scaler.unscale_`, which is for the one gradient that decides the update.
 
@@ -506,7 +537,7 @@ class SharpnessAware(Wrapper):
     # Misuse is loud.
 
     def _refuse_gradients_of_before(self) -> None:
-        if not self._pass_began_clear:
+        if not self._pass_began_clear and self._of_before is not None and self._of_before.is_present():
             raise RuntimeError(
                 "step() found gradients from before it, and the closure did not clear them. Gradients cannot be "
                 "accumulated outside, because the second pass would miss them: give step() a list of closures, one for "
@@ -518,6 +549,14 @@ class SharpnessAware(Wrapper):
             raise RuntimeError(
                 "ascend() found the gradient of the last step() beneath the new one. Call zero_grad() before the first "
                 "backward pass"
+            )
+
+    def _require_the_criterion(self) -> None:
+        if self.criterion.bilevel and not self.criterion.asked:
+            raise RuntimeError(
+                f"{type(self).__name__} climbs another objective than it descends, and the first pass did not ask for "
+                "it: its loss is that of both passes, which is plain SAM. Use loss = optimizer.criterion(output, "
+                "target), or choose the loss by optimizer.phase"
             )
 
     def _require_gradients(self, method: str, source: str) -> None:
@@ -538,7 +577,8 @@ class SharpnessAware(Wrapper):
         """All but what is this object's alone: hooks, a scheduler's patch of `step`, the copies of the weights."""
         self._refuse_while_perturbed("copying or pickling")
         state = {name: value for name, value in self.__dict__.items() if "_hooks" not in name and name != "step"}
-        return {**state, "_weights": Snapshot(), "_buffers": BufferSnapshot(self.model), "_leftover": None}
+        own = {"_weights": Snapshot(), "_buffers": BufferSnapshot(self.model)}
+        return {**state, **own, "_of_before": None, "_leftover": None, "_zeros": None}
 
 
 @dataclass

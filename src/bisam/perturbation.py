@@ -174,8 +174,8 @@ class Ball:
     """The farthest point of a ball along the gradient: round (SAM) or, with `adaptive`, scaled by the weights (ASAM).
 
     ε = ρ T² g / ‖T g‖ with T = |w| + η in adaptive groups and T = 1 in the others, so that ‖T⁻¹ε‖ = ρ over all groups
-    of one ρ. The paper's A-BiSAM has η = 0 and every parameter adaptive; ASAM's own experiments have η = 0.01 and leave
-    biases and normalisation layers out, which is `{"params": …, "adaptive": False}` in a parameter group.
+    of one ρ. The paper's A-BiSAM has η = 0 and every parameter adaptive. ASAM's authors leave biases out, also those of
+    normalisation layers, which is `{"params": …, "adaptive": False}` in a parameter group, and then have ρ = 0.5.
     """
 
     acts_before_ascent = False
@@ -222,33 +222,36 @@ class Ball:
 
 
 class BallFollowingLearningRate(Ball):
-    """A ball whose radius goes with the learning rate, as in GSAM: ρ at the group's largest rate, `rho_min` at 0.
+    """A ball whose radius goes with the learning rate, as in GSAM: ρ at a group's largest rate, `rho_min` at its least.
 
-    ρ_t = ρ_min + (ρ − ρ_min) · lr_t / lr_max, with `rho_min` = None for half of the group's ρ. The largest rate is what
-    the group says (`lr_max`, or a scheduler's `max_lr` or `initial_lr`), or the largest that was seen.
+    ρ_t = ρ_min + (ρ − ρ_min) (lr_t − lr_min)/(lr_max − lr_min), with `rho_min` = None for half of the group's ρ. The
+    largest rate is what the group says (`lr_max`, or a scheduler's `max_lr` or `initial_lr`), or the largest seen.
     """
 
-    def __init__(self, rho: float, rho_min: float | None = None) -> None:
+    def __init__(self, rho: float, rho_min: float | None = None, lr_min: float = 0.0) -> None:
         super().__init__(rho)
-        self.defaults.update(rho_min=rho_min, lr_max=None)
+        self.defaults.update(rho_min=rho_min, lr_min=lr_min, lr_max=None)
         self.check(self.defaults)
 
     def check(self, group: dict[str, Any]) -> None:
         super().check(group)
-        if group.get("rho_min") is not None:
-            _check_radius("rho_min", group["rho_min"])
+        for name in ("rho_min", "lr_min"):
+            if group.get(name) is not None:
+                _check_radius(name, group[name])
 
     def radius(self, options: dict[str, Any]) -> float | Tensor:
         rate, high = options["lr"], options["rho"]
         low = high / 2 if options["rho_min"] is None else options["rho_min"]
         if options["lr_max"] is None:  # the group's first step; from now on it is in the checkpoint
             options["lr_max"] = options.get("max_lr", options.get("initial_lr", rate))
-        largest = options["lr_max"]
+        largest, least = options["lr_max"], options["lr_min"]
         if isinstance(rate, Tensor) or isinstance(largest, Tensor):
             options["lr_max"] = torch.maximum(torch.as_tensor(largest, device=rate.device), rate)  # a tensor of its own
-            return low + (high - low) * torch.where(options["lr_max"] == 0, 0.0, rate / options["lr_max"])
+            reach = options["lr_max"] - least
+            return low + (high - low) * torch.where(reach > 0, (rate - least).clamp(min=0.0) / reach, 0.0)
         options["lr_max"] = max(largest, rate)
-        return low + (high - low) * (rate / options["lr_max"] if options["lr_max"] else 0.0)
+        reach = options["lr_max"] - least
+        return low + (high - low) * (max(rate - least, 0.0) / reach if reach > 0 else 0.0)
 
 
 class Around:
@@ -325,7 +328,8 @@ class Drawing(Around):
 
 
 class RandomTensors(Drawing):
-    """ESAM's stochastic weight perturbation: each parameter tensor is perturbed with probability β, by ε/β.
+    """ESAM's stochastic weight perturbation: each parameter tensor is kept with probability β, and those that are go to
+    1/β of the radius, ε = (ρ/β) g/‖g‖ of the kept.
 
     The others take no part in the ascent: their weight gradients are not computed, but where the model is compiled, for
     a compiled graph has its gradients built in and does not ask again, or where the step is captured, for the choice is
@@ -340,23 +344,23 @@ class RandomTensors(Drawing):
             raise ValueError(f"beta must lie in (0, 1], got {beta}")
         self.beta = beta
         self._captured = False
+        self._drawn: list[Tensor] = []
         self._dropped: list[Tensor] = []
         self._frozen: list[Tensor] = []
-        self._kept: list[Tensor] = []
-        self._unused: set[Tensor] = set()
+        self._used: set[Tensor] = set()
 
     def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
-        self._dropped, self._kept, self._captured = [], [], captured
+        self._dropped, self._drawn, self._captured = [], [], captured
         if self.beta == 1 or captured:
             return
-        owners = [param for bucket in buckets for param in bucket.owners]
-        owners = [param for param in owners if param.requires_grad and param not in self._unused]
-        if not owners:
+        self._drawn = [param for bucket in buckets for param in bucket.owners if param.requires_grad]
+        if not self._drawn:
             return
-        kept = self._choice(len(owners), torch.device("cpu")).tolist()
-        self._kept = [param for param, keep in zip(owners, kept, strict=True) if keep]
-        self._dropped = [param for param, keep in zip(owners, kept, strict=True) if not keep]
-        self._frozen = [] if compiled else self._dropped
+        kept = self._choice(len(self._drawn), torch.device("cpu")).tolist()
+        self._dropped = [param for param, keep in zip(self._drawn, kept, strict=True) if not keep]
+        # only beside one that is known to get a gradient: a loss that depends on nothing cannot be differentiated
+        is_safe = any(keep and param in self._used for param, keep in zip(self._drawn, kept, strict=True))
+        self._frozen = self._dropped if is_safe and not compiled else []
         for param in self._frozen:
             param.requires_grad_(False)
 
@@ -364,19 +368,21 @@ class RandomTensors(Drawing):
         for param in self._frozen:
             param.requires_grad_(True)
         self._frozen = []
-        if any(param.grad is not None for param in self._kept):  # what the loss does not depend on is drawn no more
-            self._unused.update(param for param in self._kept if param.grad is None)
+        self._used.update(param for param in self._drawn if param.grad is not None)
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         if self._captured and self.beta != 1:
             self._drop_on_device(buckets)
+        device = buckets[0].params[0].device
         for bucket in buckets:
             bucket.leave_out(self._dropped)
-        norm = self.inner([bucket for bucket in buckets if bucket.owners])
+        left = [bucket for bucket in buckets if bucket.owners]
+        if not left:  # who was kept has no gradient
+            return torch.zeros((), device=device)
+        norm = self.inner(left)
         if self.beta != 1:
-            for bucket in buckets:
-                if bucket.owners:
-                    bucket.multiply(1 / self.beta)
+            for bucket in left:
+                bucket.multiply(1 / self.beta)
         return norm
 
     def _choice(self, count: int, device: torch.device) -> Tensor:
@@ -422,9 +428,10 @@ class RandomStart(Drawing):
 
 
 class MinusMean(Around):
-    """Friendly SAM: climb the gradient without its running mean, g − σ m, with m ← λ m + (1 − λ) g.
+    """Friendly SAM: climb the gradient without the running mean of those before it, g − σ m; then m ← λ m + (1 − λ) g.
 
-    The mean follows the gradients themselves, not what was climbed.
+    The mean follows the gradients themselves, not what was climbed. It begins as a parameter's first gradient, which is
+    climbed whole.
     """
 
     def __init__(self, inner: Perturbation, sigma: float, decay: float) -> None:
@@ -437,18 +444,27 @@ class MinusMean(Around):
         assert self.memory is not None
         finite = sharding.norm(bucket.whole_gradients for bucket in buckets).isfinite()
         for bucket in buckets:
-            means = self.memory.of("mean", bucket.owners)
+            known = self.memory.tensors.get("mean", {})
+            is_new = [owner not in known for owner in bucket.owners]
+            means, gradients = self.memory.of("mean", bucket.owners), bucket.gradients
             here = finite.to(means[0].device)
-            for gradient, mean in zip(bucket.gradients, means, strict=True):  # an overflow is not to be remembered
+            for gradient, mean in zip(gradients, means, strict=True):  # an overflow is not to be remembered
                 gradient.copy_(torch.where(here, gradient, mean))
-            torch._foreach_lerp_(means, bucket.gradients, 1 - self.decay)
-            torch._foreach_sub_(bucket.gradients, means, alpha=self.sigma)
-            torch._foreach_mul_(bucket.gradients, torch.where(here, 1.0, math.nan))  # but to be noticed
+            torch._foreach_sub_(gradients, means, alpha=self.sigma)
+            # λ m + (1 − λ) g, from g − σ m, which is all that is left of g
+            torch._foreach_mul_(means, self.decay + (1 - self.decay) * self.sigma)
+            torch._foreach_add_(means, gradients, alpha=1 - self.decay)
+            if any(is_new):
+                pairs = [(m, g) for m, g, new in zip(means, gradients, is_new, strict=True) if new]
+                torch._foreach_copy_([m for m, _ in pairs], [g for _, g in pairs])
+            torch._foreach_mul_(gradients, torch.where(here, 1.0, math.nan))  # but to be noticed
         return self.inner(buckets)
 
 
 def _scale_by_weights(bucket: Bucket) -> None:
     """g ← T g, with T = |w| + η left in the parameters' own storage: they are saved, and a third copy is not needed."""
+    if bucket.params[0].is_complex():
+        raise TypeError("an adaptive ball is not defined for complex parameters: set adaptive=False in their group")
     torch._foreach_abs_(bucket.params)
     if isinstance(bucket.options["eta"], Tensor) or bucket.options["eta"] != 0:
         torch._foreach_add_(bucket.params, bucket.options["eta"])

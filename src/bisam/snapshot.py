@@ -112,8 +112,12 @@ def _differ(current: dict[str, Tensor | None], saved: dict[str, Tensor | None]) 
 
 
 def _is_writable(tensor: Tensor) -> bool:
-    """Not expanded and not of inference mode: such a tensor cannot be updated in place, by a module or by us."""
-    return not tensor.is_inference() and (tensor.is_contiguous() or 0 not in tensor.stride())
+    """Not sparse, not expanded and not of inference mode: such a tensor is replaced, by a module or by us."""
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_inference()
+        and (tensor.is_contiguous() or 0 not in tensor.stride())
+    )
 
 
 def _alike(copies: Sequence[Tensor], tensors: Sequence[Tensor]) -> bool:

@@ -27,6 +27,7 @@ from bisam.merge import Reuse, SurrogateGap
 from bisam.objectives import LowerBound, Objective, Phi
 from bisam.optimizer import Options, SharpnessAware
 from bisam.perturbation import Ball, BallFollowingLearningRate, MinusMean, RandomStart, RandomTensors
+from bisam.settings import class_weights, setting
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -130,9 +131,9 @@ class ABiSAM(SharpnessAware):
 class ESAM(SharpnessAware):
     """Efficient SAM: a random part of the parameter tensors climbs, and the samples that it hurts most are descended.
 
-    Each tensor is kept with probability β and perturbed by ε/β (stochastic weight perturbation); the update uses the
-    ⌈γn⌉ samples whose ascent objective rose most (sharpness-sensitive data selection). Needs `minimize`. β = γ = 1 is
-    SAM, bit for bit.
+    Each tensor is kept with probability β, and the kept ones climb to ‖ε‖ = ρ/β (stochastic weight perturbation); the
+    update uses the ⌈γn⌉ samples whose ascent objective rose most (sharpness-sensitive data selection). Needs `minimize`.
+    β = γ = 1 is SAM, bit for bit.
 
     Du, Yan, Feng, Zhou, Zhen, Goh, Tan: Efficient Sharpness-aware Minimization for Improved Training of Neural
     Networks, 2022. The BiSAM paper writes ρ/(1 − β); ESAM's code, and we, keep with probability β and divide by β.
@@ -202,7 +203,7 @@ class KSAM(SharpnessAware):
 
 
 class RSAM(SharpnessAware):
-    """R-SAM: climb from a random start, ε = δ + ρ g/‖g‖ with g = ∇L(w + δ) and δ Gaussian, σ times each filter's norm.
+    """R-SAM: climb from a random start, ε = δ + ρ g/‖g‖ with g = ∇L(w + δ), δ Gaussian, ‖δ‖ ≈ σ‖w‖ for each filter.
 
     Liu, Mai, Cheng, Chen, Hsieh, You: Random Sharpness-Aware Minimization, 2022. What it reports as the loss at w is
     the loss at w + δ.
@@ -226,9 +227,9 @@ class RSAM(SharpnessAware):
 class GSAM(SharpnessAware):
     """Surrogate-gap SAM: g ← g_p − α g_⊥, with g_p = ∇L(w + ε) and g_⊥ the part of ∇L(w) orthogonal to it.
 
-    ρ goes with the learning rate: ρ_t = ρ_min + (ρ − ρ_min) lr_t/lr_max, where `rho_min` = None is half of ρ, as the
-    paper has it for ResNets, and lr_max is each group's `lr_max`, its scheduler's `max_lr` or `initial_lr`, or the
-    largest rate seen.
+    ρ goes with the learning rate: ρ_t = ρ_min + (ρ − ρ_min) (lr_t − lr_min)/(lr_max − lr_min). `rho_min` = None is half
+    of ρ, as the paper has it for ResNets; lr_min is where the schedule ends; lr_max is each group's `lr_max`, its
+    scheduler's `max_lr` or `initial_lr`, or the largest rate seen.
 
     Zhuang, Gong, Yuan, Cui, Adam, Dvornek, Tatikonda, Duncan, Liu: Surrogate Gap Minimization Improves Sharpness-Aware
     Training, 2022. With another ascent, ∇L(w) takes a pass of its own.
@@ -244,10 +245,11 @@ class GSAM(SharpnessAware):
         *,
         rho: float = 0.05,
         rho_min: float | None = None,
+        lr_min: float = 0.0,
         alpha: float = 0.4,
         **options: Unpack[Options],
     ) -> None:
-        ball = BallFollowingLearningRate(rho, rho_min)
+        ball = BallFollowingLearningRate(rho, rho_min, lr_min)
         merge = SurrogateGap(alpha, options.pop("every", 1))
         super().__init__(base, model, perturbation=ball, merge=merge, **options)
 
@@ -278,7 +280,10 @@ class LookSAM(SharpnessAware):
 
 
 class FriendlySAM(SharpnessAware):
-    """Friendly SAM: climb g − σ m, the gradient without its running mean m ← λ m + (1 − λ) g.
+    """Friendly SAM: climb g − σ m, the gradient without the running mean of those before it, m ← λ m + (1 − λ) g.
+
+    m begins as the first gradient, as in the authors' code. The paper's m has g in it already, which for σ = 1 is the
+    same direction.
 
     Li, Zhou, He, Cheng, Huang: Friendly Sharpness-Aware Minimization, 2024.
 
@@ -304,7 +309,8 @@ def _lower_bound(phi: str | Phi, mu: float | None, alpha: float, options: Option
     """Q on the samples and by the class weights of the descent; or the ascent that was given in its place."""
     ascent, descent = options.get("ascent"), options.get("descent")
     if ascent is None:
-        weight, ignore_index = getattr(descent, "weight", None), getattr(descent, "ignore_index", -100)
+        weight = None if descent is None else class_weights(descent)
+        ignore_index = -100 if descent is None else setting(descent, "ignore_index", -100)
         return LowerBound(phi, mu, alpha, weight=weight, ignore_index=ignore_index)
     if (phi, mu, alpha) != ("log", None, 0.1):
         raise ValueError(

@@ -82,6 +82,7 @@ class Wrapper(torch.optim.Optimizer):
         """Load what `state_dict` gave, or a state dict of the base optimizer alone: then ρ and the like stay."""
         self._refuse_while_perturbed("load_state_dict()")
         self._refuse_memory_of_another(state_dict)
+        self._refuse_ball_of_another(state_dict)
         sharpness = state_dict.get("sharpness", {"steps": 0, "memory": {}})
         steps, params = int(sharpness["steps"]), self._parameters()
         memories = {name: Memory.from_state_dict(entry, params) for name, entry in sharpness["memory"].items()}
@@ -129,6 +130,20 @@ class Wrapper(torch.optim.Optimizer):
                 f"this checkpoint is of another variant: it remembers {sorted(theirs or []) or 'nothing'}, and "
                 f"{type(self).__name__} {sorted(ours) or 'nothing'}. Load it into the variant that wrote it, or load "
                 "the base optimizer's part of it, without rho, to start afresh"
+            )
+
+    def _refuse_ball_of_another(self, state_dict: dict[str, Any]) -> None:
+        """SAM must not become ASAM by a checkpoint, nor the reverse; groups may differ among themselves."""
+        self._complete_groups()
+        theirs, ours = (
+            {bool(group["adaptive"]) for group in groups if "adaptive" in group}
+            for groups in (state_dict["param_groups"], self.param_groups)
+        )
+        if theirs and ours and not theirs & ours:
+            kind = {True: "adaptive (ASAM)", False: "round (SAM)"}
+            raise ValueError(
+                f"this checkpoint is of another variant: its ball is {kind[not any(ours)]}, and that of "
+                f"{type(self).__name__} is {kind[any(ours)]} here. Load it into the variant that wrote it"
             )
 
     def _refuse_while_perturbed(self, method: str) -> None:

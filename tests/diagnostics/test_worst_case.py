@@ -162,3 +162,44 @@ def test_a_surface_that_is_not_finite_nearby_is_not_flat(steps, beyond):
     told = sharpness(Cliff(beyond), DUMMY, rho=1.0, steps=steps, objective=lambda output, _: output.mean())
     assert told.value == pytest.approx(beyond, nan_ok=True)
     assert told.norm == pytest.approx(1.0)
+
+
+def test_errors_are_told_only_if_every_batch_is_a_classification():
+    """Of several labels, a batch may happen to have just one of them in each row."""
+    torch.manual_seed(0)
+    model, x = mlp(), torch.randn(5, 6)
+    several = torch.tensor([[1.0, 1.0, 0.0, 0.0]]).repeat(5, 1)
+    several[4] = torch.tensor([0.0, 1.0, 0.0, 0.0])
+    parts = [(x[:4], several[:4]), (x[4:], several[4:])]
+    for order in (parts, parts[::-1]):
+        for objective in (nn.BCEWithLogitsLoss(), nn.CrossEntropyLoss()):
+            told = sharpness(model, order, rho=0.05, objective=objective)
+            assert (told.error, told.perturbed_error, told.flips) == (None, None, None)
+    one_hot = nn.functional.one_hot(torch.arange(5) % 4, 4).float()
+    assert sharpness(model, (x, one_hot), rho=0.05, objective=nn.BCEWithLogitsLoss()).error is None
+    assert sharpness(model, (x, one_hot), rho=0.05).error is not None
+
+
+def test_small_integers_are_labels_like_any_others():
+    """In uint8, 156 equals −100, which is ignored."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(6, 200), torch.randn(16, 6)
+    model.bias.data[156] = 50.0
+    y = torch.full((16,), 156)
+    y[:2] = 5
+    for labels in (y, y.to(torch.uint8)):
+        assert sharpness(model, (x, labels), rho=0.05).error == pytest.approx(2 / 16)
+
+
+def test_the_bound_is_not_told_beside_an_error_of_other_labels():
+    told = sharpness(mlp(), (batch()[0], torch.rand(16, 4).softmax(1)), rho=0.05, ascent=bisam.LowerBound("tanh"))
+    assert told.error is not None
+    assert told.bound is None
+
+
+def test_functions_are_averaged_over_what_they_do_not_ignore():
+    model, (x, y) = mlp(), batch()
+    y[:7] = -100
+    whole = sharpness(model, (x, y), rho=0.05, objective=nn.functional.cross_entropy)
+    parts = sharpness(model, [(x[:8], y[:8]), (x[8:], y[8:])], rho=0.05, objective=nn.functional.cross_entropy)
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-6)

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bisam.batches import Batch
 from bisam.criterion import Criterion
 from bisam.diagnostics.arguments import Data, Progress, batches_of, kind, plain, to_device
-from bisam.diagnostics.tally import Mean, is_classification, predictions, scalar
+from bisam.diagnostics.tally import Mean, Predictions, scalar
 from bisam.objectives import CrossEntropy, LowerBound, Objective
 from bisam.snapshot import BufferSnapshot, RandomState, Snapshot
 
@@ -105,9 +105,9 @@ class Probe:
         """The loss and what goes with it at w + offset."""
         self._move(offset)
         loss, climbed, bound = Mean(self.objective), Mean(self.ascent), Mean(self.ascent)
+        predicted = Predictions([self.objective, self.ascent])
+        lower = self.ascent if isinstance(self.ascent, LowerBound) else None
         slope = torch.zeros(self.size if gradient else 0, dtype=self.dtype, device=self.device)
-        right: list[Tensor] = []
-        labels: list[Tensor] = []
         for batch in self._pass():
             with torch.set_grad_enabled(gradient), self._differentiable(gradient):
                 output = _logits(batch.run(self.model))
@@ -119,21 +119,19 @@ class Probe:
             with torch.no_grad():
                 same = self.ascent is self.objective
                 loss.add(value if same else scalar(self.objective(output, batch.y)), batch.y)
-                if isinstance(self.ascent, LowerBound):
-                    bound.add(scalar(self.ascent.bound(output, batch.y)), batch.y)
-                if is_classification(output, batch.y):
-                    seen, label = predictions(output, batch.y, getattr(self.objective, "ignore_index", -100))
-                    right.append(seen)
-                    labels.append(label)
+                lower = None if batch.y.is_floating_point() else lower
+                if lower is not None:
+                    bound.add(scalar(lower.bound(output, batch.y)), batch.y)
+                predicted.add(output, batch.y)
         if gradient:
             slope /= climbed.divisor
         return Look(
             loss=loss.value,
             climbed=climbed.value,
-            bound=bound.value if isinstance(self.ascent, LowerBound) else None,
+            bound=None if lower is None else bound.value,
             gradient=slope,
-            right=torch.cat(right) if right else None,
-            labels=torch.cat(labels) if labels else None,
+            right=predicted.right,
+            labels=predicted.labels,
         )
 
     def hessian_times(self, vector: Tensor) -> Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from bisam.objectives import Objective, check_classification, correct, divisor
+from bisam.objectives import Objective, as_target, check_classification, correct
+from bisam.settings import divisor, is_of_labels, setting
 
 
 class Mean:
@@ -27,11 +30,33 @@ class Mean:
     def divisor(self) -> float:
         if not self._weight:
             raise ValueError("the data is empty: every sample is ignored or has no weight")
-        return 1.0 if getattr(self._objective, "reduction", "mean") == "sum" else self._weight
+        return 1.0 if setting(self._objective, "reduction", "mean") == "sum" else self._weight
 
     @property
     def value(self) -> float:
         return self._sum / self.divisor
+
+
+class Predictions:
+    """Which samples are right, and their labels, over all batches; None unless every batch is a classification."""
+
+    def __init__(self, objectives: Sequence[Objective]) -> None:
+        self._objectives = objectives
+        self._batches: list[tuple[Tensor, Tensor]] = []
+        self._all_classify = True
+
+    def add(self, output: Tensor, target: Tensor) -> None:
+        self._all_classify = self._all_classify and is_classification(self._objectives, output, target)
+        if self._all_classify:
+            self._batches.append(predictions(output, target, setting(self._objectives[0], "ignore_index", -100)))
+
+    @property
+    def right(self) -> Tensor | None:
+        return torch.cat([right for right, _ in self._batches]) if self._all_classify else None
+
+    @property
+    def labels(self) -> Tensor | None:
+        return torch.cat([labels for _, labels in self._batches]) if self._all_classify else None
 
 
 def scalar(value: Tensor) -> Tensor:
@@ -40,20 +65,23 @@ def scalar(value: Tensor) -> Tensor:
     return value
 
 
-def is_classification(output: Tensor, target: Tensor) -> bool:
+def is_classification(objectives: Sequence[Objective], output: Tensor, target: Tensor) -> bool:
+    """Whether one can count who is right. Numbers that add up to 1 are labels only if an objective is of labels."""
     try:
         check_classification(output, target)
     except (TypeError, ValueError):
         return False
     if not target.is_floating_point():
         return True
-    total = target.sum(0 if target.dim() == 1 else 1)
+    if target.dim() == 1 or not any(map(is_of_labels, objectives)):
+        return False
+    total = target.sum(1)
     return bool((target >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-2)
 
 
 def predictions(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Which of the samples that count are right, and their labels, flat."""
     right = correct(logits, target, ignore_index=ignore_index)
-    labels = target.argmax(0 if target.dim() == 1 else 1) if target.is_floating_point() else target
-    counted = torch.ones_like(right) if target.is_floating_point() else target != ignore_index
+    labels = target.argmax(1) if target.is_floating_point() else as_target(target)
+    counted = torch.ones_like(right) if target.is_floating_point() else labels != ignore_index
     return right[counted], labels[counted]

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from bisam.batches import Batch
 from bisam.diagnostics.arguments import kind, plain, to_device
 from bisam.diagnostics.tally import Mean, is_classification
-from bisam.objectives import correct
+from bisam.objectives import as_target, correct
 from bisam.optimizer import SharpnessAware
+from bisam.settings import setting
 from bisam.tuning.randomness import Randomness
 from bisam.work import precision
 
@@ -209,17 +210,18 @@ class _Look:
 
 @torch.no_grad()
 def _look(model: nn.Module, optimizer: SharpnessAware, batch: Batch) -> _Look:
+    criterion = optimizer.criterion
     with precision(optimizer.autocast, batch.y.device):
         output = batch.run(model)
         logits, target = getattr(output, "logits", output), batch.y
-        loss = optimizer.criterion(logits, target)
-    if not is_classification(logits, target):
+        loss = criterion(logits, target)
+    if not is_classification([criterion.descent, criterion.ascent], logits, target):
         raise ValueError(
             "find_rho compares accuracies, and the model's outputs and the targets are not logits (N, K, …) and labels"
         )
-    ignore_index = getattr(optimizer.criterion.descent, "ignore_index", -100)
+    ignore_index = setting(criterion.descent, "ignore_index", -100)
     right = correct(logits, target, ignore_index=ignore_index)
-    counted = torch.ones_like(right) if target.is_floating_point() else target != ignore_index
+    counted = torch.ones_like(right) if target.is_floating_point() else as_target(target) != ignore_index
     of_each_sample = (right & counted).reshape(len(right), -1).sum(1)
     return _Look(loss, of_each_sample.cpu().double(), int(counted.sum()))
 

@@ -1,0 +1,68 @@
+"""What an objective is set to, be it a module or a function: what it weighs, ignores and divides by."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bisam.objectives import LowerBound, Objective, label_weights, lower_bound
+
+_OF_LABELS = (F.cross_entropy, F.nll_loss, lower_bound)
+_DEFAULTS = {"weight": None, "ignore_index": -100, "reduction": "mean"}
+"""Theirs."""
+
+_OF_NUMBERS = (
+    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMarginLoss, nn.SoftMarginLoss),
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.GaussianNLLLoss),
+)
+
+
+def setting(objective: Objective, name: str, default: Any = None) -> Any:
+    """An option of an objective: a module's attribute, or what a function is called with.
+
+    >>> setting(nn.CrossEntropyLoss(ignore_index=0), "ignore_index")
+    0
+    >>> setting(partial(F.cross_entropy, reduction="sum"), "reduction")
+    'sum'
+    """
+    if isinstance(objective, partial):
+        return objective.keywords[name] if name in objective.keywords else setting(objective.func, name, default)
+    return _DEFAULTS[name] if _is_one_of_ours(objective) else getattr(objective, name, default)
+
+
+def class_weights(objective: Objective) -> Tensor | None:
+    """A number for each class. What else goes by the name of weight, such as the matrix of a layer, is not meant."""
+    weight = setting(objective, "weight")
+    return weight if isinstance(weight, Tensor) and weight.dim() == 1 else None
+
+
+def is_of_labels(objective: Objective) -> bool:
+    """Whether it is known to be of logits and one label for each sample: then one can count who is right."""
+    while isinstance(objective, partial):
+        objective = objective.func
+    return isinstance(objective, (nn.CrossEntropyLoss, nn.NLLLoss, LowerBound)) or _is_one_of_ours(objective)
+
+
+def is_of_numbers(objective: Objective) -> bool:
+    """Whether it is known to be of anything but one label for each sample: several of them, or a regression."""
+    return isinstance(objective, _OF_NUMBERS)
+
+
+def divisor(objective: Objective, target: Tensor) -> float | Tensor:
+    """What the objective's value on these targets was divided by: 1 for a sum; for a mean the number of samples, less
+    what is ignored, by class weights if any."""
+    if setting(objective, "reduction", "mean") == "sum":
+        return 1.0
+    ignore_index = setting(objective, "ignore_index")
+    if ignore_index is None or target.is_floating_point():
+        return float(len(target))
+    exact = torch.float32 if target.device.type == "mps" else torch.float64  # 1/3 of a batch is a third in float64 too
+    return label_weights(target, class_weights(objective), ignore_index).sum(dtype=exact)
+
+
+def _is_one_of_ours(objective: Objective) -> bool:
+    return any(objective is function for function in _OF_LABELS)
