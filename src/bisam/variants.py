@@ -132,8 +132,8 @@ class ESAM(SharpnessAware):
     """Efficient SAM: a random part of the parameter tensors climbs, and the samples that it hurts most are descended.
 
     Each tensor is kept with probability β, and the kept ones climb to ‖ε‖ = ρ/β (stochastic weight perturbation); the
-    update uses the ⌈γn⌉ samples whose ascent objective rose most (sharpness-sensitive data selection). β = γ = 1 is SAM,
-    bit for bit. Needs `minimize`.
+    update uses the ⌈γn⌉ samples whose ascent objective rose most (sharpness-sensitive data selection). β = γ = 1 is
+    SAM, bit for bit. Needs `minimize`.
 
     Du, Yan, Feng, Zhou, Zhen, Goh, Tan: Efficient Sharpness-aware Minimization for Improved Training of Neural
     Networks, 2022. The BiSAM paper writes ρ/(1 − β); ESAM's code, and we, keep with probability β and divide by β.
