@@ -159,7 +159,7 @@ class Contract:
 
     def test_a_zero_gradient_leaves_the_weights_where_they_are(self, hand_variant):
         model, optimizer = build(hand_variant)
-        assert optimizer.phase == "ascent"
+        optimizer.criterion.record(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor(0.0))
         (sum(p.sum() for p in model.parameters()) * 0).backward()
         before = [p.detach().clone() for p in model.parameters()]
         optimizer.ascend()

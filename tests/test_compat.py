@@ -142,12 +142,13 @@ def test_weights_come_back_when_the_closure_raises():
 
 
 @pytest.mark.parametrize("base_class", [torch.optim.SGD, torch.optim.Adam])
-def test_a_checkpoint_of_the_usual_class_loads_without_the_weights_it_carries(base_class):
-    """Its state held the old weights of the last step, and nothing of the base optimizer."""
+@pytest.mark.parametrize("name", ["old_p", "e_w"])
+def test_a_checkpoint_of_the_usual_class_loads_without_the_weights_it_carries(base_class, name):
+    """Its state held the old weights of the last step, or ε, and nothing of the base optimizer."""
     model = mlp()
     optimizer = SAM(model.parameters(), base_class, lr=0.1)
     usual = {
-        "state": {index: {"old_p": p.detach().clone()} for index, p in enumerate(model.parameters())},
+        "state": {index: {name: p.detach().clone()} for index, p in enumerate(model.parameters())},
         "param_groups": [{**optimizer.state_dict()["param_groups"][0], "rho": 0.2}],
     }
     optimizer.load_state_dict(usual)

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -274,8 +276,7 @@ def test_sums_of_several_closures_are_returned_as_their_gradient_is_averaged(nam
     assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("form", ["step", "by hand"])
-def test_two_objectives_are_not_one_because_nobody_asked(form):
+def test_two_objectives_are_not_one_because_nobody_asked():
     model, optimizer = build("BiSAM(log)", net=mlp)
     x, y = batch()
     weights = [p.detach().clone() for p in model.parameters()]
@@ -285,25 +286,59 @@ def test_two_objectives_are_not_one_because_nobody_asked(form):
         loss.backward()
         return loss
 
-    def by_hand():
-        closure()
-        optimizer.ascend()
-
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"did not ask for it.*optimizer.criterion.*optimizer.phase"):
-            optimizer.step(closure) if form == "step" else by_hand()
+        with pytest.raises(RuntimeError, match=r"did not ask which.*optimizer.criterion.*optimizer.phase"):
+            optimizer.step(closure)
         assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
         optimizer.zero_grad()
 
-    def choosing():
-        loss = bisam.lower_bound(model(x), y) if optimizer.phase == "ascent" else F.cross_entropy(model(x), y)
+    for _ in range(2):
+        closure()
+        with pytest.warns(UserWarning, match=r"was not asked for their objective.*optimizer.criterion"):
+            optimizer.ascend()
+        optimizer.restore()
+
+
+@pytest.mark.parametrize(
+    "climbs",
+    [
+        lambda optimizer: optimizer.phase == "ascent",
+        lambda optimizer: optimizer.criterion.phase == "ascent",
+        lambda optimizer: not optimizer.perturbed,
+    ],
+)
+def test_a_closure_may_choose_its_loss_by_itself(climbs):
+    model, optimizer = build("BiSAM(log)", net=mlp)
+    twin, twin_optimizer = build("BiSAM(log)", net=mlp)
+    x, y = batch()
+
+    def closure():
+        loss = (bisam.lower_bound if climbs(optimizer) else F.cross_entropy)(model(x), y)
         loss.backward()
         return loss
 
-    twin, twin_optimizer = build("BiSAM(log)", net=mlp)
-    optimizer.step(choosing)
-    twin_optimizer.step(closure_of(twin, twin_optimizer, x, y))
+    for _ in range(2):
+        optimizer.step(closure)
+        twin_optimizer.step(closure_of(twin, twin_optimizer, x, y))
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_parts_that_a_closure_propagates_back_one_by_one_are_parts():
+    x, y = batch()
+    told = []
+    for pieces in (1, 4):
+        model, optimizer = build("BiSAM(log)", net=mlp, dtype=torch.float64)
+
+        def closure(model=model, optimizer=optimizer, pieces=pieces):
+            optimizer.zero_grad()
+            for a, b in zip(x.double().chunk(pieces), y.chunk(pieces), strict=True):
+                (optimizer.criterion(model(a), b) / pieces).backward()
+
+        loss = optimizer.step(closure)
+        told.append({**optimizer.telemetry.as_dict(), "returned": loss})
+    assert told[0].keys() == told[1].keys()
+    assert "flips" in told[0]
+    torch.testing.assert_close(*told, check_dtype=False)
 
 
 def test_the_bound_is_not_shown_beside_an_error_of_other_labels():
@@ -314,18 +349,40 @@ def test_the_bound_is_not_shown_beside_an_error_of_other_labels():
     assert optimizer.telemetry.bound is None
 
 
-@pytest.mark.parametrize("descent", [nn.BCEWithLogitsLoss(), nn.MSELoss(), nn.MultiLabelSoftMarginLoss()])
-def test_q_is_refused_where_a_sample_has_no_single_label(descent):
-    for variant in ("BiSAM(log)", "EBiSAM(tanh)", "GSAM(log)"):
-        with pytest.raises(TypeError, match=r"Q bounds the error of a classification.*two logits"):
-            build(variant, net=mlp, descent=descent)
+@pytest.mark.parametrize(
+    "descent",
+    [
+        nn.BCEWithLogitsLoss(),
+        F.binary_cross_entropy_with_logits,
+        partial(F.mse_loss),
+        nn.MultiLabelSoftMarginLoss(),
+    ],
+)
+@pytest.mark.parametrize("name", ["BiSAM(log)", "EBiSAM(tanh)", "GSAM(log)"])
+def test_q_is_refused_where_a_sample_has_no_single_label(descent, name):
+    x, y = batch()
+    one_hot = F.one_hot(y, 4).float()
+    if name != "EBiSAM(tanh)":  # which chooses by losses that have a value for each sample
+        _, optimizer = build(name, net=mlp, descent=descent)
+        optimizer.minimize(x, 0.9 * one_hot + 0.1 * one_hot.roll(1, 0))  # such as mixup, for any loss
+    _, optimizer = build(name, net=mlp, descent=descent)
+    with pytest.raises(ValueError, match=r"one label for each sample.*shape \(16, 4\).*two logits"):
+        optimizer.minimize(x, one_hot + one_hot.roll(1, 0))
 
 
 def test_q_is_refused_where_the_model_has_one_output():
     net = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
     optimizer = bisam.BiSAM(torch.optim.SGD(net.parameters(), lr=0.1), net, descent=F.binary_cross_entropy_with_logits)
-    with pytest.raises(ValueError, match=r"Q takes logits \(N, K\).*shape \(16,\): one number for each sample"):
-        optimizer.minimize(batch()[0], torch.rand(16).round())
+    with pytest.raises(ValueError, match=r"one label for each sample.*shape \(16,\)"):
+        optimizer.minimize(batch()[0], F.one_hot(torch.tensor(3), 16).float())
+
+
+def test_one_sample_of_probabilities_is_one_sample():
+    model, optimizer = build("BiSAM(log)", net=mlp)
+    probabilities = torch.rand(4).softmax(0)
+    x = batch()[0][0]
+    expected = F.cross_entropy(model(x), probabilities).item()
+    assert optimizer.step(closure_of(model, optimizer, x, probabilities)).item() == pytest.approx(expected)
 
 
 class Margin(nn.Module):

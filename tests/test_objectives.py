@@ -357,6 +357,11 @@ def test_with_probabilities_the_bound_is_below_the_error_of_labels_drawn_from_th
     assert bound(logits, p, phi=phi, mu=mu, weight=weight if weighted else None) <= expected_error + 1e-6
 
 
+def test_no_class_index_ignores_probabilities():
+    logits, p = torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([[0.9, 0.1], [0.1, 0.9]])
+    assert zero_one_error(logits, p, ignore_index=0).item() == 0.5
+
+
 def test_class_weights_count_for_probabilities_as_for_indices():
     logits, y, weight = torch.randn(20, 3), torch.randint(3, (20,)), torch.tensor([1.0, 3.0, 10.0])
     one_hot = F.one_hot(y, 3).float()

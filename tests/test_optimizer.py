@@ -640,6 +640,7 @@ FUNCTIONS = {
     "cross_entropy": F.cross_entropy,
     "sum": partial(F.cross_entropy, reduction="sum"),
     "ignores": partial(F.cross_entropy, ignore_index=0),
+    "module": partial(nn.CrossEntropyLoss(reduction="sum")),
     "weighs": partial(F.cross_entropy, weight=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)),
 }
 
@@ -669,12 +670,13 @@ def test_q_ignores_and_weighs_what_a_function_that_is_descended_does():
 
 def test_samples_are_chosen_by_a_function_as_by_a_module():
     results = []
-    for descent in (F.cross_entropy, nn.CrossEntropyLoss()):
+    for descent in (F.cross_entropy, nn.CrossEntropyLoss(), partial(nn.CrossEntropyLoss())):
         model, optimizer = build("ESAM", net=mlp, descent=descent)
         for seed in range(3):
             optimizer.minimize(*batch(seed))
         results.append(tensors(model, optimizer))
-    assert_identical(*results)
+    assert_identical(results[0], results[1])
+    assert_identical(results[1], results[2])
 
 
 # Gradients of before
@@ -722,6 +724,49 @@ def test_a_gradient_added_to_what_the_last_step_left_is_not_lost_whichever_param
     [*model.parameters()][index].square().sum().backward()
     with pytest.raises(RuntimeError, match="found gradients from before"):
         optimizer.step(lambda: optimizer.criterion(model(x), y).backward())
+
+
+def test_gradients_of_before_are_seen_however_autograd_adds_to_them():
+    model, optimizer = build(net=mlp)
+    x, y = batch()
+    model(x).sum().backward()
+
+    def closure():  # which makes autograd put the sum into a new tensor
+        optimizer.criterion(model(x), y).backward(create_graph=True)
+
+    with pytest.raises(RuntimeError, match="gradients from before"):
+        optimizer.step(closure)
+    for clear in (lambda: None, lambda: setattr(model[0].weight, "grad", None)):  # not all are cleared
+        optimizer.zero_grad()
+        model(x).sum().backward()
+
+        def partly(clear=clear):
+            clear()
+            optimizer.criterion(model(x), y).backward()
+
+        with pytest.raises(RuntimeError, match="found gradients from before"):
+            optimizer.step(partly)
+    optimizer.zero_grad()
+    optimizer.minimize(x, y)
+
+
+def test_an_old_gradient_of_a_parameter_that_the_closure_does_not_use_is_seen():
+    model, optimizer = build(net=lambda: nn.ModuleList([mlp(), mlp()]))
+    x, y = batch()
+    model[1](x).sum().backward()
+    with pytest.raises(RuntimeError, match="found gradients from before"):
+        optimizer.step(lambda: optimizer.criterion(model[0](x), y).backward())
+
+
+def test_gradients_are_freed_when_they_are_cleared_by_whomever():
+    model, optimizer = build(net=mlp)
+    x, y = batch()
+    for clear in (model.zero_grad, optimizer.base.zero_grad):
+        optimizer.minimize(x, y)
+        held = [weakref.ref(p.grad) for p in model.parameters()]
+        clear()
+        gc.collect()
+        assert not any(ref() is not None for ref in held)
 
 
 # What cannot be trained

@@ -238,6 +238,7 @@ def test_gradients_that_the_caller_has_unscaled_are_not_unscaled_again(device, b
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.descend()
         plain_optimizer.minimize(x, y)
+        torch.testing.assert_close(optimizer.telemetry.ascent_norm, plain_optimizer.telemetry.ascent_norm)
     assert scaler.get_scale() == 2.0**12
     assert_close(tensors(model, optimizer), tensors(plain, plain_optimizer), 1e-6)
     weights = [p.detach().clone() for p in model.parameters()]
@@ -249,3 +250,41 @@ def test_gradients_that_the_caller_has_unscaled_are_not_unscaled_again(device, b
     optimizer.descend()  # which is skipped
     assert_identical([p.detach() for p in model.parameters()], weights)
     assert scaler.get_scale() == 2.0**11
+
+
+def test_gradients_unscaled_in_a_step_that_was_given_up_are_forgotten(device):
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**10)
+    model, optimizer = build("SAM", net=mlp, device=device, scaler=scaler)
+    x, y = batch(device=device)
+    scaler.scale(optimizer.criterion(model(x), y)).backward()
+    optimizer.ascend()
+    scaler.scale(optimizer.criterion(model(x), y)).backward()
+    scaler.unscale_(optimizer)
+    optimizer.restore()
+    scaler.scale(optimizer.criterion(model(x), y)).backward()
+    optimizer.ascend()
+    norm = optimizer.telemetry.ascent_norm
+    optimizer.restore()
+    _, plain = build("SAM", net=mlp, device=device)
+    plain.minimize(x, y)
+    torch.testing.assert_close(norm, plain.telemetry.ascent_norm)
+
+
+@pytest.mark.parametrize("name", ["GSAM", "LookSAM"])
+def test_a_closure_that_unscales_is_refused_where_gradients_of_both_passes_are_compared(name, device):
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**10)
+    model, optimizer = build(name, net=mlp, device=device, scaler=scaler)
+    x, y = batch(device=device)
+    before = tensors(model, optimizer)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = optimizer.criterion(model(x), y)
+        scaler.scale(loss).backward()
+        if optimizer.phase == "descent":
+            scaler.unscale_(optimizer)
+        return loss
+
+    with pytest.raises(RuntimeError, match="compares the gradients of both passes"):
+        optimizer.step(closure)
+    assert_identical(tensors(model, optimizer), before)

@@ -140,7 +140,6 @@ def test_esam_computes_no_weight_gradient_of_what_it_drops_and_perturbs_only_wha
         return nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(20)], mlp())
 
     model, optimizer = build("ESAM", net=net)
-    optimizer.minimize(*batch())  # which finds out who gets a gradient
     graded, moved, before = {}, {}, dict(zip(model.parameters(), weights_of(model), strict=True))
     undo = optimizer.perturbation.after_ascent
 
@@ -503,18 +502,56 @@ def test_esam_resumes_bitwise_with_parameters_that_nobody_uses():
     assert_identical(*results)
 
 
-def test_esam_trains_a_head_beside_what_nobody_uses():
-    """Its first draws may keep nothing but unused tensors, of which a loss that is to be differentiated needs more."""
-    for seed in range(20):
-        torch.manual_seed(seed)
-        model = Skipping()
-        model.first.requires_grad_(False)
-        model.second.requires_grad_(False)
-        optimizer = bisam.ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+def test_esam_descends_at_the_weights_where_nobody_is_left_to_climb():
+    """Of the tensors that it keeps the loss may depend on none: a loss that cannot be differentiated is not."""
+    torch.manual_seed(0)
+    model = Skipping()
+    model.first.requires_grad_(False)
+    optimizer = bisam.ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    unmoved = 0
+    for step in range(40):
+        model.skips = step % 2 == 0
         before = model.head.weight.detach().clone()
-        for step in range(3):
-            optimizer.minimize(*batch(step))
+        optimizer.minimize(*batch(step))
         assert not torch.equal(model.head.weight, before)
+        unmoved += optimizer.telemetry.surrogate_gap == 0
+    assert 0 < unmoved < 20
+    model.requires_grad_(False)
+    with pytest.raises(RuntimeError, match=r"found no gradients"):
+        optimizer.minimize(*batch())
+
+
+@pytest.mark.parametrize("sigma", [0.5, 2.0])
+def test_friendly_sam_agrees_with_the_float64_reference_for_any_sigma(sigma):
+    model, optimizer = build("FriendlySAM", dtype=torch.float64, sigma=sigma)
+    twin, other = build("FriendlySAM", dtype=torch.float64)
+    memory = {}
+    for seed in range(10):
+        x, y = batch(seed, dtype=torch.float64)
+        optimizer.minimize(x, y)
+        reference.friendlysam(twin, other.base, x, y, reference.cross_entropy, memory, sigma=sigma)
+    assert_close(tensors(model, optimizer), tensors(twin, other), 1e-10)
+
+
+def test_friendly_sams_mean_begins_with_the_first_gradient_that_is_finite():
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model, optimizer = build("FriendlySAM", net=mlp, scaler=scaler)
+    x, y = batch()
+    for spoiled in (True, True, False):
+        gradients = []
+
+        def closure(spoiled=spoiled, gradients=gradients):
+            optimizer.zero_grad()
+            loss = optimizer.criterion(model(x), y)
+            scaler.scale(loss).backward()
+            if spoiled:
+                model[0].weight.grad[0, 0] = float("inf")
+            gradients.append([p.grad / scaler.get_scale() for p in model.parameters()])
+            return loss
+
+        optimizer.step(closure)
+    means = optimizer.perturbation.memory.of("mean", [*model.parameters()])
+    assert_close(means, gradients[0], 1e-6)
 
 
 def test_friendly_sam_without_a_memory_climbs_the_change_of_the_gradient():

@@ -112,11 +112,13 @@ def per_sample(objective: Objective, logits: Tensor, target: Tensor) -> Tensor:
 
 
 def _unreduced(objective: Any) -> Objective:
-    if not hasattr(objective, "reduction"):  # a function
-        return partial(objective, reduction="none")
-    each = copy.copy(objective)
-    each.reduction = "none"
-    return each
+    if hasattr(objective, "reduction"):
+        each = copy.copy(objective)
+        each.reduction = "none"
+        return each
+    if isinstance(objective, partial) and hasattr(objective.func, "reduction"):
+        return partial(_unreduced(objective.func), *objective.args, **objective.keywords)
+    return partial(objective, reduction="none")
 
 
 Look = Callable[[Batch], Tensor]

@@ -34,11 +34,6 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
             f"this {type(base).__name__} is the base of a sharpness-aware optimizer already, whose options are in its "
             "parameter groups. Build a new one"
         )
-    if any(group.get("maximize") for group in base.param_groups):
-        raise ValueError(
-            "the base optimizer has maximize=True, and a sharpness-aware one would climb to the best point nearby, not "
-            "the worst. Minimise the negative instead"
-        )
     if not any(group["params"] for group in base.param_groups):
         raise ValueError("the base optimizer has an empty parameter list: there is nothing to train")
     clash = sorted(perturbation.defaults.keys() & base.defaults.keys())
@@ -48,7 +43,17 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
             "keeps in the same parameter groups: it cannot be a base optimizer"
         )
     for group in base.param_groups:
-        perturbation.check({**perturbation.defaults, **group})
+        check_group(group, perturbation)
+
+
+def check_group(group: dict[str, Any], perturbation: Perturbation) -> None:
+    """That a parameter group can be trained."""
+    perturbation.check({**perturbation.defaults, **group})
+    if group.get("maximize"):
+        raise ValueError(
+            "a parameter group of the base optimizer has maximize=True, and a sharpness-aware one would climb to the "
+            "best point nearby, not the worst. Minimise the negative instead"
+        )
 
 
 def check_options(clip_norm: Any, scaler: Any, autocast: Any, micro_batch: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,8 +41,8 @@ class Observation:
 class Telemetry:
     """What one step knows without extra passes. Values are device tensors; reading one waits for nothing.
 
-    A value is None while its pass has not run, where the criterion was not used, or was used more than once in a
-    closure, and, for those that count errors, where the task is not known to be a classification (neither objective is
+    A value is None while its pass has not run, where the criterion was not used, or was used for several terms of one
+    loss, and, for those that count errors, where the task is not known to be a classification (neither objective is
     cross entropy or a lower bound).
     """
 
@@ -135,19 +136,16 @@ class Criterion:
                     f"{name} must be an objective to call with (output, target), such as bisam.LowerBound() or "
                     f"torch.nn.CrossEntropyLoss(), got {objective!r}"
                 )
-        if isinstance(ascent, LowerBound) and descent is not None and settings.is_of_numbers(descent):
-            raise TypeError(
-                f"Q bounds the error of a classification, one label for each sample, and {descent} is not its loss. "
-                "For two classes give the model two logits and use cross entropy; otherwise use a variant without Q, "
-                "such as SAM, or an ascent of your own"
-            )
         self.descent: Objective = CrossEntropy() if descent is None else descent
         self.ascent: Objective = self.descent if ascent is None else ascent
-        self.phase: Phase = "ascent"
+        self._phase: Phase = "ascent"
         self.silent = False
         self.asked = False
-        """Whether anyone has asked, since the pass began, what the objective is."""
-        self._terms_of_part: int | None = None
+        """Whether anyone has asked, since the pass began, which objective it is for."""
+        self._inside_closure = False
+        self._waits_for_backward = False
+        # Q's own task is that of cross entropy; of another loss, the first targets tell
+        self._knows_the_task = not isinstance(self.ascent, LowerBound) or settings.is_of_labels(self.descent)
         self.telemetry = Telemetry(self.ascent, self.descent)
         self._step_is_over = False
         self._is_classification = settings.is_of_labels(self.ascent) or settings.is_of_labels(self.descent)
@@ -156,14 +154,10 @@ class Criterion:
         logits: Tensor = getattr(output, "logits", output)
         if not torch.is_grad_enabled():
             return self.descent(logits, target)
-        shape = tuple(logits.shape) if isinstance(logits, Tensor) else None
-        if shape is not None and 0 in shape:
-            raise ValueError(f"the batch is empty: the model's output has shape {shape}")
-        if isinstance(self.ascent, LowerBound) and shape == tuple(target.shape) and len(shape) == 1:
-            raise ValueError(
-                f"Q takes logits (N, K) of K classes, and the output has shape {shape}: one number for "
-                "each sample. For two classes give the model two logits and use cross entropy"
-            )
+        if isinstance(logits, Tensor) and logits.numel() == 0:
+            raise ValueError(f"the batch is empty: the model's output has shape {tuple(logits.shape)}")
+        if not self._knows_the_task:
+            self._refuse_what_has_no_single_label(target)
         loss = self.objective(logits, target)
         if loss.dim() != 0:
             raise ValueError(
@@ -171,14 +165,21 @@ class Criterion:
                 'Use reduction="mean" or "sum"'
             )
         if not self.silent:
+            self._note_term(loss)
             self.record(logits, target, loss)
         return loss
+
+    @property
+    def phase(self) -> Phase:
+        """Whose gradient the next backward pass is for."""
+        self.asked = True
+        return self._phase
 
     @property
     def objective(self) -> Objective:
         """The objective of the phase that is on."""
         self.asked = True
-        return self.ascent if self.phase == "ascent" else self.descent
+        return self.ascent if self._phase == "ascent" else self.descent
 
     @property
     def bilevel(self) -> bool:
@@ -195,21 +196,44 @@ class Criterion:
         """What follows is a pass of that phase; a silent one leaves no trace in the telemetry."""
         if self._step_is_over:
             self.begin()
-        self.phase = phase
+        self._phase = phase
         self.silent = silent
         self.asked = False
 
-    def begin_part(self) -> None:
-        """A closure begins, whose loss is of one part of the batch."""
-        self._terms_of_part = 0
+    def run(self, closure: Callable[[], Any]) -> Any:
+        """A closure of the user's. Calls of the criterion in it are parts of a batch if each is propagated back before
+        the next; otherwise they are terms of one loss, of which telemetry does not know what each counts for."""
+        self._inside_closure, self._waits_for_backward = True, False
+        try:
+            return closure()
+        finally:
+            self._inside_closure = False
 
-    def end_parts(self) -> None:
-        self.silent = False
-        self._terms_of_part = None
+    def _note_term(self, loss: Tensor) -> None:
+        if self._inside_closure and loss.requires_grad and not torch.compiler.is_compiling():
+            if self._waits_for_backward:
+                self.telemetry._give_up()
+            self._waits_for_backward = True
+            loss.register_hook(self._hear_of_backward)  # type: ignore[no-untyped-call]
+
+    def _hear_of_backward(self, gradient: Tensor) -> None:
+        self._waits_for_backward = False
+
+    def _refuse_what_has_no_single_label(self, target: Any) -> None:
+        """Q is of one label for each sample, or of probabilities. Looked at once: it waits for the device."""
+        self._knows_the_task = True
+        if isinstance(target, Tensor) and target.is_floating_point():
+            total = target.sum(1) if target.dim() > 1 else torch.zeros(())
+            if not (torch.allclose(total, torch.ones_like(total), atol=1e-2) and bool((target >= 0).all())):
+                raise ValueError(
+                    f"Q bounds the error of a classification with one label for each sample, and the targets of shape "
+                    f"{tuple(target.shape)} are not class indices or probabilities (N, K). For two classes give the "
+                    "model two logits and use cross entropy; otherwise use a variant without Q, such as SAM"
+                )
 
     def finish(self) -> None:
         """The step is over: its telemetry stays readable until the next one begins."""
-        self.phase = "ascent"
+        self._phase = "ascent"
         self.silent = False
         self.asked = False
         self._step_is_over = True
@@ -224,15 +248,11 @@ class Criterion:
         if self._step_is_over:
             self.enter("ascent")
         self.asked = True
-        if self._terms_of_part is not None:
-            self._terms_of_part += 1
-            if self._terms_of_part > 1:
-                self.telemetry._give_up()
         if self.telemetry._gave_up:
             return
         # cloned: what the caller does to the loss in place, such as dividing it, is not what was observed
         value = value.detach().clone()
-        climbing = self.phase == "ascent"
+        climbing = self._phase == "ascent"
         loss = self.descent(logits, target) if climbing and self.bilevel else value
         # labels of its own: the caller may put the next part's into the same tensor
         observation = Observation(loss, target if target.is_floating_point() else target.clone())
@@ -241,7 +261,7 @@ class Criterion:
             observation.bound = self._bound(value, logits, target)
         if self._is_classification:
             observation.right, observation.wrong = self._right_and_wrong(logits, target)
-        passes = self.telemetry._at_perturbed if self.phase == "descent" else self.telemetry._at_weights
+        passes = self.telemetry._at_perturbed if self._phase == "descent" else self.telemetry._at_weights
         passes.append(observation)
         if len(passes) > 1:
             for part in passes[-2:]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -49,20 +49,56 @@ def add(a: Gradients | None, b: Gradients, factor: float | Tensor) -> Gradients:
     return [y if x is None else x if y is None else x.add_(y) for x, y in zip(a, b, strict=True)]
 
 
-class Leftover:
-    """The gradients that parameters hold now, and how often each was written to: to know them again later."""
+_MARK = "_bisam_gradient"
 
-    def __init__(self, params: Iterable[Tensor]) -> None:
-        self._seen = {param: (param.grad, param.grad._version) for param in params if param.grad is not None}
 
-    def is_present(self) -> bool:
-        """Whether any of them is where it was, whatever was added to it."""
-        return any(param.grad is gradient for param, (gradient, _) in self._seen.items())
+def mark(params: Iterable[Tensor], what: str) -> None:
+    """Write on the gradients what they are, to know them again; whatever is added to one later shows."""
+    for param in params:
+        if param.grad is not None:
+            setattr(param.grad, _MARK, (what, _version(param.grad)))
 
-    def is_all_of(self, params: Iterable[Tensor]) -> bool:
-        """Whether these parameters hold no other gradients, and nothing was added to these."""
-        return all(param.grad is None or self._holds(param, param.grad) for param in params)
 
-    def _holds(self, param: Tensor, gradient: Tensor) -> bool:
-        seen, version = self._seen.get(param, (None, 0))
-        return gradient is seen and gradient._version == version
+def are_as_marked(params: Iterable[Tensor]) -> bool:
+    """Whether all that the parameters hold is marked, and nothing was added to it."""
+    for param in params:
+        gradient = param.grad
+        if gradient is not None and getattr(gradient, _MARK, ("", None))[1] != _version(gradient):
+            return False
+    return True
+
+
+def any_marked(params: Iterable[Tensor], what: str) -> bool:
+    """Whether any was marked as that, whatever was added to it."""
+    return any(param.grad is not None and getattr(param.grad, _MARK, ("", None))[0] == what for param in params)
+
+
+def _version(gradient: Tensor) -> int:
+    return getattr(gradient, "_local_tensor", gradient)._version
+
+
+class Before:
+    """Gradients from before a pass, which must be cleared in it: `refuse` is called when another arrives on top."""
+
+    def __init__(self, params: Iterable[Tensor], refuse: Callable[[], None]) -> None:
+        self._held = [(param, param.grad) for param in params if param.grad is not None]
+        self._refuse, self._arrived = refuse, set[Tensor]()
+        watched = [param for param, _ in self._held if param.requires_grad]
+        self._handles = [param.register_hook(self._arrival(param)) for param in watched]  # type: ignore[no-untyped-call]
+
+    def _arrival(self, param: Tensor) -> Callable[[Tensor], None]:
+        def see(_: Tensor) -> None:
+            if param.grad is not None and param not in self._arrived:
+                self._refuse()
+            self._arrived.add(param)
+
+        return see
+
+    def close(self) -> None:
+        """Look no more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def is_left(self) -> bool:
+        """Whether any is where it was."""
+        return any(param.grad is gradient for param, gradient in self._held)

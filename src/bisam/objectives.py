@@ -287,8 +287,10 @@ def zero_one_error(logits: Tensor, target: Tensor, *, weight: Tensor | None = No
     """
     check_classification(logits, target)
     wrong = (~correct(logits, target, ignore_index=ignore_index)).float()
-    labels = target.argmax(_class_dim(logits)) if target.is_floating_point() else target
-    share = label_weights(labels, weight, ignore_index)
+    if target.is_floating_point():  # which no class index can ignore
+        share = label_weights(target.argmax(_class_dim(logits)), weight, -100)
+    else:
+        share = label_weights(target, weight, ignore_index)
     return (wrong * share).sum() / share.sum()
 
 

@@ -6,6 +6,7 @@ second gives the descent gradient there; `descend` brings w back, bit for bit, a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ from bisam.checks import (
     check_vectorize,
 )
 from bisam.criterion import Criterion, Phase, Telemetry
-from bisam.gradients import Gradients, Leftover
+from bisam.gradients import Before, Gradients
 from bisam.merge import Merge, Perturbed
 from bisam.objectives import Objective
 from bisam.perturbation import Ball, Bucket, Perturbation, into_buckets, is_zero
@@ -120,9 +121,7 @@ class SharpnessAware(Wrapper):
         self._stepping = False
         self._inside_pass = False
         self._pass_began_clear = True
-        self._of_before: Leftover | None = None
-        self._leftover: Leftover | None = None
-        self._zeros: Leftover | None = None
+        self._before: Before | None = None
         self._fixed_radii: list[Tensor] | None = None
         super().__init__(base)
 
@@ -151,8 +150,8 @@ class SharpnessAware(Wrapper):
         if not (self._inside_pass and self._pass_began_clear):
             self.base.zero_grad(set_to_none)
             self._pass_began_clear = True
-            self._leftover = None
-            self._zeros = None if set_to_none else Leftover(self._parameters())
+            if not set_to_none:
+                gradients.mark(self._parameters(), "zeros")
 
     # The step, in its three forms.
 
@@ -190,7 +189,13 @@ class SharpnessAware(Wrapper):
         self._refuse_leftovers()
         check_by_hand(self)
         self._require_gradients("ascend()", "the first backward pass")
-        self._require_the_criterion()
+        if self._nobody_asked():
+            warnings.warn(
+                f"ascend() takes the gradients of the first pass as they are, and {type(self).__name__} was not asked "
+                "for their objective. With one loss in both passes this is SAM: use optimizer.criterion(output, "
+                "target), or choose by optimizer.phase",
+                stacklevel=2,
+            )
         self._ascend()
 
     def descend(self, *, zero_grad: bool = True) -> None:
@@ -210,17 +215,18 @@ class SharpnessAware(Wrapper):
         """Give a step up: weights and buffers as before `ascend`, no gradients. Does nothing between steps."""
         if self._perturbed:
             self._bring_back()
+            self._state_of_unscaling()
             self.zero_grad()
 
     @property
     def perturbed(self) -> bool:
         """Whether the weights are at w + ε now."""
+        self.criterion.asked = True  # it tells the passes apart too
         return self._perturbed
 
     @property
     def phase(self) -> Phase:
         """Whose gradient the next backward pass is for."""
-        self.criterion.asked = True
         return self.criterion.phase
 
     @property
@@ -232,7 +238,7 @@ class SharpnessAware(Wrapper):
 
     def plan_closure(self, closure: Closure | Sequence[Closure] | None) -> Sequence[Work]:
         """What `step` runs."""
-        work = [Given(as_closures(closure))]
+        work = [Given([partial(self.criterion.run, each) for each in as_closures(closure)])]
         check_sees_batch(self, "step(closure)")
         self._refuse_while_perturbed("step()")
         return work
@@ -280,7 +286,6 @@ class SharpnessAware(Wrapper):
         self._buffers.forget()
         self.criterion.finish()
         self.base.zero_grad(set_to_none=True)
-        self._leftover = self._zeros = None
 
     def _run(self, work: Sequence[Work]) -> list[Any]:
         """Both passes of all the work, and the update. Returns what the closures returned at w."""
@@ -289,10 +294,11 @@ class SharpnessAware(Wrapper):
         try:
             self.criterion.begin()
             torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
-            if any(known is not None and known.is_all_of(params) for known in (self._leftover, self._zeros)):
-                self.zero_grad()
+            if gradients.are_as_marked(params):
+                self.base.zero_grad(set_to_none=True)
             self._pass_began_clear = not gradients.present(params)
-            self._of_before = None if self._pass_began_clear else Leftover(params)
+            if not self._pass_began_clear:
+                self._before = Before(params, self._refuse_gradients_of_before)
             if self._perturbs():
                 values = self._run_perturbed(work, params)
             else:
@@ -304,7 +310,7 @@ class SharpnessAware(Wrapper):
             self._update()
             torch.clear_autocast_cache()
             self._steps += 1
-            self._leftover = Leftover(params)
+            gradients.mark(params, "of the last step")
         except BaseException:
             self.restore()
             self._buffers.forget()
@@ -313,6 +319,7 @@ class SharpnessAware(Wrapper):
             raise
         finally:
             self._stepping = False
+            self._forget_before()
             self.criterion.finish()
         return values
 
@@ -348,6 +355,11 @@ class SharpnessAware(Wrapper):
             self._bring_back(last=number == len(work))
         if at_weights is not None and self._sync.leaves_ascent_to_each_rank and not own_pass:
             sharding.average_([gradient for gradient in at_weights if gradient is not None])
+        if at_weights is not None and self._is_unscaled_outside():
+            raise RuntimeError(
+                f"{type(self).__name__} compares the gradients of both passes, and the closure has unscaled that of "
+                "the second. Leave unscaling to the step; clip_norm= clips"
+            )
         with torch.no_grad():
             self.merge.perturbed(params, at_weights)
         return values
@@ -388,8 +400,14 @@ class SharpnessAware(Wrapper):
                     self.perturbation.before_ascent(buckets, compiled=compiled, captured=captured)
                 torch.clear_autocast_cache()
             random = RandomState(self._devices()) if self.same_dropout else None
-            values = self._pass("ascent", closures, part.divisor)
-            self._require_the_criterion()
+            # a perturbation may have left nobody to climb; then the descent has to find gradients
+            values = self._pass("ascent", closures, part.divisor, may_be_idle=not isinstance(part, Given))
+            if self._nobody_asked():
+                raise RuntimeError(
+                    f"{type(self).__name__} climbs another objective than it descends, and the closure did not ask "
+                    "which it is to compute. With one loss in both passes it is SAM: use loss = "
+                    "optimizer.criterion(output, target), or choose the loss by optimizer.phase"
+                )
             return values, random
         finally:
             self.perturbation.after_ascent()
@@ -406,7 +424,14 @@ class SharpnessAware(Wrapper):
         return self._take(params)
 
     def _pass(
-        self, phase: Phase, closures: Sequence[Closure], divisor: int, *, last: bool = True, silent: bool | None = None
+        self,
+        phase: Phase,
+        closures: Sequence[Closure],
+        divisor: int,
+        *,
+        last: bool = True,
+        silent: bool | None = None,
+        may_be_idle: bool = False,
     ) -> list[Any]:
         """Run all closures of one phase; their gradients, over the divisor, add up in `.grad`."""
         self.criterion.enter(phase, silent=self.criterion.silent if silent is None else silent)
@@ -416,14 +441,16 @@ class SharpnessAware(Wrapper):
             for number, closure in enumerate(closures, start=1):
                 averaged = last and number == len(closures)
                 with torch.enable_grad(), self._sync.during(ascent=phase == "ascent", last=averaged):
-                    self.criterion.begin_part()
                     value = closure()
                 values.append(value.detach() if isinstance(value, Tensor) else value)
-                self._refuse_gradients_of_before()
+                if self._before is not None and not self._pass_began_clear and self._before.is_left():
+                    self._refuse_gradients_of_before()
+                self._forget_before()
         finally:
             self._inside_pass = False
-            self.criterion.end_parts()
-        self._require_gradients("step()", "the closure")
+            self.criterion.silent = False
+        if not may_be_idle:
+            self._require_gradients("step()", "the closure")
         gradients.scale_(self._parameters(), 1 / divisor)
         return values
 
@@ -520,10 +547,11 @@ class SharpnessAware(Wrapper):
     def _state_of_unscaling(self) -> dict[str, Any] | None:
         """What the scaler has noted, for the base optimizer to go on with, if `scaler.unscale_` was called on this
         optimizer, as torch's recipe for clipping does. Then these gradients are unscaled already."""
+        return self.scaler._per_optimizer_states.pop(id(self)) if self._is_unscaled_outside() else None  # type: ignore[union-attr]
+
+    def _is_unscaled_outside(self) -> bool:
         states = getattr(self.scaler, "_per_optimizer_states", {})  # a scaler that is switched off has none
-        if id(self) not in states or states[id(self)]["stage"].name != "UNSCALED":
-            return None
-        return states.pop(id(self))
+        return id(self) in states and states[id(self)]["stage"].name == "UNSCALED"
 
     def _unscale(self, buckets: list[Bucket]) -> None:
         """Undo the scaler's factor without `scaler.unscale_`, which is for the one gradient that decides the update.
@@ -536,28 +564,28 @@ class SharpnessAware(Wrapper):
 
     # Misuse is loud.
 
+    def _forget_before(self) -> None:
+        if self._before is not None:
+            self._before.close()
+        self._before = None
+
     def _refuse_gradients_of_before(self) -> None:
-        if not self._pass_began_clear and self._of_before is not None and self._of_before.is_present():
-            raise RuntimeError(
-                "step() found gradients from before it, and the closure did not clear them. Gradients cannot be "
-                "accumulated outside, because the second pass would miss them: give step() a list of closures, one for "
-                "each micro-batch, or use minimize(x, y, accumulate=n). If they are left over, call zero_grad() first."
-            )
+        raise RuntimeError(
+            "step() found gradients from before it, and the closure did not clear them. Gradients cannot be "
+            "accumulated outside, because the second pass would miss them: give step() a list of closures, one for "
+            "each micro-batch, or use minimize(x, y, accumulate=n). If they are left over, call zero_grad() first."
+        )
 
     def _refuse_leftovers(self) -> None:
-        if self._leftover is not None and self._leftover.is_present():
+        if gradients.any_marked(self._parameters(), "of the last step"):
             raise RuntimeError(
                 "ascend() found the gradient of the last step() beneath the new one. Call zero_grad() before the first "
                 "backward pass"
             )
 
-    def _require_the_criterion(self) -> None:
-        if self.criterion.bilevel and not self.criterion.asked:
-            raise RuntimeError(
-                f"{type(self).__name__} climbs another objective than it descends, and the first pass did not ask for "
-                "it: its loss is that of both passes, which is plain SAM. Use loss = optimizer.criterion(output, "
-                "target), or choose the loss by optimizer.phase"
-            )
+    def _nobody_asked(self) -> bool:
+        """Whether there are two objectives, and the pass that is over was not told which is its own."""
+        return self.criterion.bilevel and not self.criterion.asked
 
     def _require_gradients(self, method: str, source: str) -> None:
         if not gradients.present(self._parameters()):
@@ -578,7 +606,7 @@ class SharpnessAware(Wrapper):
         self._refuse_while_perturbed("copying or pickling")
         state = {name: value for name, value in self.__dict__.items() if "_hooks" not in name and name != "step"}
         own = {"_weights": Snapshot(), "_buffers": BufferSnapshot(self.model)}
-        return {**state, **own, "_of_before": None, "_leftover": None, "_zeros": None}
+        return {**state, **own, "_before": None}
 
 
 @dataclass

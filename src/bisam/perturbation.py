@@ -235,9 +235,9 @@ class BallFollowingLearningRate(Ball):
 
     def check(self, group: dict[str, Any]) -> None:
         super().check(group)
-        for name in ("rho_min", "lr_min"):
-            if group.get(name) is not None:
-                _check_radius(name, group[name])
+        if group.get("rho_min") is not None:
+            _check_radius("rho_min", group["rho_min"])
+        _check_radius("lr_min", group.get("lr_min", 0.0))
 
     def radius(self, options: dict[str, Any]) -> float | Tensor:
         rate, high = options["lr"], options["rho"]
@@ -344,23 +344,19 @@ class RandomTensors(Drawing):
             raise ValueError(f"beta must lie in (0, 1], got {beta}")
         self.beta = beta
         self._captured = False
-        self._drawn: list[Tensor] = []
         self._dropped: list[Tensor] = []
         self._frozen: list[Tensor] = []
-        self._used: set[Tensor] = set()
 
     def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
-        self._dropped, self._drawn, self._captured = [], [], captured
+        self._dropped, self._captured = [], captured
         if self.beta == 1 or captured:
             return
-        self._drawn = [param for bucket in buckets for param in bucket.owners if param.requires_grad]
-        if not self._drawn:
+        owners = [param for bucket in buckets for param in bucket.owners if param.requires_grad]
+        if not owners:
             return
-        kept = self._choice(len(self._drawn), torch.device("cpu")).tolist()
-        self._dropped = [param for param, keep in zip(self._drawn, kept, strict=True) if not keep]
-        # only beside one that is known to get a gradient: a loss that depends on nothing cannot be differentiated
-        is_safe = any(keep and param in self._used for param, keep in zip(self._drawn, kept, strict=True))
-        self._frozen = self._dropped if is_safe and not compiled else []
+        kept = self._choice(len(owners), torch.device("cpu")).tolist()
+        self._dropped = [param for param, keep in zip(owners, kept, strict=True) if not keep]
+        self._frozen = [] if compiled else self._dropped
         for param in self._frozen:
             param.requires_grad_(False)
 
@@ -368,7 +364,6 @@ class RandomTensors(Drawing):
         for param in self._frozen:
             param.requires_grad_(True)
         self._frozen = []
-        self._used.update(param for param in self._drawn if param.grad is not None)
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         if self._captured and self.beta != 1:
@@ -444,19 +439,17 @@ class MinusMean(Around):
         assert self.memory is not None
         finite = sharding.norm(bucket.whole_gradients for bucket in buckets).isfinite()
         for bucket in buckets:
-            known = self.memory.tensors.get("mean", {})
-            is_new = [owner not in known for owner in bucket.owners]
             means, gradients = self.memory.of("mean", bucket.owners), bucket.gradients
+            norms = torch.stack(torch._foreach_norm(means))
+            shares = torch.full_like(norms, 1 - self.decay)
+            shares.masked_fill_(norms == 0, 1.0)  # of the first gradient that is finite
             here = finite.to(means[0].device)
             for gradient, mean in zip(gradients, means, strict=True):  # an overflow is not to be remembered
                 gradient.copy_(torch.where(here, gradient, mean))
             torch._foreach_sub_(gradients, means, alpha=self.sigma)
             # λ m + (1 − λ) g, from g − σ m, which is all that is left of g
             torch._foreach_mul_(means, self.decay + (1 - self.decay) * self.sigma)
-            torch._foreach_add_(means, gradients, alpha=1 - self.decay)
-            if any(is_new):
-                pairs = [(m, g) for m, g, new in zip(means, gradients, is_new, strict=True) if new]
-                torch._foreach_copy_([m for m, _ in pairs], [g for _, g in pairs])
+            torch._foreach_addcmul_(means, gradients, shares.unbind())
             torch._foreach_mul_(gradients, torch.where(here, 1.0, math.nan))  # but to be noticed
         return self.inner(buckets)
 

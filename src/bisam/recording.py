@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from bisam.criterion import Observation, Telemetry
-from bisam.gradients import Gradients, Leftover
+from bisam.gradients import Gradients
 from bisam.optimizer import Prepared, SharpnessAware
 from bisam.perturbation import is_zero
 
-_LIVE = {"params", "lr", "initial_lr", "max_lr", "min_lr", "rho", "rho_min", "lr_max"}
+_LIVE = {"params", "lr", "initial_lr", "max_lr", "min_lr", "rho", "rho_min", "lr_min", "lr_max"}
 """Options of a parameter group that a graph does not hold: lr and the radius are read anew, the others lead to them."""
 
 
@@ -219,7 +219,6 @@ class Recording:
     loss: Tensor = field(init=False)
     telemetry: Telemetry = field(init=False)
     gradients: Gradients = field(init=False)
-    leftover: Leftover | None = field(init=False)
     addressed: list[Tensor] = field(init=False)
     """All that the graph reads and writes outside of its own memory: kept from being freed as long as it may run."""
 
@@ -234,7 +233,6 @@ class Recording:
         self.addressed = [*optimizer._parameters(), *self.training.kept_tensors(), *copies]
         self.telemetry = optimizer.telemetry
         self.gradients = [param.grad for param in optimizer._parameters()]
-        self.leftover = optimizer._leftover
 
     def load(self, batch: Sequence[Any]) -> None:
         """Before a replay: this step's batch."""
@@ -251,7 +249,6 @@ class Recording:
         for param, gradient in zip(optimizer._parameters(), self.gradients, strict=True):
             if param.grad is not gradient:
                 param.grad = gradient
-        optimizer._leftover = self.leftover
         return self.loss.clone()
 
 

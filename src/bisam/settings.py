@@ -15,11 +15,6 @@ _OF_LABELS = (F.cross_entropy, F.nll_loss, lower_bound)
 _DEFAULTS = {"weight": None, "ignore_index": -100, "reduction": "mean"}
 """Theirs."""
 
-_OF_NUMBERS = (
-    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMarginLoss, nn.SoftMarginLoss),
-    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.GaussianNLLLoss),
-)
-
 
 def setting(objective: Objective, name: str, default: Any = None) -> Any:
     """An option of an objective: a module's attribute, or what a function is called with.
@@ -45,11 +40,6 @@ def is_of_labels(objective: Objective) -> bool:
     while isinstance(objective, partial):
         objective = objective.func
     return isinstance(objective, (nn.CrossEntropyLoss, nn.NLLLoss, LowerBound)) or _is_one_of_ours(objective)
-
-
-def is_of_numbers(objective: Objective) -> bool:
-    """Whether it is known to be of anything but one label for each sample: several of them, or a regression."""
-    return isinstance(objective, _OF_NUMBERS)
 
 
 def divisor(objective: Objective, target: Tensor) -> float | Tensor:

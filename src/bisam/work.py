@@ -75,7 +75,8 @@ class Runner:
                 values = per_sample(self.criterion.ascent, logits, batch.y)
                 left_out = ignored(self.criterion.ascent, batch.y)
                 scores.append(values if left_out is None else values.masked_fill(left_out, torch.inf))
-        self.scaled(loss if isinstance(factor, float) and factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
+        if loss.requires_grad:  # else nothing that it depends on takes part in this pass
+            self.scaled(loss if isinstance(factor, float) and factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
         return loss
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bisam.checks import check_group
 from bisam.memory import Memory
 from bisam.merge import Merge
 from bisam.perturbation import Perturbation
@@ -62,7 +63,7 @@ class Wrapper(torch.optim.Optimizer):
         self.base.state = state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        self.perturbation.check({**self.perturbation.defaults, **param_group})
+        check_group(param_group, self.perturbation)
         self.base.add_param_group(param_group)
         self._complete_groups()
 
