@@ -16,6 +16,7 @@ from bisam.lab.cli import app
 from bisam.lab.config import Config
 from bisam.lab.recipes import RECIPES, find
 from bisam.lab.records import Record
+from bisam.lab.runs import jobs_of
 
 EVERY_CELL = [(name, *cell) for name, make in RECIPES.items() for cell in make().cells]
 every_cell = st.sampled_from(EVERY_CELL)
@@ -120,6 +121,17 @@ def test_a_run_stays_in_the_row_of_its_noise_whatever_rho_it_has(row, rho, recor
 def test_another_model_is_the_row_of_that_model(recorded):
     group = only_group(recorded("cifar10/resnet56/sam", model="vgg19bn"))
     assert (only_cell(group), group.changes) == (("vgg19bn", "sam"), "")
+
+
+@pytest.mark.parametrize("row", find("cifar10").rows)
+@pytest.mark.parametrize("changed", [{"model": "resnet20"}, {"data": "digits", "model": "digitsnet", "compile": "true"}])
+def test_a_model_of_no_row_stays_in_the_row_that_it_was_trained_as(row, changed):
+    (job,) = jobs_of(find(f"cifar10/{row}/sam"), [1], changed, Path("runs"))
+    record = Record(job.folder, job.config.as_dict())
+    group = only_group(record)
+    assert only_cell(group) == (row, "sam")
+    assert command_of(record).startswith(f"bisam train cifar10/{row}/sam --seeds 1 --set ")
+    assert trained_by(command_of(record)) == [job.config]
 
 
 def test_twice_the_epochs_of_sam_are_no_run_of_sgd(recorded):

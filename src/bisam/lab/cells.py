@@ -133,7 +133,7 @@ def collect(records: Iterable[Record]) -> Collection:
         if isinstance(run, str):
             unreadable.append((record, run))
             continue
-        place = None if run.record.not_counted else _place(run.config)
+        place = None if run.record.not_counted else _place(run)
         if place is None:
             others.append(run)
             continue
@@ -172,7 +172,7 @@ def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
     group = Group(recipe, "")
     for record in records:
         run = _run(record)
-        place = None if isinstance(run, str) or record.not_counted else _place(run.config, recipe)
+        place = None if isinstance(run, str) or record.not_counted else _place(run, recipe)
         if place is not None and not isinstance(run, str):
             cell, changes = place
             group.changes = changes or group.changes
@@ -182,7 +182,7 @@ def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
 
 def command(run: Run) -> str:
     """What trains it again; empty for a run of no recipe of ours."""
-    place = _place(run.config)
+    place = _place(run)
     if place is None:
         return ""
     (row, method), _ = place
@@ -199,26 +199,42 @@ def _recipes() -> dict[str, Recipe]:
     return {name: make() for name, make in RECIPES.items()}
 
 
-def _place(config: Config, recipe: Recipe | None = None) -> tuple[Cell, str] | None:
-    """The cell that a run is of, of its own recipe or a part of it, and in what it differs from it."""
+def _place(run: Run, recipe: Recipe | None = None) -> tuple[Cell, str] | None:
+    """The cell that a run is of, of its own recipe or a part of it, and in what it differs from it.
+
+    With a model or a noise rate that no row has it is as near to several: then its folder tells the row.
+    """
+    config, folder = run.config, run.record.folder.resolve().name
     recipe = recipe or _recipes().get(config.recipe)
     found = []
     for cell, expected in recipe.cells.items() if recipe else ():
         if expected.method == config.method:
-            same = {name: getattr(config, name) for name in ("seed", *NUMERICS)}
-            changed = changes_of(replace(expected, **same), config)
+            own = replace(expected, seed=config.seed)
+            changed = changes_of(replace(own, **{name: getattr(config, name) for name in NUMERICS}), config)
             elsewhere = sum(getattr(expected, name) != getattr(config, name) for name in ROW)
-            found.append((elsewhere, len(changed), cell, ", ".join(changed)))
+            named_otherwise = folder != folder_name(cell[0], own, config)
+            found.append((elsewhere, len(changed), named_otherwise, cell, ", ".join(changed)))
     if not found:
         return None
-    *_, cell, changes = min(found, key=lambda one: one[:2])
+    *_, cell, changes = min(found, key=lambda one: one[:3])
     return cell, changes
 
 
-def place_of(config: Config) -> tuple[str, Cell] | None:
-    """The recipe and the cell that a configuration is of, changed or not."""
-    found = _place(config)
-    return None if found is None else (config.recipe, found[0])
+def place_of(run: Run) -> tuple[str, Cell] | None:
+    """The recipe and the cell that a run is of, changed or not."""
+    found = _place(run)
+    return None if found is None else (run.config.recipe, found[0])
+
+
+def folder_name(row: str, own: Config, changed: Config) -> str:
+    """
+    >>> folder_name("80%", Config(method="sam"), Config(method="sam", epochs=3))
+    'noise80-sam-seed0+epochs=3'
+    """
+    name = f"noise{row.rstrip('%')}" if row.endswith("%") else row
+    before, now = own.as_dict(), changed.as_dict()
+    extra = "".join(f"+{key}={value}" for key, value in now.items() if value != before[key])
+    return f"{name}-{own.method}-seed{own.seed}{extra}"
 
 
 def changes_of(own: Config, changed: Config) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from bisam.lab import records
+from bisam.lab.cells import folder_name
 from bisam.lab.config import Config
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import Recipe
@@ -31,17 +32,6 @@ def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], ro
             changed = own.with_changes(changes)
             jobs.append(Job(changed, root / recipe.name / folder_name(row, own, changed)))
     return jobs
-
-
-def folder_name(row: str, own: Config, changed: Config) -> str:
-    """
-    >>> folder_name("80%", Config(method="sam"), Config(method="sam", epochs=3))
-    'noise80-sam-seed0+epochs=3'
-    """
-    name = f"noise{row.rstrip('%')}" if row.endswith("%") else row
-    before, now = own.as_dict(), changed.as_dict()
-    extra = "".join(f"+{key}={value}" for key, value in now.items() if value != before[key])
-    return f"{name}-{own.method}-seed{own.seed}{extra}"
 
 
 def _record(job: Job) -> records.Record:

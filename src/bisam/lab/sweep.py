@@ -190,7 +190,7 @@ def sweeps(recipe: Recipe, runs: Sequence[Run]) -> list[Sweep]:
     """Sweeps of three or more values of one number among these runs, of the recipe as it is or changed alike."""
     found: list[Sweep] = []
     for cell, own in recipe.cells.items():
-        of_cell = [run for run in runs if place_of(run.config) == (recipe.name, cell)]
+        of_cell = [run for run in runs if place_of(run) == (recipe.name, cell)]
         for field in (*FIELDS[own.method], *OF_ALL):
             alike: dict[Config, list[Run]] = defaultdict(list)
             for run in of_cell:
