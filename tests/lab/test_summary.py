@@ -334,3 +334,15 @@ def test_a_comparison_with_sgd_of_as_many_epochs_says_so(recorded):
     runs = [recorded(f"demo/40%/{method}", epochs=30) for method in ("sgd", "sam")]
     assert sheet(fill(find("demo"), runs)).notes == ["40%: SGD did not have twice the epochs of the others."]
     assert sheet(fill(find("demo"), [recorded("demo/40%/sgd"), recorded("demo/40%/sam")])).notes == []
+
+
+def test_runs_on_data_that_are_not_the_same_are_told(recorded):
+    sums = ["a" * 64, "a" * 64, "b" * 64, None]
+    runs = [recorded("demo/40%/sam", n, receipt={"data_checksum": digest}) for n, digest in enumerate(sums)]
+    assert sheet(only_group(runs)).notes == [
+        "Not all of these runs were trained on the same digits: its sha256 is aaaaaaaaaaaa in 2, bbbbbbbbbbbb in 1 of "
+        "the receipts."
+    ]
+    assert sheet(only_group([runs[0], runs[1], runs[3]])).notes == []
+    other = recorded("cifar10/resnet56/sam", data="digits", receipt={"data_checksum": "c" * 64})
+    assert sheet(fill(find("cifar10"), [recorded("cifar10/vgg19bn/sam", receipt=runs[0].receipt), other])).notes == []

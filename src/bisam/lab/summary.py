@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -80,7 +80,7 @@ def sheet(group: Group) -> Sheet:
             if any(mean != OPEN for mean in means):
                 rows.append([title, *means])
     title = f"{group.title}: test accuracy in per cent" + (", the paper's below" if paper else "")
-    return Sheet(title, ["", *(TITLES[method] for method in group.recipe.methods)], rows, _effort(group))
+    return Sheet(title, ["", *(TITLES[method] for method in group.recipe.methods)], rows, [*_effort(group), *_unlike_data(group)])
 
 
 def _effort(group: Group) -> list[str]:
@@ -92,6 +92,21 @@ def _effort(group: Group) -> list[str]:
         if "sgd" in epochs and others and others != {epochs["sgd"] / 2}:
             unequal.append(row)
     return [f"{', '.join(unequal)}: SGD did not have twice the epochs of the others."] if unequal else []
+
+
+def _unlike_data(group: Group) -> list[str]:
+    """Where receipts say that runs were trained on data of one name that are not the same."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for run in (run for row in group.rows for run in group.of_row(row)):
+        checksum = (run.record.receipt or {}).get("data_checksum")
+        if isinstance(checksum, str):
+            counts[run.config.data][checksum] += 1
+    return [
+        f"Not all of these runs were trained on the same {data}: its sha256 is "
+        f"{', '.join(f'{checksum[:12]} in {count}' for checksum, count in found.items())} of the receipts."
+        for data, found in counts.items()
+        if len(found) > 1
+    ]
 
 
 def comparisons(group: Group) -> list[Comparison]:

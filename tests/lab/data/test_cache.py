@@ -185,3 +185,43 @@ def test_load_uses_that_cache_and_tells_on_stderr(tiny, monkeypatch, tmp_path, c
     load("tiny", tiny)
     assert (tmp_path / "here" / "tiny" / "train.safetensors").exists()
     assert "decoding train-00000-of-00002.parquet" in capsys.readouterr().err
+
+
+# Of a data set of which we know what it decodes to.
+
+
+@pytest.fixture
+def known_sum(tiny, cache, told, register, hub_layout):
+    return register(hub_layout.facts, checksum=load("tiny", tiny, cache, told.append).checksum)
+
+
+def test_the_very_data_set_is_taken(tiny, cache, told, known_sum, no_decoding):
+    assert load("tiny", tiny, cache / "new", told.append).checksum == known_sum.checksum
+    no_decoding()
+    assert load("tiny", cache=cache, say=told.append).checksum == known_sum.checksum
+
+
+def one_bit(pixels, labels):
+    pixels[7, 0, 0, 0] ^= 1
+
+
+def two_swapped(pixels, labels):
+    pixels[[0, 4]], labels[[0, 4]] = pixels[[4, 0]], labels[[4, 0]]  # of one class, so that only the order differs
+
+
+@pytest.mark.parametrize("damage", [one_bit, two_swapped])
+def test_damaged_or_reordered_data_are_refused_from_files_and_from_a_cache(
+    damage, tiny, cache, told, known_sum, hub_layout
+):
+    pixels, labels = hub_layout.contents("train")
+    damage(pixels, labels)
+    for path in tiny.glob("train*"):
+        path.unlink()
+    hub_layout.write_file(tiny / "train-00000-of-00001.parquet", [*map(hub_layout.encoded, pixels)], labels)
+    for folder, where in ((tiny, str(tiny)), (None, "nobody/tiny")):
+        with pytest.raises(DataError) as raised:
+            load("tiny", folder, cache, told.append)
+        assert str(raised.value).startswith(f"{where}: the decoded contents have the sha256 ")
+        assert f"those of tiny have {known_sum.checksum[:12]}…: images or labels are damaged" in str(raised.value)
+        assert f"remove {cache / 'tiny'}" in str(raised.value)
+    assert load("tiny", tiny, cache, told.append, partial=True)  # to try things out

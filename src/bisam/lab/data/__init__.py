@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bisam.lab.data.cache import cached, default_folder
 from bisam.lab.data.digits import digits
-from bisam.lab.data.images import DATA_SETS, DataError, DataSet, Facts, Images, known
+from bisam.lab.data.images import DATA_SETS, DataError, DataSet, Facts, Images, check_whole, known
 from bisam.lab.data.labels import split, with_noise
 from bisam.lab.data.on_device import Batches
 from bisam.lab.data.stream import Stream
@@ -53,4 +53,6 @@ def load(
     source = None if folder is None else Path(folder).expanduser()
     place = default_folder() if cache is None else Path(cache).expanduser()
     train, test = (cached(facts, part, source, place, say) for part in ("train", "test"))
-    return DataSet(facts.name, train, test, facts.classes, facts.mean, facts.std)
+    data = DataSet(facts.name, train, test, facts.classes, facts.mean, facts.std)
+    check_whole(data, facts, str(source or facts.hub), place / facts.name)
+    return data

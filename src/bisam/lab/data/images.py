@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class Facts:
 
     `size` is the side of its square images, None where they are of any size; `files` how the names of a split's Parquet
     files begin. `balanced`: every class has as many samples as every other. `whole`: all of it, not a part of it that
-    is for trying things out.
+    is for trying things out. `checksum`: that of the `DataSet`, where somebody has seen it whole.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Facts:
     files: Mapping[str, str] = field(default_factory=lambda: {"train": "train", "test": "test"})
     balanced: bool = False
     whole: bool = True
+    checksum: str | None = None
 
 
 DATA_SETS: dict[str, Facts] = {
@@ -99,6 +101,7 @@ DATA_SETS: dict[str, Facts] = {
             hub="uoft-cs/cifar10",
             image="img",
             balanced=True,
+            checksum="141080e395612a413c57ebed9dacda3380c6c2219dedffc779be4642ede1d96f",
         ),
         Facts(
             "cifar100",
@@ -168,4 +171,14 @@ def check(images: Images, facts: Facts, split: str, where: str) -> None:
         raise DataError(
             f"{where}: the channels of the {split} split have means {told} and those of {facts.name} have "
             f"{', '.join(map(str, facts.mean))}: these images are of something else, get the files again"
+        )
+
+
+def check_whole(data: DataSet, facts: Facts, where: str, cache: Path) -> None:
+    """Refuse what is not bit for bit that data set, in its order, if we know what that is."""
+    if facts.whole and facts.checksum is not None and data.checksum != facts.checksum:
+        raise DataError(
+            f"{where}: the decoded contents have the sha256 {data.checksum[:12]}… and those of {facts.name} have "
+            f"{facts.checksum[:12]}…: images or labels are damaged or in another order. Get the files again, and remove "
+            f"{cache}, where they are kept decoded"
         )
