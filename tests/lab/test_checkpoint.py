@@ -351,6 +351,17 @@ def test_a_damaged_one_is_skipped_with_a_note_and_the_previous_one_used(tmp_path
     assert note.endswith(f"{file_of(1)} is used instead")
 
 
+def test_an_older_one_that_lacks_nothing_is_used_and_else_the_newest(tmp_path):
+    for step in (1, 2):
+        save(tmp_path, step, {"step": step})
+    loaded = load(tmp_path, lambda state: "" if state["step"] == 1 else "two lines are missing")
+    assert loaded.state == {"step": 1}
+    assert loaded.notes == [f"{file_of(2)} is skipped: two lines are missing. {file_of(1)} is used instead"]
+    loaded = load(tmp_path, lambda _: "two lines are missing")
+    assert loaded.state == {"step": 2}
+    assert loaded.notes == [f"{file_of(2)} is used although two lines are missing"]
+
+
 def test_if_all_are_damaged_the_error_names_them_and_the_remedy(tmp_path):
     for step in (1, 2):
         save(tmp_path, step, SMALL)

@@ -271,6 +271,29 @@ def test_damage_in_the_middle_is_named_and_left_alone(tmp_path):
     assert read(tmp_path).metrics == [{"epoch": 0}, {"epoch": 1}]
 
 
+@pytest.mark.parametrize(
+    ("epochs", "result", "lacking"),
+    [
+        ([0, 1, 2], None, ""),
+        ([0, 1, 2], 3, ""),
+        ([], None, ""),
+        ([0, 2, 4], None, "it lacks 2 of the lines of epochs 0 to 4, the first is that of epoch 1"),
+        ([0, 1], 3, "it lacks 1 of the lines of epochs 0 to 2, the first is that of epoch 2"),
+        ([], 3, "it lacks 3 of the lines of epochs 0 to 2, the first is that of epoch 0"),
+        ([10**15], None, f"it lacks {10**15} of the lines of epochs 0 to {10**15}, the first is that of epoch 0"),
+        ([0, 1], "three", ""),
+    ],
+    ids=repr,
+)
+def test_lines_that_are_missing_are_a_problem(tmp_path, epochs, result, lacking):
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        for epoch in epochs:
+            run.metrics.append({"epoch": epoch})
+        if result is not None:
+            run.finish({"status": "done", "epochs": result})
+    assert read(tmp_path).problems == [f"metrics.jsonl: {lacking}"] * bool(lacking)
+
+
 # Results, receipts, weights.
 
 

@@ -1,11 +1,14 @@
 """One training as objects: what a checkpoint of it holds."""
 
 import copy
+import io
 import json
 from contextlib import nullcontext
 
 import pytest
 import torch
+from rich.console import Console
+from safetensors.torch import load_file
 
 from bisam.capture import capture_together
 from bisam.lab import checkpoint
@@ -17,7 +20,7 @@ from bisam.lab.records import RunFolder, read
 from bisam.lab.sources import InMemory
 from bisam.lab.train import Job, Stopped, train
 from bisam.lab.training import Training
-from tiny import Asking, tiny_images
+from tiny import BATCHES, Asking, tiny_images
 
 
 def step_of(training):
@@ -86,6 +89,62 @@ def test_a_run_that_another_process_has_finished_meanwhile_is_left_alone(tmp_pat
     with RunFolder.open(tmp_path, config.as_dict()) as run:
         assert run.metrics.read() == [{"epoch": 0, "loss": 1.0}]
         assert run.result == {"status": "done", "test_accuracy": 90.0}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=3), tmp_path_factory.mktemp("undisturbed"))
+    train([job], tiny_images(), torch.device("cpu"), Progress())
+    return job
+
+
+@pytest.fixture
+def stopped(undisturbed, tmp_path):
+    """The same run with two checkpoints, which need one line of metrics and two."""
+    job = Job(undisturbed.config, tmp_path / "run")
+    for steps in (BATCHES + 2, BATCHES):
+        progress = Asking(steps)
+        with pytest.raises(Stopped):
+            train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
+    return job
+
+
+def notes_of_the_rest(job):
+    console = Console(file=io.StringIO(), width=80)
+    with Progress(console) as progress:
+        train([job], tiny_images(), torch.device("cpu"), progress)
+    return console.file.getvalue()
+
+
+def losses(job):
+    return [row["loss"] for row in read(job.folder).metrics]
+
+
+@pytest.mark.parametrize("kept", [0, 20])
+def test_where_metrics_are_cut_off_a_checkpoint_that_has_all_its_lines_is_gone_on_from(kept, stopped, undisturbed):
+    path = stopped.folder / "metrics.jsonl"
+    first, second = path.read_text().splitlines(keepends=True)
+    path.write_text(first + second[:kept])
+    notes = notes_of_the_rest(stopped)
+    assert ("run: metrics.jsonl: the last line was half-written and is removed (20 bytes)" in notes) == bool(kept)
+    lost = "metrics.jsonl lacks 1 of the lines of epochs 0 to 1, the first is that of epoch 1"
+    assert f"run: checkpoint-000000010.safetensors is skipped: {lost}" in notes
+    assert "run goes on from epoch 2, batch 3" in notes
+    assert losses(stopped) == losses(undisturbed)
+    assert read(stopped.folder).problems == []
+    ours, theirs = (load_file(one.folder / "best.safetensors") for one in (stopped, undisturbed))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_where_metrics_are_gone_that_is_told_and_stays_in_the_record(stopped, undisturbed):
+    (stopped.folder / "metrics.jsonl").unlink()
+    notes = notes_of_the_rest(stopped)
+    lost = "metrics.jsonl lacks 2 of the lines of epochs 0 to 1, the first is that of epoch 0"
+    assert f"run: checkpoint-000000010.safetensors is used although {lost}" in notes
+    assert "run goes on from epoch 3, batch 3" in notes
+    assert losses(stopped) == losses(undisturbed)[2:]
+    found = ["metrics.jsonl: it lacks 2 of the lines of epochs 0 to 2, the first is that of epoch 0"]
+    assert read(stopped.folder).problems == found
 
 
 def rank_of_label(logits, label):

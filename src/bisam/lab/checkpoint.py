@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,9 +85,13 @@ def save(folder: Path, step: int, state: Mapping[Any, Any]) -> Path:
     return path
 
 
-def load(folder: Path) -> Loaded | None:
-    """The newest checkpoint that is whole, with its tensors on the CPU; None if there is none at all."""
+def load(folder: Path, lacks: Callable[[dict[Any, Any]], str] | None = None) -> Loaded | None:
+    """The newest checkpoint that is whole, with its tensors on the CPU; None if there is none at all.
+
+    `lacks` tells what a state needs and is not there; then an older one that lacks nothing is used, if there is one.
+    """
     skipped: dict[str, str] = {}
+    newest: Loaded | None = None
     for path in _newest_first(folder):
         try:
             step, state = _read(path)
@@ -98,7 +102,13 @@ def load(folder: Path) -> Loaded | None:
             skipped[path.name] = str(error)
             continue
         notes = [f"{name} is skipped: {why}. {path.name} is used instead" for name, why in skipped.items()]
-        return Loaded(step, state, path, notes)
+        missing = lacks(state) if lacks is not None else ""
+        if not missing:
+            return Loaded(step, state, path, notes)
+        skipped[path.name] = missing
+        newest = newest or Loaded(step, state, path, [*notes, f"{path.name} is used although {missing}"])
+    if newest is not None:
+        return newest
     if skipped:
         reasons = "; ".join(f"{name}: {why}" for name, why in skipped.items())
         raise CheckpointError(f"no checkpoint in {folder} is usable ({reasons}). Remove {folder} to start over.")

@@ -91,7 +91,7 @@ class Progress:
                 self._bars.update(self._tasks[config], completed=epoch * self._batches, told=told)
         elif time.monotonic() - self._line > SECONDS_BETWEEN_LINES or epoch == config.epochs:
             self._line = time.monotonic()
-            self.console.print(f"{self.called(config)}  epoch {epoch}/{config.epochs}  {told}", highlight=False)
+            self.note(f"{self.called(config)}  epoch {epoch}/{config.epochs}  {told}")
 
     def finish(self, config: Config, result: dict[str, Any]) -> None:
         if result["status"] == "done":
@@ -104,7 +104,8 @@ class Progress:
         self.note(f"{self.called(config)}  {words}, {_time(result['seconds'])}")
 
     def note(self, text: str) -> None:
-        (self._bars.console if self._bars is not None else self.console).print(text, highlight=False)
+        """A line as it is: brackets in the name of a folder are no markup."""
+        self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def name_of(config: Config) -> str:

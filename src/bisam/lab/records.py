@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -221,6 +221,11 @@ class Metrics:
             raise RecordError(f"{self.path} is damaged: {'; '.join(problems)}. Mend or remove these lines by hand.")
         return rows
 
+    def lacks(self, epochs: int) -> str:
+        """Which lines of the first so many epochs are not there; empty if they all are."""
+        missing = _missing(self.read(), epochs)
+        return f"{self.path.name} lacks {missing}" if missing else ""
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.read())
 
@@ -267,12 +272,19 @@ def read(folder: Path) -> Record:
     """A run folder, also while another process writes to it. Whatever is in it, nothing is raised."""
     problems: list[str] = []
     config = _read_config(folder, problems)
+    faults: list[str] = []
+    # before the metrics: another process writes them after its last line
+    result, receipt = (_read_object(folder / name, faults) for name in (RESULT, RECEIPT))
     metrics, damage = _rows(folder / METRICS)
     problems += [f"{METRICS}: {problem}" for problem in damage]
     epochs = [row["epoch"] for row in metrics]
     if any(later <= earlier for earlier, later in pairwise(epochs)):
         problems.append(f"{METRICS}: epochs are repeated or out of order")
-    result, receipt = (_read_object(folder / name, problems) for name in (RESULT, RECEIPT))
+    ended = (result or {}).get("epochs")
+    missing = _missing(metrics, ended if _is_epoch(ended) else max(epochs, default=-1) + 1)
+    if missing:
+        problems.append(f"{METRICS}: it lacks {missing}")
+    problems += faults
     if result is not None and not isinstance(result.get("status"), str):
         problems.append(f"{RESULT}: it has no status")
     return Record(folder, config, metrics, result, receipt, problems, _reason(folder / NOT_COUNTED, problems))
@@ -455,6 +467,15 @@ def _rows(path: Path) -> _Rows:
     if rest:
         found.problems.append("the last line is half-written")
     return found
+
+
+def _missing(rows: Sequence[Mapping[str, Any]], epochs: int) -> str:
+    """Which of the first so many epochs have no line, in words; empty if all have one."""
+    there = sorted({row["epoch"] for row in rows if row["epoch"] < epochs})
+    if len(there) == epochs:
+        return ""
+    first = next((number for number, epoch in enumerate(there) if epoch != number), len(there))
+    return f"{epochs - len(there)} of the lines of epochs 0 to {epochs - 1}, the first is that of epoch {first}"
 
 
 def _is_epoch(value: Any) -> bool:

@@ -172,14 +172,14 @@ def _steps(active: Sequence[Active], progress: Progress) -> CapturedSteps:
 
 
 def _resumed(one: Active, checksum: str, now: dict[str, Any], progress: Progress) -> Active:
-    """Go on from the run's last checkpoint, if it has one."""
-    loaded = checkpoint.load(one.run.checkpoints)
+    """Go on from the run's last checkpoint whose epochs have all their lines of metrics; else from the last, if any."""
+    loaded = checkpoint.load(one.run.checkpoints, lambda state: one.run.metrics.lacks(state["epoch"]))
+    for note in [*one.run.notes, *(loaded.notes if loaded else ())]:
+        progress.note(f"{one.run.folder.name}: {note}")
     if loaded is None:
         one.run.metrics.rewind(0)
         one.receipts = [now]
         return one
-    for note in loaded.notes:
-        progress.note(note)
     _check_same(one, loaded.state, checksum)
     one.epoch, one.batch = loaded.state["epoch"], loaded.state["batch"]
     different = one.training.load(loaded.state["training"])
