@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bisam.lab import checkpoint, records
-from bisam.lab.records import ConfigMismatch, RecordError, RunFolder, RunInUse, find, read
+from bisam.lab.config import Config
+from bisam.lab.records import ConfigMismatch, RecordError, RunFolder, RunInUse, check, find, read
 
 CONFIG = {"model": "resnet20", "lr": 0.1, "seed": 1, "optimizer": {"name": "sgd", "milestones": [60, 120]}}
 WORDS = ("nan", "inf", "-inf")
@@ -81,7 +82,7 @@ def test_it_opens_again_with_the_same_configuration_in_any_order_and_with_tuples
 def test_another_configuration_is_refused_with_every_field_that_differs(tmp_path):
     with RunFolder.open(tmp_path, {**CONFIG, "clip": math.inf, "old": None, "flag": 1}):
         pass
-    now = {**CONFIG, "lr": 0.05, "clip": 1.0, "rho": 0.1, "flag": True, "seed": 1.0}
+    now = {**CONFIG, "lr": 0.05, "clip": 1.0, "new": 0.1, "flag": True, "seed": 1.0}
     now["optimizer"] = {"name": "adam", "milestones": [60, 150]}
     with pytest.raises(ConfigMismatch) as raised:
         RunFolder.open(tmp_path, now)
@@ -93,11 +94,29 @@ def test_another_configuration_is_refused_with_every_field_that_differs(tmp_path
         "clip: inf there, 1.0 now",
         "old: None there, absent now",
         "flag: 1 there, True now",
-        "rho: absent there, 0.1 now",
+        "new: absent there, 0.1 now",
     ]
     assert all(line in str(raised.value) for line in (str(tmp_path), *raised.value.differences))
     with pytest.raises(ConfigMismatch, match=r"milestones: \[60, 120\] there, \[60\] now"):
         RunFolder.open(tmp_path, {**CONFIG, "optimizer": {"name": "sgd", "milestones": [60]}})
+
+
+def test_what_an_older_version_did_not_have_yet_is_as_by_default(tmp_path):
+    own = Config(method="sam", seed=3).as_dict()
+    needed = {name: own[name] for name in ("recipe", "data", "model", "method", "seed", "epochs")}
+    with RunFolder.open(tmp_path, needed):
+        pass
+    before = (tmp_path / "config.json").read_bytes()
+    assert check(tmp_path, own)
+    with RunFolder.open(tmp_path, own):
+        pass
+    assert (tmp_path / "config.json").read_bytes() == before
+    with pytest.raises(ConfigMismatch, match=r":\n  rho: 0\.05 there, 0\.1 now\n"):
+        check(tmp_path, {**own, "rho": 0.1})
+    with pytest.raises(ConfigMismatch, match=r":\n  model: absent there, 'resnet56' now\n"):
+        del needed["model"]
+        with RunFolder.open(tmp_path / "other", needed):
+            check(tmp_path / "other", own)
 
 
 def test_a_refused_configuration_leaves_the_run_free(tmp_path):
@@ -452,6 +471,14 @@ def test_find_gives_every_run_of_a_tree_by_path(tmp_path):
     assert find(tmp_path / "b" / "no run") == []
     with pytest.raises(RecordError, match="is not a folder: give the one that has the runs"):
         find(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json"])
+def test_find_gives_what_has_lost_its_configuration_too(tmp_path, name):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / name).write_text('{"status": "done"}\n' * (name == "result.json"))
+    (record,) = find(tmp_path)
+    assert record.problems == ["config.json: there is none, so nobody knows what run this is"]
 
 
 # Processes.

@@ -446,6 +446,16 @@ def test_a_half_written_result_is_told_and_its_run_is_not_done(tmp_path, recorde
     assert "–, 1 not finished" in done.output
 
 
+@pytest.mark.parametrize("lost", ["config.json", "result.json"])
+def test_a_run_without_its_configuration_is_told(lost, tmp_path, recorded, write_run):
+    folder = write_run(tmp_path / "a", recorded("demo/40%/sam"))
+    for name in ("config.json", lost):
+        (folder / name).unlink(missing_ok=True)
+    said = f"{folder}: config.json: there is none, so nobody knows what run this is"
+    assert said in report(tmp_path).output
+    assert said in Page(tmp_path / "report.html").text
+
+
 def test_a_record_of_a_later_format_is_told(tmp_path):
     later = json.dumps({"format": 2, "config": SAM})
     folder = write_raw(tmp_path / "a", later, DONE, [{"epoch": 0}])

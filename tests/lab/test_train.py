@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -256,6 +257,34 @@ def test_a_result_of_another_configuration_is_not_taken_for_done(undisturbed, tm
     done = CliRunner().invoke(app, ["train", "demo/40%/sgd", "--set", "epochs=1", "--runs", str(tmp_path)])
     assert done.exit_code == 1
     assert "lr: 0.07 there, 0.05 now" in done.stderr
+
+
+def test_a_run_of_an_older_version_which_had_fewer_fields_is_done(undisturbed, tmp_path):
+    folder = shutil.copytree(undisturbed, tmp_path / "demo" / undisturbed.name)
+    config = json.loads((folder / "config.json").read_text())
+    del config["config"]["gamma"], config["config"]["warmup_epochs"]
+    (folder / "config.json").write_text(json.dumps(config))
+    done = CliRunner().invoke(app, ["train", "demo/40%/bisam-log", *SHORT, "--runs", str(tmp_path)])
+    assert done.exit_code == 0, done.stderr
+    assert "1 of 1 runs are done already" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "has metrics.jsonl, result.json, receipt.json, best.safetensors but no config.json"),
+        ('{"format": 1, "conf', "cannot be gone on with: config.json: it is half-written or foreign"),
+    ],
+)
+def test_a_configuration_that_is_lost_or_damaged_is_told(undisturbed, tmp_path, content, told):
+    folder = shutil.copytree(undisturbed, tmp_path / "demo" / undisturbed.name)
+    (folder / "config.json").unlink()
+    if content is not None:
+        (folder / "config.json").write_text(content)
+    done = CliRunner().invoke(app, ["train", "demo/40%/bisam-log", *SHORT, "--runs", str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"{folder} {told}" in done.stderr
+    assert "absent" not in done.stderr
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's own

@@ -147,6 +147,19 @@ def test_where_metrics_are_gone_that_is_told_and_stays_in_the_record(stopped, un
     assert read(stopped.folder).problems == found
 
 
+def test_a_run_that_an_older_version_has_begun_is_gone_on_with(stopped, undisturbed):
+    """Which knew neither β nor γ."""
+    path = stopped.folder / "config.json"
+    whole = json.loads(path.read_text())
+    loaded = checkpoint.load(stopped.folder / "checkpoints")
+    for config in (whole["config"], loaded.state["config"]):
+        del config["beta"], config["gamma"]
+    path.write_text(json.dumps(whole))
+    checkpoint.save(stopped.folder / "checkpoints", loaded.step, loaded.state)
+    assert "run goes on from epoch 3, batch 3" in notes_of_the_rest(stopped)
+    assert losses(stopped) == losses(undisturbed)
+
+
 def rank_of_label(logits, label):
     """How many classes come before it, counted one by one."""
     return sum(other > logits[label] for other in logits)

@@ -119,6 +119,16 @@ def recorded(values: Mapping[str, Any]) -> Config:
         raise ValueError(f"its configuration is not one of ours: {error}") from None
 
 
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record has, and the defaults of what its version did not have yet.
+
+    >>> completed({"epochs": 3})["lr"]
+    0.1
+    """
+    later = {name: value for name, value in Config().as_dict().items() if name not in (*ESSENTIAL, *values)}
+    return {**values, **later}
+
+
 def _is_known(name: str, value: object) -> bool:
     """Whether there is such a field, of that kind."""
     kinds = _kinds().get(name, ())

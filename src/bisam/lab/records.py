@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from bisam.lab.checkpoint import pack, portable, unpack
+from bisam.lab.config import completed
 from bisam.lab.files import draft_of, explained, write_atomically
 
 FORMAT = 1
@@ -85,7 +86,8 @@ class RunFolder:
             raise RecordError(explained(error, f"cannot use {folder} for a run")) from error
         try:
             _remove_drafts(folder)
-            _settle_config(folder, plain)
+            if not check(folder, config):
+                write_atomically(folder / CONFIG, _text({"format": FORMAT, "config": _restored(plain)}))
             return cls(folder, _restored(plain), lock)
         except BaseException as error:
             lock.release()
@@ -291,42 +293,41 @@ def read(folder: Path) -> Record:
 
 
 def find(root: Path) -> list[Record]:
-    """Every folder in that tree with a config.json, by path."""
+    """Every folder in that tree with a config.json, or what else only a run leaves, by path."""
     if not root.is_dir():
         raise RecordError(f"{root} is not a folder: give the one that has the runs, or a run itself")
-    folders = sorted(Path(place) for place, _, files in os.walk(root) if CONFIG in files)
+    folders = sorted(Path(place) for place, _, files in os.walk(root) if not {CONFIG, METRICS, RESULT}.isdisjoint(files))
     return [read(folder) for folder in folders]
 
 
-# The configuration.
-
-
-def _settle_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write it if the folder is new; else it must be the one that is there."""
-    path = folder / CONFIG
-    if not path.exists():
+def check(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether there is a run in the folder. ConfigMismatch or RecordError if it is not of this configuration."""
+    if not (folder / CONFIG).exists():
         found = [name for name in (METRICS, RESULT, RECEIPT, WEIGHTS, CHECKPOINTS) if (folder / name).exists()]
         if found:
             raise RecordError(
                 f"{folder} has {', '.join(found)} but no {CONFIG}: nobody knows of which run. "
                 "Remove the folder or give another one."
             )
-        write_atomically(path, _text({"format": FORMAT, "config": _restored(config)}))
-        return
+        return False
     problems: list[str] = []
     there = _read_config(folder, problems)
     if problems:
         raise RecordError(f"{folder} cannot be gone on with: {problems[0]}. Remove it or give another folder.")
-    found = differences(_plain(there, ()), config)
-    if found:
-        raise ConfigMismatch(folder, found)
+    different = config_differences(_plain(there, ()), _plain(config, ()))
+    if different:
+        raise ConfigMismatch(folder, different)
+    return True
+
+
+# The configuration.
 
 
 def _read_config(folder: Path, problems: list[str]) -> dict[str, Any]:
     wrapper = _read_object(folder / CONFIG, problems)
     if wrapper is None:
         if not problems:
-            problems.append(f"{CONFIG}: there is none, so this is not a run")
+            problems.append(f"{CONFIG}: there is none, so nobody knows what run this is")
         return {}
     version, config = wrapper.get("format"), wrapper.get("config")
     if not isinstance(version, int) or not isinstance(config, dict):
@@ -335,6 +336,11 @@ def _read_config(folder: Path, problems: list[str]) -> dict[str, Any]:
     if version != FORMAT:
         problems.append(f"{CONFIG}: it is of format {version}, and this version knows format {FORMAT}")
     return config
+
+
+def config_differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A line for each field that is not the same in both; what an older version did not have yet is as by default."""
+    return differences(completed(there), completed(now))
 
 
 def differences(there: Any, now: Any, place: str = "") -> list[str]:

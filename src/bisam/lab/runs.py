@@ -36,11 +36,8 @@ def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], ro
 
 def _record(job: Job) -> records.Record:
     """What its folder holds of this very run."""
-    record = records.read(job.folder)
-    found = records.differences(record.config, job.config.as_dict())
-    if found and (record.config or record.result is not None):
-        raise records.ConfigMismatch(job.folder, found)
-    return record
+    records.check(job.folder, job.config.as_dict())
+    return records.read(job.folder)
 
 
 def run(

@@ -22,7 +22,7 @@ from bisam.lab.config import Config
 from bisam.lab.costs import gradients_of_a_step
 from bisam.lab.progress import Progress
 from bisam.lab.receipt import receipt, timestamp
-from bisam.lab.records import ConfigMismatch, RunFolder, differences
+from bisam.lab.records import ConfigMismatch, RunFolder, config_differences
 from bisam.lab.sources import Source
 from bisam.lab.training import Training
 
@@ -194,7 +194,7 @@ def _resumed(one: Active, checksum: str, now: dict[str, Any], progress: Progress
 def _check_same(one: Active, state: dict[str, Any], checksum: str) -> None:
     """That a checkpoint is of this run, on this data."""
     there, now = {**state["config"], "data": state["checksum"]}, {**one.training.config.as_dict(), "data": checksum}
-    found = differences(there, now)
+    found = config_differences(there, now)
     if found:
         raise ConfigMismatch(one.run.checkpoints, found)
 
