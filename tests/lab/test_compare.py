@@ -157,6 +157,13 @@ def test_a_terminal_has_a_bar():
     assert "30%" in console.file.getvalue()
 
 
+def test_brackets_beside_a_bar_are_no_markup():
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with cli_compare._progress(console) as progress:
+        progress("[b]sam[/]: curvature", 1, 2)
+    assert "[b]sam[/]: curvature" in console.file.getvalue()
+
+
 def test_brackets_in_the_name_of_a_folder_are_no_markup(runs):
     odd = runs.sam.rename(runs.sam.with_name("[bold]sam :smile: [red]"))
     done = bisam_says("compare", odd, runs.sgd, "--no-weights")

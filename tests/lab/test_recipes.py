@@ -79,3 +79,14 @@ def test_a_data_set_is_prepared_and_told_of(folder, tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["data", "imagenet", "--data", str(folder / "imagenet"), "--partial-data"])
     assert done.exit_code == 0, done.stderr
     assert "imagenet, train: 12 images" in done.stdout
+
+
+def test_a_path_with_brackets_is_told_as_it_is(folder, tmp_path, monkeypatch):
+    cache = tmp_path / "a [b] :snake: [/b]"
+    monkeypatch.setenv("BISAM_CACHE", str(cache))
+    arguments = ["data", "cifar10", "--data", str(folder / "cifar10"), "--partial-data"]
+    CliRunner().invoke(app, arguments)
+    (cache / "part-of-cifar10" / "test.json").write_text("{")
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.exception
+    assert f"{cache / 'part-of-cifar10' / 'test.safetensors'} is damaged: test.json cannot be read" in done.stdout

@@ -3,6 +3,7 @@
 import gc
 import io
 import json
+import re
 import weakref
 
 import pytest
@@ -216,6 +217,19 @@ def test_bars_come_and_go_with_the_runs(tmp_path):
         assert not progress._bars.tasks
     assert shown[1] == [("seed 0", 4, 8), ("seed 1", 4, 4)]
     assert shown[3] == [("seed 0", 8, 8), ("seed 2", 4, 4)]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_in_a_narrow_terminal_texts_are_cut_and_bar_count_and_time_stay(width, tmp_path):
+    shown, own = Console(file=io.StringIO(), width=width), Config(noise=0.4)
+    told = {"loss": 1.0, "validation_accuracy": 90.0, "flips": 1.5, "samples_per_second": 1e4}
+    with Progress(Console(file=io.StringIO(), force_terminal=True, width=width), called="[b] {}".format) as progress:
+        progress.begin({own: 99}, 352)
+        progress.epoch(own, tmp_path, {"epoch": 99, **told})
+        shown.print(progress._bars.get_renderable())
+    (line,) = shown.file.getvalue().splitlines()
+    assert len(line) <= width
+    assert re.fullmatch(r"\[b\] Conf.*… ━{5,}\S* +35200/70400 -:--:-- loss 1.*…", line)
 
 
 def test_asked_to_stop_when_a_run_is_finished_the_next_is_not_begun(tmp_path):

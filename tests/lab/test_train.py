@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -105,13 +106,15 @@ def test_killed_at_any_moment_it_goes_on_and_ends_bit_for_bit_the_same(undisturb
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_stops_and_the_same_command_goes_on(undisturbed, tmp_path, number):
     arguments = command("train", "demo/40%/bisam-log", "--set", "epochs=10", runs=tmp_path)  # no checkpoint of its own
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    terminal = {**ENVIRONMENT, "COLUMNS": "60", "FORCE_COLOR": "1"}
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=terminal)
     while process.poll() is None and not [*tmp_path.rglob("metrics.jsonl")]:
         time.sleep(0.02)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "the same command goes on" in errors
+    assert errors.splitlines()[-1] == f"  bisam {shlex.join(arguments[3:])}"  # to be copied
     assert [*tmp_path.rglob("checkpoint-*")]
     done = bisam("train", "demo/40%/bisam-log", "--set", "epochs=10", runs=tmp_path)
     assert "goes on from epoch" in done.stdout
@@ -308,15 +311,14 @@ def test_a_service_that_is_not_installed_is_said(service, tmp_path):
     assert f"--track {service} needs the package {service}" in done.stderr
 
 
-def test_a_run_that_is_not_counted_is_told_with_how_to_train_it_again(undisturbed):
-    reason = undisturbed / "not-counted.txt"
-    reason.write_text("The wrong labels.")
-    try:
-        done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=undisturbed.parent.parent)
-    finally:
-        reason.unlink()
-    said = f"{undisturbed} is not counted, move it away to train it again: The wrong labels."
-    assert "".join(said.split()) in "".join(done.stdout.split())  # lines are broken somewhere
+def test_a_run_that_is_not_counted_is_told_with_how_to_train_it_again(undisturbed, tmp_path):
+    runs = tmp_path / "of [b] mine [/b]"
+    folder = shutil.copytree(undisturbed, runs / "demo" / undisturbed.name)
+    (folder / "not-counted.txt").write_text("The wrong labels, [see] the log [/]: :bug:")
+    done = CliRunner(env={"COLUMNS": "60"}).invoke(app, ["train", "demo/40%/bisam-log", *SHORT, "--runs", str(runs)])
+    assert done.exit_code == 0, done.exception
+    reason = "The wrong labels, [see] the log [/]: :bug:"
+    assert f"{folder} is not counted, move it away to train it again: {reason}\n" in done.stdout
 
 
 def test_another_configuration_in_the_folder_of_a_run_under_way_is_told_before_any_training(undisturbed, tmp_path):

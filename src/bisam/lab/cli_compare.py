@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress as Bars
 
 from bisam.lab import cli_options, comparison, comparison_tables
@@ -85,4 +86,4 @@ def _progress(console: Console) -> Iterator[Progress]:
         return
     with Bars(console=console, transient=True) as bars:
         task = bars.add_task("")
-        yield lambda what, done, total: bars.update(task, description=what, completed=done, total=total)
+        yield lambda what, done, total: bars.update(task, description=escape(what), completed=done, total=total)

@@ -63,11 +63,16 @@ def told_in_a_line() -> Iterator[None]:
     try:
         yield
     except Stopped as stop:
-        Console(stderr=True).print(f"{stop}:\n  {shlex.join(['bisam', *sys.argv[1:]])}", markup=False)
+        _say_as_it_is(f"{stop}:\n  {shlex.join(['bisam', *sys.argv[1:]])}")
         raise typer.Exit(130) from None
     except (DataError, ValueError, records.RunInUse, records.RecordError, CheckpointError, OSError) as error:
-        Console(stderr=True).print(f"Error: {error}", markup=False, highlight=False, soft_wrap=True)
+        _say_as_it_is(f"Error: {error}")
         raise typer.Exit(1) from None
+
+
+def _say_as_it_is(text: str) -> None:
+    """Without colours and line breaks of ours: a command in it can be copied."""
+    Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def numbers(text: str) -> list[int]:

@@ -41,4 +41,4 @@ def writing(path: Path) -> Iterator[None]:
 def say(line: str) -> None:
     """A line as it is, without what a terminal would obey or cannot show."""
     plain = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
-    Console().print(plain, markup=False, highlight=False, soft_wrap=True)
+    Console().print(plain, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -28,6 +28,7 @@ from bisam.lab.cli_options import (
     Track,
     told_in_a_line,
 )  # fmt: skip
+from bisam.lab.cli_output import say
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import RECIPES, Recipe, find
 from bisam.lab.sources import Source
@@ -139,10 +140,9 @@ def data(
 ) -> None:
     """Prepare a data set, check it, and say what it is."""
     with told_in_a_line():
-        console = Console()
-        source = cli_options.source(name, say=console.print, folder=folder, partial=partial_data)
+        source = cli_options.source(name, say=say, folder=folder, partial=partial_data)
         for line in source.described():
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(line)
 
 
 def _run(

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.table import Column
+from rich.text import Text
 
 from bisam.lab.config import Config
 from bisam.lab.methods import TITLES
@@ -24,6 +26,18 @@ class Tracker(Protocol):
 
     def log(self, folder: Path, config: Config, metrics: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
+
+
+class Words(TextColumn):
+    """Text as it is, which is cut where a line is too narrow: the columns that may not wrap keep their width."""
+
+    def __init__(self, text_format: str) -> None:
+        super().__init__(text_format, markup=False, table_column=Column())
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
 
 
 class Progress:
@@ -51,9 +65,13 @@ class Progress:
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
             self._bars = Bars(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                TextColumn("{task.fields[told]}"), console=self.console,
-            )  # fmt: skip
+                Words("{task.description}"),
+                BarColumn(min(40, self.console.width // 5), table_column=Column(no_wrap=True)),
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(table_column=Column(no_wrap=True)),
+                Words("{task.fields[told]}"),
+                console=self.console,
+            )
             self._bars.start()
         return self
 
