@@ -473,6 +473,21 @@ def test_find_gives_every_run_of_a_tree_by_path(tmp_path):
         find(tmp_path / "nowhere")
 
 
+def test_find_follows_links_and_gives_each_folder_once(tmp_path):
+    root, elsewhere = tmp_path / "runs", tmp_path / "disk"
+    for place in (root / "b", elsewhere / "c" / "deep"):
+        with RunFolder.open(place, {"place": place.name}):
+            pass
+    (root / "a").symlink_to(root / "b")  # earlier in the alphabet, and yet not what it is called
+    (root / "again").symlink_to(elsewhere)
+    (root / "also").symlink_to(elsewhere / "c")
+    (root / "b" / "loop").symlink_to(root)
+    (elsewhere / "back").symlink_to(root)
+    (root / "nowhere").symlink_to(tmp_path / "nowhere")
+    assert [record.folder for record in find(root)] == [root / "again" / "c" / "deep", root / "b"]
+    assert [record.folder for record in find(root / "a")] == [root / "a", root / "a" / "loop" / "again" / "c" / "deep"]
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "result.json"])
 def test_find_gives_what_has_lost_its_configuration_too(tmp_path, name):
     (tmp_path / "a").mkdir()

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -293,11 +294,25 @@ def read(folder: Path) -> Record:
 
 
 def find(root: Path) -> list[Record]:
-    """Every folder in that tree with a config.json, or what else only a run leaves, by path."""
+    """Every folder in that tree with a config.json, or what else only a run leaves, by path; behind links too."""
     if not root.is_dir():
         raise RecordError(f"{root} is not a folder: give the one that has the runs, or a run itself")
-    folders = sorted(Path(place) for place, _, files in os.walk(root) if not {CONFIG, METRICS, RESULT}.isdisjoint(files))
-    return [read(folder) for folder in folders]
+    folders = [place for place, files in _walk(root) if not {CONFIG, METRICS, RESULT}.isdisjoint(files)]
+    return [read(folder) for folder in sorted(folders)]
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Every folder of a tree once, with its files. Links come last, so that a folder has its own name if it is here."""
+    waiting, seen = deque([root]), set[str]()
+    while waiting:
+        for place, folders, files in os.walk(waiting.popleft()):
+            real = os.path.realpath(place)
+            if real in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            waiting += sorted(Path(place, name) for name in folders if os.path.islink(Path(place, name)))
+            yield Path(place), files
 
 
 def check(folder: Path, config: Mapping[str, Any]) -> bool:
