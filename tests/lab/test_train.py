@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -319,6 +320,40 @@ def test_a_run_that_is_not_counted_is_told_with_how_to_train_it_again(undisturbe
     assert done.exit_code == 0, done.exception
     reason = "The wrong labels, [see] the log [/]: :bug:"
     assert f"{folder} is not counted, move it away to train it again: {reason}\n" in done.stdout
+
+
+def test_a_run_that_is_not_counted_is_not_gone_on_with(undisturbed, tmp_path):
+    folder = shutil.copytree(undisturbed, tmp_path / "demo" / undisturbed.name)
+    (folder / "result.json").unlink()
+    (folder / "not-counted.txt").write_text("The wrong labels.")
+    before = (folder / "metrics.jsonl").read_text()
+    done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=tmp_path)
+    assert f"{folder} is not counted, move it away to train it again: The wrong labels." in done.stdout
+    assert "done already" not in done.stdout
+    assert (folder / "metrics.jsonl").read_text() == before
+    assert not (folder / "result.json").exists()
+
+
+def test_ctrl_c_ends_a_command_that_is_loading_data(tmp_path):
+    pipe = tmp_path / "data" / "train-00000-of-00001.parquet"
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)  # which keeps its reader waiting
+    arguments = command("train", "cifar10/resnet56/sam", "--data", pipe.parent, runs=tmp_path / "runs")
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    writer = None
+    try:
+        while writer is None and process.poll() is None:
+            with suppress(OSError):  # until it reads
+                writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        if writer is not None:
+            os.close(writer)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
 
 
 def test_another_configuration_in_the_folder_of_a_run_under_way_is_told_before_any_training(undisturbed, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -51,25 +50,24 @@ def run(
 ) -> None:
     """Train what is not done, `together` runs at a time where they can step together."""
     there = [_record(job) for job in jobs]
-    pending = [job for job, record in zip(jobs, there, strict=True) if record.result is None]
-    if len(pending) < len(jobs):
-        progress.note(f"{len(jobs) - len(pending)} of {len(jobs)} runs are done already")
+    done = sum(record.result is not None for record in there)
+    if done:
+        progress.note(f"{done} of {len(jobs)} runs are done already")
     for record in there:
         if record.not_counted:
             progress.note(f"{record.folder} is not counted, move it away to train it again: {record.not_counted}")
-    with signals() as stopping:
-        for name, of_data in groupby(sorted(pending, key=lambda job: job.config.data), key=lambda job: job.config.data):
-            source = load(name)
-            for group in _alike(of_data):
-                train(
-                    group, source, device, progress, stopping, together=together, checkpoint_seconds=checkpoint_seconds
-                )
+    pending = [job for job, one in zip(jobs, there, strict=True) if one.result is None and not one.not_counted]
+    sources = {name: load(name) for name in dict.fromkeys(job.config.data for job in pending)}
+    with signals() as stopping:  # not while data are loaded: then Ctrl-C has nothing to save, and ends it at once
+        for group in _alike(pending):
+            source = sources[group[0].config.data]
+            train(group, source, device, progress, stopping, together=together, checkpoint_seconds=checkpoint_seconds)
 
 
 def _alike(jobs: Iterable[Job]) -> Iterable[list[Job]]:
-    """Jobs that can step together: their batches are as large, their epochs as long, their numerics the same."""
+    """Jobs that can step together: of the same data, with batches as large, epochs as long, and the same numerics."""
     groups: dict[Any, list[Job]] = defaultdict(list)
     for job in jobs:
         config = job.config
-        groups[config.batch, config.validation, config.deterministic].append(job)
+        groups[config.data, config.batch, config.validation, config.deterministic].append(job)
     return groups.values()
