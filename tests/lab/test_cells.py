@@ -124,7 +124,9 @@ def test_another_model_is_the_row_of_that_model(recorded):
 
 
 @pytest.mark.parametrize("row", find("cifar10").rows)
-@pytest.mark.parametrize("changed", [{"model": "resnet20"}, {"data": "digits", "model": "digitsnet", "compile": "true"}])
+@pytest.mark.parametrize(
+    "changed", [{"model": "resnet20"}, {"data": "digits", "model": "digitsnet", "compile": "true"}]
+)
 def test_a_model_of_no_row_stays_in_the_row_that_it_was_trained_as(row, changed):
     (job,) = jobs_of(find(f"cifar10/{row}/sam"), [1], changed, Path("runs"))
     record = Record(job.folder, job.config.as_dict())

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from bisam.lab.cli import app
 from bisam.lab.config import Config, rate
 from bisam.lab.recipes import find
+from bisam.lab.runs import jobs_of, twins
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 SHORT = ["--set", "epochs=10", "--checkpoint-seconds", "0"]
@@ -332,6 +333,37 @@ def test_a_run_that_is_not_counted_is_not_gone_on_with(undisturbed, tmp_path):
     assert "done already" not in done.stdout
     assert (folder / "metrics.jsonl").read_text() == before
     assert not (folder / "result.json").exists()
+
+
+def test_what_a_report_counts_already_is_not_reproduced_but_can_be_trained(tmp_path):
+    own, computed = ("noise40-sgd-seed0+epochs=1" + more for more in ("", "+deterministic=True"))
+    bisam("train", "demo/40%/sgd", "--set", "epochs=1", "--set", "deterministic=true", runs=tmp_path)
+    part = ["--methods", "sgd", "--set", "epochs=1"]
+    done = CliRunner().invoke(app, ["reproduce", "demo", "--seeds", "0,1", *part, "--runs", str(tmp_path)])
+    said = f"{tmp_path / 'demo' / computed} has ended, is of the same cell and seed, and differs in compile and deterministic"
+    assert f"{said} at most: it counts\n" in done.stdout
+    assert "1 of 2 runs are done already" in done.stdout
+    assert "n = 2" in done.stdout
+    assert not (tmp_path / "demo" / own).exists()
+    done = CliRunner().invoke(app, ["train", "demo/40%/sgd", "--set", "epochs=1", "--runs", str(tmp_path)])
+    assert f"{said} at most: reports count one of the two\n" in done.stdout
+    assert (tmp_path / "demo" / own / "result.json").exists()
+    done = CliRunner().invoke(app, ["train", "demo/40%/sgd", "--set", "epochs=1", "--runs", str(tmp_path)])
+    assert "reports count" not in done.stdout
+
+
+def test_only_a_finished_run_that_counts_is_taken_for_another(tmp_path):
+    folder = tmp_path / "demo" / "noise40-sgd-seed0+epochs=1+deterministic=True"
+    bisam("train", "demo/40%/sgd", "--set", "epochs=1", "--set", "deterministic=true", runs=tmp_path)
+    (job,) = jobs_of(find("demo/40%/sgd"), [0], {"epochs": "1"}, tmp_path)
+    assert twins([job])[job.folder].folder == folder
+    (other,) = jobs_of(find("demo/40%/sgd"), [0], {"epochs": "1", "lr": "0.01"}, tmp_path)
+    assert twins([other]) == {}
+    (folder / "not-counted.txt").write_text("The wrong labels.")
+    assert twins([job]) == {}
+    (folder / "not-counted.txt").unlink()
+    (folder / "result.json").unlink()
+    assert twins([job]) == {}
 
 
 def test_ctrl_c_ends_a_command_that_is_loading_data(tmp_path):

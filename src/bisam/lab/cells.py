@@ -237,6 +237,11 @@ def folder_name(row: str, own: Config, changed: Config) -> str:
     return f"{name}-{own.method}-seed{own.seed}{extra}"
 
 
+def without_numerics(config: Config) -> Config:
+    """The same for all runs that differ in how they are computed only."""
+    return replace(config, **{name: getattr(Config(), name) for name in NUMERICS})
+
+
 def changes_of(own: Config, changed: Config) -> list[str]:
     """As in ["epochs=3"]."""
     before = vars(own)

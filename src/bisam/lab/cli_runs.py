@@ -33,7 +33,7 @@ from bisam.lab.progress import Progress
 from bisam.lab.recipes import RECIPES, Recipe, find
 from bisam.lab.sources import Source
 from bisam.lab.trackers import trackers
-from bisam.lab.train import SECONDS_BETWEEN_CHECKPOINTS
+from bisam.lab.train import SECONDS_BETWEEN_CHECKPOINTS, Job
 
 
 def list_recipes() -> None:
@@ -116,6 +116,7 @@ def reproduce(
             tensorboard=tensorboard,
             track=track,
             every=every,
+            skip_twins=True,
         )
 
 
@@ -147,12 +148,13 @@ def data(
 
 def _run(
     recipe: Recipe, seeds: str, changes: list[str] | None, root: Path, load: partial[Source], device: str,
-    together: int, *, tensorboard: bool, track: str | None, every: float,
+    together: int, *, tensorboard: bool, track: str | None, every: float, skip_twins: bool = False,
 ) -> None:  # fmt: skip
     parsed = cli_options.changes_of(changes, partial_data=load.keywords.get("partial", False))
     jobs = runs.jobs_of(recipe, cli_options.numbers(seeds), parsed, root)
     place = cli_options.device(device)
     with Progress(trackers=trackers(root, tensorboard=tensorboard, service=track, together=together)) as progress:
+        jobs = _beside_twins(jobs, progress, skip=skip_twins)
         runs.run(
             jobs,
             partial(load, say=progress.note),
@@ -166,3 +168,13 @@ def _run(
     for sheet in (summary.sheet(group), summary.sheet_of_comparisons(group)):
         if sheet is not None and group.runs:
             Console().print(sheet.rich())
+
+
+def _beside_twins(jobs: list[Job], progress: Progress, *, skip: bool) -> list[Job]:
+    """Say which cells and seeds have a run already that counts as well; with `skip`, take that one."""
+    twins = runs.twins(jobs)
+    for job in (job for job in jobs if job.folder in twins):
+        twin = twins[job.folder]
+        same = f"{twin.folder} has ended, is of the same cell and seed, and differs in {' and '.join(cells.NUMERICS)} at most"
+        progress.note(f"{same}: it counts" if skip else f"{same}: reports count one of the two")
+    return [twins.get(job.folder, job) for job in jobs] if skip else jobs

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bisam.lab import records
-from bisam.lab.cells import folder_name
+from bisam.lab.cells import collect, folder_name, without_numerics
 from bisam.lab.config import Config
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import Recipe
@@ -31,6 +31,19 @@ def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], ro
             changed = own.with_changes(changes)
             jobs.append(Job(changed, root / recipe.name / folder_name(row, own, changed)))
     return jobs
+
+
+def twins(jobs: Sequence[Job]) -> dict[Path, Job]:
+    """By folder, of jobs that have no result: a finished run of the same cell and seed, computed in another way."""
+    done: dict[Config, Job] = {}
+    folders: set[Path] = set()
+    for parent in dict.fromkeys(job.folder.parent for job in jobs if job.folder.parent.is_dir()):
+        for run in collect(records.find(parent)).runs:
+            if run.record.result is not None and not run.record.not_counted:
+                done.setdefault(without_numerics(run.config), Job(run.config, run.record.folder))
+                folders.add(run.record.folder)
+    found = {job.folder: done.get(without_numerics(job.config)) for job in jobs if job.folder not in folders}
+    return {folder: twin for folder, twin in found.items() if twin is not None}
 
 
 def _record(job: Job) -> records.Record:

@@ -80,7 +80,9 @@ def sheet(group: Group) -> Sheet:
             if any(mean != OPEN for mean in means):
                 rows.append([title, *means])
     title = f"{group.title}: test accuracy in per cent" + (", the paper's below" if paper else "")
-    return Sheet(title, ["", *(TITLES[method] for method in group.recipe.methods)], rows, [*_effort(group), *_unlike_data(group)])
+    return Sheet(
+        title, ["", *(TITLES[method] for method in group.recipe.methods)], rows, [*_effort(group), *_unlike_data(group)]
+    )
 
 
 def _effort(group: Group) -> list[str]:
