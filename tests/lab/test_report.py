@@ -303,6 +303,34 @@ def test_a_run_that_does_not_count_is_told_with_the_reason(tmp_path, recorded, w
     assert "99.00" not in page.text + done.output
 
 
+def test_where_no_run_counts_they_are_told(tmp_path, recorded, write_run):
+    faulty = write_run(tmp_path / "faulty", recorded("demo/40%/sam", 1, 99.0))
+    (faulty / "not-counted.txt").write_text("It saw the test data.")
+    done = report(tmp_path)
+    said = [f"{faulty}: not counted: It saw the test data.", f"{tmp_path} has no run that counts for a table"]
+    assert done.output.splitlines()[:2] == said
+    assert "no run of a recipe" not in done.output
+    (listed,) = Page(tmp_path / "report.html").runs
+    assert listed["status"] == "not counted"
+
+
+def test_of_a_grid_only_the_recipe_s_own_point_is_listed_with_its_test_accuracy(tmp_path, recorded, write_run):
+    for rho, accuracy in ((0.05, 91.25), (0.1, 90.0), (0.2, 93.75)):
+        write_run(tmp_path / f"rho{rho}", recorded("demo/40%/sam", 0, accuracy, trained=0, rho=rho))
+    write_run(tmp_path / "sgd", recorded("demo/40%/sgd", 0, 88.0, trained=0, epochs=30))
+    done = report(tmp_path)
+    page = Page(tmp_path / "report.html")
+    tested = {run["run"]: (run["validation, %"], run["test, %"]) for run in page.runs}
+    assert tested == {
+        "demo/rho0.05": ("55.50", "–"),
+        "demo/rho0.1": ("55.50", "90.00"),
+        "demo/rho0.2": ("55.50", "–"),
+        "demo/sgd": ("55.50", "88.00"),
+    }
+    for accuracy in ("91.25", "93.75"):
+        assert accuracy not in page.text + done.output
+
+
 def test_the_same_run_in_two_folders_counts_once_and_is_told(tmp_path, recorded, write_run):
     for name in ("a", "b"):
         write_run(tmp_path / name / "noise40-sam-seed0", recorded("demo/40%/sam", trained=0))

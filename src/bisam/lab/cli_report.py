@@ -48,7 +48,9 @@ def report(
             say(line)
         for sheet in sheets:
             Console().print(sheet.rich())
-        if not sheets:
+        if not sheets and collection.runs:
+            say(f"{_listed(roots)} has no run that counts for a table")
+        elif not sheets:
             say(f"{_listed(roots)} has no run of a recipe: a first one takes two minutes, bisam demo")
         if markdown is not None:
             write_text(markdown, "\n\n".join([*(sheet.markdown() for sheet in sheets), ""]))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from torch import Tensor
 
@@ -499,7 +499,7 @@ def _missing(rows: Sequence[Mapping[str, Any]], epochs: int) -> str:
     return f"{epochs - len(there)} of the lines of epochs 0 to {epochs - 1}, the first is that of epoch {first}"
 
 
-def _is_epoch(value: Any) -> bool:
+def _is_epoch(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

@@ -30,7 +30,8 @@ def write(collection: Collection, roots: Sequence[Path]) -> str:
     sections += [Section(_heading(group), _blocks(group, every)) for group in own]
     sections.append(Section("Grids", [block for sweep in found for block in _grid(sweep)]))
     sections.append(Section("Changed recipes", [Fold(group.title, _blocks(group, every)) for group in changed]))
-    sections.append(Section("Runs and receipts", [_listing(collection.runs)] if collection.runs else [_nothing(roots)]))
+    listing = _listing(collection.runs, found) if collection.runs else _nothing(roots)
+    sections.append(Section("Runs and receipts", [listing]))
     sections.append(Section("Tables of the paper without runs", _open_tables(collection)))
     return page.render("bisam: report", _lead(collection, roots), [each for each in sections if each.blocks])
 
@@ -138,12 +139,14 @@ def _with_intervals(found: Iterable[Comparison]) -> list[Comparison]:
     return [one for one in found if one.found.low is not None]
 
 
-def _listing(runs: Sequence[Run]) -> Block:
+def _listing(runs: Sequence[Run], sweeps: Iterable[Sweep]) -> Block:
+    """Without the test accuracies of what a sweep tried: they must not choose."""
+    tried = {id(run) for sweep in sweeps for run in sweep.tried}
     head = [
         "run", "status", "validation, %", "test, %", "tested epoch", "training, s", "s per epoch", "runs at once",
         "hardware", "commit", "date", "torch", "data", "command",
     ]  # fmt: skip
-    rows = [_listed(run) for run in runs]
+    rows = [_listed(run, tested=id(run) not in tried) for run in runs]
     times = Counter(name for name, *_ in rows)
     for run, row in zip(runs, rows, strict=True):
         if times[row[0]] > 1:  # of several folders
@@ -151,14 +154,14 @@ def _listing(runs: Sequence[Run]) -> Block:
     return Grid(Sheet(f"{len(runs)} run{'s' * (len(runs) != 1)}", head, rows), searchable=len(rows) > 10)
 
 
-def _listed(run: Run) -> list[str]:
+def _listed(run: Run, *, tested: bool) -> list[str]:
     result, receipt = run.record.result or {}, run.record.receipt or {}
     seconds, best = _seconds(run), number(result.get("best_epoch"))
     return [
         f"{run.config.recipe}/{run.record.folder.name}",
         run.status,
         _percent(run.measured("validation_accuracy")),
-        _percent(run.measured()),
+        _percent(run.measured()) if tested else OPEN,
         OPEN if best is None or best < 0 else f"{best + 1:.0f}",
         f"{sum(seconds):.0f}" if seconds else OPEN,
         f"{statistics.median(seconds):.2f}" if seconds else OPEN,

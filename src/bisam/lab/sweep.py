@@ -85,6 +85,11 @@ class Sweep:
         return name_of_cell(self.recipe, self.cell)
 
     @property
+    def tried(self) -> list[Run]:
+        """Its runs with other values than the recipe's."""
+        return [run for run in self.runs if tuple(value_of(run.config, field) for field in self.fields) != self.own]
+
+    @property
     def chosen(self) -> Point | None:
         """The best mean, and the recipe's own among equals. A point with a run that diverged is never chosen."""
         whole = [point for point in self.points if not point.diverged and point.mean is not None]

@@ -179,6 +179,6 @@ def check_whole(data: DataSet, facts: Facts, where: str, cache: Path) -> None:
     if facts.whole and facts.checksum is not None and data.checksum != facts.checksum:
         raise DataError(
             f"{where}: the decoded contents have the sha256 {data.checksum[:12]}… and those of {facts.name} have "
-            f"{facts.checksum[:12]}…: images or labels are damaged or in another order. Get the files again, and remove "
-            f"{cache}, where they are kept decoded"
+            f"{facts.checksum[:12]}…: images or labels are damaged or in another order. Get the files again, and "
+            f"remove {cache}, where they are kept decoded"
         )
