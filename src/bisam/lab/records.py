@@ -453,7 +453,7 @@ def _reason(path: Path, problems: list[str]) -> str:
         return "the reason cannot be read"
     try:
         return " ".join(path.read_text(encoding="utf-8", errors="replace").split()) or "no reason is given"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as error:
         problems.append(f"{path.name}: it cannot be read ({error.strerror})")
