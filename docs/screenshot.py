@@ -9,7 +9,7 @@ from playwright.sync_api import sync_playwright
 DOCS = Path(__file__).parent
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ALL_IN_SIGHT_ARE_DRAWN = """
-[...document.querySelectorAll('figure')].every((figure) => figure.offsetParent === null || figure.dataset.drawn === 'yes')
+[...document.querySelectorAll('figure')].every((one) => one.offsetParent === null || one.dataset.drawn === 'yes')
 """  # those of a row that is not chosen are drawn when it is
 
 
