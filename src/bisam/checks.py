@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from bisam.batches import Plan
+from bisam.criterion import Criterion
 from bisam.merge import Merge
 from bisam.perturbation import Perturbation
 from bisam.sharding import GradientSync
@@ -71,6 +73,7 @@ class Variant(Protocol):
     """What decides whether a form of the step can be used."""
 
     base: torch.optim.Optimizer
+    criterion: Criterion
     perturbation: Perturbation
     plan: Plan
     merge: Merge
@@ -97,6 +100,27 @@ def check_by_hand(variant: Variant) -> None:
         raise RuntimeError(
             f"{reason} has something to do before the first pass, or after the second, that ascend() and descend() "
             "cannot do between them. Use step(closure) or minimize(x, y), which run the passes"
+        )
+
+
+def check_asked(variant: Variant) -> None:
+    """That a closure has found out which of two objectives it is to compute."""
+    if variant.criterion.bilevel and not variant.criterion.asked:
+        raise RuntimeError(
+            f"{type(variant).__name__} climbs another objective than it descends, and the closure did not ask which it "
+            "is to compute. With one loss in both passes it is SAM: use loss = optimizer.criterion(output, target), or "
+            "choose the loss by optimizer.phase"
+        )
+
+
+def warn_unless_asked(variant: Variant) -> None:
+    """By hand, the caller may have written both losses out."""
+    if variant.criterion.bilevel and not variant.criterion.asked:
+        warnings.warn(
+            f"ascend() takes the gradients of the first pass as they are, and {type(variant).__name__} was not asked "
+            "for their objective. With one loss in both passes this is SAM: use optimizer.criterion(output, target), "
+            "or choose by optimizer.phase",
+            stacklevel=3,
         )
 
 

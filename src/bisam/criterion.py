@@ -209,28 +209,6 @@ class Criterion:
         finally:
             self._inside_closure = False
 
-    def _note_term(self, loss: Tensor) -> None:
-        if self._inside_closure and loss.requires_grad and not torch.compiler.is_compiling():
-            if self._waits_for_backward:
-                self.telemetry._give_up()
-            self._waits_for_backward = True
-            loss.register_hook(self._hear_of_backward)  # type: ignore[no-untyped-call]
-
-    def _hear_of_backward(self, gradient: Tensor) -> None:
-        self._waits_for_backward = False
-
-    def _refuse_what_has_no_single_label(self, target: Any) -> None:
-        """Q is of one label for each sample, or of probabilities. Looked at once: it waits for the device."""
-        self._knows_the_task = True
-        if isinstance(target, Tensor) and target.is_floating_point():
-            total = target.sum(1) if target.dim() > 1 else torch.zeros(())
-            if not (torch.allclose(total, torch.ones_like(total), atol=1e-2) and bool((target >= 0).all())):
-                raise ValueError(
-                    f"Q bounds the error of a classification with one label for each sample, and the targets of shape "
-                    f"{tuple(target.shape)} are not class indices or probabilities (N, K). For two classes give the "
-                    "model two logits and use cross entropy; otherwise use a variant without Q, such as SAM"
-                )
-
     def finish(self) -> None:
         """The step is over: its telemetry stays readable until the next one begins."""
         self._phase = "ascent"
@@ -266,6 +244,28 @@ class Criterion:
         if len(passes) > 1:
             for part in passes[-2:]:
                 part.weigh(self.ascent, self.descent)
+
+    def _note_term(self, loss: Tensor) -> None:
+        if self._inside_closure and loss.requires_grad and not torch.compiler.is_compiling():
+            if self._waits_for_backward:
+                self.telemetry._give_up()
+            self._waits_for_backward = True
+            loss.register_hook(self._hear_of_backward)  # type: ignore[no-untyped-call]
+
+    def _hear_of_backward(self, gradient: Tensor) -> None:
+        self._waits_for_backward = False
+
+    def _refuse_what_has_no_single_label(self, target: Any) -> None:
+        """Q is of one label for each sample, or of probabilities. Looked at once: it waits for the device."""
+        if isinstance(target, Tensor) and target.is_floating_point():
+            total = target.sum(1) if target.dim() > 1 else torch.zeros(())
+            if not (torch.allclose(total, torch.ones_like(total), atol=1e-2) and bool((target >= 0).all())):
+                raise ValueError(
+                    f"Q bounds the error of a classification with one label for each sample, and the targets of shape "
+                    f"{tuple(target.shape)} are not class indices or probabilities (N, K). For two classes give the "
+                    "model two logits and use cross entropy; otherwise use a variant without Q, such as SAM"
+                )
+        self._knows_the_task = True
 
     def _bound(self, value: Tensor, logits: Tensor, target: Tensor) -> Tensor | None:
         climbed = self.ascent

@@ -6,7 +6,6 @@ second gives the descent gradient there; `descend` brings w back, bit for bit, a
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,16 +14,18 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from bisam import gradients, sharding
+from bisam import gradients, scaling, sharding
 from bisam.batches import Batch, Everyone, Plan, share
 from bisam.checks import (
     Closure,
     as_closures,
+    check_asked,
     check_base,
     check_by_hand,
     check_options,
     check_sees_batch,
     check_vectorize,
+    warn_unless_asked,
 )
 from bisam.criterion import Criterion, Phase, Telemetry
 from bisam.gradients import Before, Gradients
@@ -189,13 +190,7 @@ class SharpnessAware(Wrapper):
         self._refuse_leftovers()
         check_by_hand(self)
         self._require_gradients("ascend()", "the first backward pass")
-        if self._nobody_asked():
-            warnings.warn(
-                f"ascend() takes the gradients of the first pass as they are, and {type(self).__name__} was not asked "
-                "for their objective. With one loss in both passes this is SAM: use optimizer.criterion(output, "
-                "target), or choose by optimizer.phase",
-                stacklevel=2,
-            )
+        warn_unless_asked(self)
         self._ascend()
 
     def descend(self, *, zero_grad: bool = True) -> None:
@@ -215,7 +210,7 @@ class SharpnessAware(Wrapper):
         """Give a step up: weights and buffers as before `ascend`, no gradients. Does nothing between steps."""
         if self._perturbed:
             self._bring_back()
-            self._state_of_unscaling()
+            scaling.forget(self.scaler, self)
             self.zero_grad()
 
     @property
@@ -259,8 +254,9 @@ class SharpnessAware(Wrapper):
                 "apart: it is neither wrapped by DistributedDataParallel nor sharded. Wrap it and set optimizer.model"
             )
         self._refuse_while_perturbed("minimize()")
+        scaled = partial(scaling.scaled, self.scaler)
         runner = Runner(
-            self.model, self.criterion, self.plan, self.autocast, self._scaled, self.zero_grad, self._buffers.save_early
+            self.model, self.criterion, self.plan, self.autocast, scaled, self.zero_grad, self._buffers.save_early
         )
         micro_batches = Batch(x, y).cut(self.micro_batch if self.micro_batch and self._perturbs() else len(y))
         for micro_batch in micro_batches:
@@ -355,7 +351,7 @@ class SharpnessAware(Wrapper):
             self._bring_back(last=number == len(work))
         if at_weights is not None and self._sync.leaves_ascent_to_each_rank and not own_pass:
             sharding.average_([gradient for gradient in at_weights if gradient is not None])
-        if at_weights is not None and self._is_unscaled_outside():
+        if at_weights is not None and scaling.is_unscaled(self.scaler, self):
             raise RuntimeError(
                 f"{type(self).__name__} compares the gradients of both passes, and the closure has unscaled that of "
                 "the second. Leave unscaling to the step; clip_norm= clips"
@@ -402,12 +398,7 @@ class SharpnessAware(Wrapper):
             random = RandomState(self._devices()) if self.same_dropout else None
             # a perturbation may have left nobody to climb; then the descent has to find gradients
             values = self._pass("ascent", closures, part.divisor, may_be_idle=not isinstance(part, Given))
-            if self._nobody_asked():
-                raise RuntimeError(
-                    f"{type(self).__name__} climbs another objective than it descends, and the closure did not ask "
-                    "which it is to compute. With one loss in both passes it is SAM: use loss = "
-                    "optimizer.criterion(output, target), or choose the loss by optimizer.phase"
-                )
+            check_asked(self)
             return values, random
         finally:
             self.perturbation.after_ascent()
@@ -465,8 +456,7 @@ class SharpnessAware(Wrapper):
             self.criterion.enter("descent")
             for bucket in buckets:
                 bucket.weights = self._weights.copies_of(bucket.owners)
-            if self.scaler is not None and self._state_of_unscaling() is None:
-                self._unscale(buckets)
+            scaling.unscale_ascent(self.scaler, self, [bucket.gradients for bucket in buckets])
             if buckets:
                 self.telemetry._ascent_norms.append(self.perturbation(buckets))
             for bucket in buckets:
@@ -497,12 +487,7 @@ class SharpnessAware(Wrapper):
     @torch.no_grad()
     def _update(self) -> None:
         """Hand the gradients to the base optimizer."""
-        if self.scaler is not None:
-            state = self._state_of_unscaling()
-            if state is None:
-                self.scaler.unscale_(self.base)
-            else:
-                self.scaler._per_optimizer_states[id(self.base)] = state
+        scaling.unscale_descent(self.scaler, self, self.base)
         try:
             if self.clip_norm is not None:
                 norm = nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
@@ -541,27 +526,6 @@ class SharpnessAware(Wrapper):
     def _devices(self) -> set[torch.device]:
         return {param.device for param in self._parameters()}
 
-    def _scaled(self, loss: Tensor) -> Tensor:
-        return loss if self.scaler is None else self.scaler.scale(loss)
-
-    def _state_of_unscaling(self) -> dict[str, Any] | None:
-        """What the scaler has noted, for the base optimizer to go on with, if `scaler.unscale_` was called on this
-        optimizer, as torch's recipe for clipping does. Then these gradients are unscaled already."""
-        return self.scaler._per_optimizer_states.pop(id(self)) if self._is_unscaled_outside() else None  # type: ignore[union-attr]
-
-    def _is_unscaled_outside(self) -> bool:
-        states = getattr(self.scaler, "_per_optimizer_states", {})  # a scaler that is switched off has none
-        return id(self) in states and states[id(self)]["stage"].name == "UNSCALED"
-
-    def _unscale(self, buckets: list[Bucket]) -> None:
-        """Undo the scaler's factor without `scaler.unscale_`, which is for the one gradient that decides the update.
-
-        A gradient that is not finite stays so, makes ε and with it the second gradient not finite, and is found there.
-        """
-        for bucket in buckets:
-            scale = self._scaled(torch.ones((), device=bucket.gradients[0].device))
-            torch._foreach_div_(bucket.gradients, scale)
-
     # Misuse is loud.
 
     def _forget_before(self) -> None:
@@ -582,10 +546,6 @@ class SharpnessAware(Wrapper):
                 "ascend() found the gradient of the last step() beneath the new one. Call zero_grad() before the first "
                 "backward pass"
             )
-
-    def _nobody_asked(self) -> bool:
-        """Whether there are two objectives, and the pass that is over was not told which is its own."""
-        return self.criterion.bilevel and not self.criterion.asked
 
     def _require_gradients(self, method: str, source: str) -> None:
         if not gradients.present(self._parameters()):

@@ -1,0 +1,50 @@
+"""A GradScaler in a step of two passes: each gradient is unscaled once, by the step or, before it, by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Scaler = torch.amp.GradScaler
+
+
+def scaled(scaler: Scaler | None, loss: Tensor) -> Tensor:
+    return loss if scaler is None else scaler.scale(loss)
+
+
+def unscale_ascent(scaler: Scaler | None, optimizer: torch.optim.Optimizer, kinds: Sequence[list[Tensor]]) -> None:
+    """Undo the scaler's factor without `scaler.unscale_`, which is for the one gradient that decides the update.
+
+    A gradient that is not finite stays so, makes ε and with it the second gradient not finite, and is found there.
+    """
+    if scaler is None or forget(scaler, optimizer) is not None:
+        return
+    for gradients in kinds:
+        torch._foreach_div_(gradients, scaler.scale(torch.ones((), device=gradients[0].device)))
+
+
+def unscale_descent(scaler: Scaler | None, optimizer: torch.optim.Optimizer, base: torch.optim.Optimizer) -> None:
+    """For the base optimizer's update, which the scaler may skip."""
+    if scaler is None:
+        return
+    state = forget(scaler, optimizer)
+    if state is None:
+        scaler.unscale_(base)
+    else:
+        scaler._per_optimizer_states[id(base)] = state
+
+
+def is_unscaled(scaler: Scaler | None, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the caller has called `scaler.unscale_(optimizer)`, as torch's recipe for clipping does."""
+    states = getattr(scaler, "_per_optimizer_states", {})  # a scaler that is switched off has none
+    return id(optimizer) in states and states[id(optimizer)]["stage"].name == "UNSCALED"
+
+
+def forget(scaler: Scaler | None, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """Take from the scaler what it has noted of that call, if there was one."""
+    if scaler is None or not is_unscaled(scaler, optimizer):
+        return None
+    return scaler._per_optimizer_states.pop(id(optimizer))
