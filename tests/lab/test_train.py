@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
@@ -373,7 +374,10 @@ def test_ctrl_c_ends_a_command_that_is_loading_data(tmp_path):
     pipe.parent.mkdir()
     os.mkfifo(pipe)  # which keeps its reader waiting
     arguments = command("train", "cifar10/resnet56/sam", "--data", pipe.parent, runs=tmp_path / "runs")
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # which a shell's background jobs ignore
+    )  # fmt: skip
     writer = None
     try:
         while writer is None and process.poll() is None:
