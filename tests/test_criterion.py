@@ -371,6 +371,28 @@ def test_q_is_refused_where_a_sample_has_no_single_label(descent, name):
             optimizer.minimize(x, one_hot + one_hot.roll(1, 0))
 
 
+def test_q_is_refused_in_batched_micro_batches_too():
+    x, y = batch()
+    _, optimizer = build("BiSAM(log)", net=mlp, descent=nn.BCEWithLogitsLoss(), micro_batch=4, vectorize=True)
+    with pytest.raises(ValueError, match=r"one label for each sample"):
+        optimizer.minimize(x, torch.ones(16, 4))
+    optimizer.minimize(x, F.one_hot(y, 4).float())
+
+
+def test_a_closure_that_fails_leaves_no_term_waiting():
+    model, optimizer = build("BiSAM(log)", net=mlp)
+    x, y = batch()
+
+    def failing():
+        optimizer.criterion(model(x), y)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        optimizer.step(failing)
+    optimizer.step(closure_of(model, optimizer, x, y))
+    assert optimizer.telemetry.loss is not None
+
+
 def test_q_is_refused_where_the_model_has_one_output():
     net = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
     optimizer = bisam.BiSAM(torch.optim.SGD(net.parameters(), lr=0.1), net, descent=F.binary_cross_entropy_with_logits)

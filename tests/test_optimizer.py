@@ -726,6 +726,7 @@ def test_a_gradient_added_to_what_the_last_step_left_is_not_lost_whichever_param
         optimizer.step(lambda: optimizer.criterion(model(x), y).backward())
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_gradients_of_before_are_seen_however_autograd_adds_to_them():
     model, optimizer = build(net=mlp)
     x, y = batch()
@@ -767,6 +768,42 @@ def test_gradients_are_freed_when_they_are_cleared_by_whomever():
         clear()
         gc.collect()
         assert not any(ref() is not None for ref in held)
+
+
+def test_a_closure_may_clear_in_place_replace_or_ask_for_gradients_first():
+    x, y = batch()
+    ways = {
+        "in place": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
+        "asked": lambda model, optimizer: (
+            torch.autograd.grad(F.cross_entropy(model(x), y), [*model.parameters()]),
+            model.zero_grad(),
+        ),
+    }
+    twin, twin_optimizer = build(net=mlp)
+    twin_optimizer.minimize(x, y)
+    for clear in ways.values():
+        model, optimizer = build(net=mlp)
+        model(x).sum().backward()
+
+        def closure(model=model, optimizer=optimizer, clear=clear):
+            clear(model, optimizer)
+            for _ in range(2):  # two backward passes on a clear start
+                (optimizer.criterion(model(x), y) / 2).backward()
+
+        optimizer.step(closure)
+        assert_close(tensors(model, optimizer), tensors(twin, twin_optimizer), 1e-6)
+        assert not any(param._backward_hooks or param._post_accumulate_grad_hooks for param in model.parameters())
+    model, optimizer = build(net=mlp)
+    model(x).sum().backward()
+
+    def replacing():
+        loss = optimizer.criterion(model(x), y)
+        found = torch.autograd.grad(loss, [*model.parameters()])
+        for param, gradient in zip(model.parameters(), found, strict=True):
+            param.grad = gradient
+
+    optimizer.step(replacing)
+    assert_close(tensors(model, optimizer), tensors(twin, twin_optimizer), 1e-6)
 
 
 # What cannot be trained

@@ -162,7 +162,72 @@ def test_an_overflow_on_one_rank_skips_the_update_on_both():
         assert_identical(after, before)
 
 
+def refuse_gradients_of_before(wrap):
+    """By hand after a step, then a step that is refused in the middle of its work, and one that is not."""
+    model, optimizer = build_replicas("BiSAM(log)", wrap=wrap, sharpness="global")
+    x, y = (ranks.mine(t) for t in data(0))
+
+    def closure():
+        loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        return loss
+
+    optimizer.minimize(x, y)
+    optimizer.zero_grad()
+    closure()
+    optimizer.ascend()
+    closure()
+    optimizer.descend()
+    model.module[0].weight.square().sum().backward()
+    with pytest.raises(RuntimeError, match="found gradients from before"):
+        optimizer.step(closure)
+    optimizer.zero_grad()
+    optimizer.step(closure)
+    return weights_of(model)
+
+
+@pytest.mark.parametrize("wrap", [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 1e-4}])
+def test_a_step_that_is_refused_leaves_replicas_that_train_on(wrap):
+    first, second = ranks.run(refuse_gradients_of_before, wrap)
+    assert_identical(first, second)
+    model, optimizer = build("BiSAM(log)", net=mlp, dtype=torch.float64)
+    for _ in range(3):
+        optimizer.minimize(*data(0))
+    assert_close(first, weights_of(model), 1e-12)
+
+
 # FSDP2
+
+
+def tokens(seed):
+    """Of which the first batch has only those of the first rank's shard."""
+    x, y = data(seed)
+    return (x[:, 0].abs() * 100).long() % (4 if seed == 0 else 8), y
+
+
+def embedding():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Embedding(8, 5), torch.nn.Linear(5, 4)).double()
+
+
+def train_an_embedding_in_shards():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(embedding(), mesh=init_device_mesh("cpu", (ranks.RANKS,)))
+    optimizer = VARIANTS["FriendlySAM"](BASES["SGD(foreach)"](model.parameters()), model)
+    for seed in range(STEPS):
+        optimizer.minimize(*(ranks.mine(t) for t in tokens(seed)))
+    return weights_of(model)
+
+
+def test_what_a_variant_remembers_begins_alike_in_every_shard():
+    model = embedding()
+    optimizer = VARIANTS["FriendlySAM"](BASES["SGD(foreach)"](model.parameters()), model)
+    for seed in range(STEPS):
+        optimizer.minimize(*tokens(seed))
+    for weights in ranks.run(train_an_embedding_in_shards):
+        assert_close(weights, weights_of(model), 1e-12)
 
 
 def train_shards(base):

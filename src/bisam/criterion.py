@@ -41,9 +41,9 @@ class Observation:
 class Telemetry:
     """What one step knows without extra passes. Values are device tensors; reading one waits for nothing.
 
-    A value is None while its pass has not run, where the criterion was not used, or was used for several terms of one
-    loss, and, for those that count errors, where the task is not known to be a classification (neither objective is
-    cross entropy or a lower bound).
+    A value is None while its pass has not run, where the criterion was not used, or a closure used it for several terms
+    that it propagates back together, and, for those that count errors, where the task is not known to be a
+    classification (neither objective is cross entropy or a lower bound).
     """
 
     descent_norm: Tensor | None = None
@@ -156,8 +156,7 @@ class Criterion:
             return self.descent(logits, target)
         if isinstance(logits, Tensor) and logits.numel() == 0:
             raise ValueError(f"the batch is empty: the model's output has shape {tuple(logits.shape)}")
-        if not self._knows_the_task:
-            self._refuse_what_has_no_single_label(target)
+        self.check_task(target)
         loss = self.objective(logits, target)
         if loss.dim() != 0:
             raise ValueError(
@@ -255,8 +254,10 @@ class Criterion:
     def _hear_of_backward(self, gradient: Tensor) -> None:
         self._waits_for_backward = False
 
-    def _refuse_what_has_no_single_label(self, target: Any) -> None:
+    def check_task(self, target: Any) -> None:
         """Q is of one label for each sample, or of probabilities. Looked at once: it waits for the device."""
+        if self._knows_the_task:
+            return
         if isinstance(target, Tensor) and target.is_floating_point():
             total = target.sum(1) if target.dim() > 1 else torch.zeros(())
             if not (torch.allclose(total, torch.ones_like(total), atol=1e-2) and bool((target >= 0).all())):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -59,6 +60,13 @@ def mark(params: Iterable[Tensor], what: str) -> None:
             setattr(param.grad, _MARK, (what, _version(param.grad)))
 
 
+def unmark(params: Iterable[Tensor]) -> None:
+    """What is marked is to be cleared, and its tensor may be used again."""
+    for param in params:
+        if param.grad is not None and hasattr(param.grad, _MARK):
+            delattr(param.grad, _MARK)
+
+
 def are_as_marked(params: Iterable[Tensor]) -> bool:
     """Whether all that the parameters hold is marked, and nothing was added to it."""
     for param in params:
@@ -78,27 +86,32 @@ def _version(gradient: Tensor) -> int:
 
 
 class Before:
-    """Gradients from before a pass, which must be cleared in it: `refuse` is called when another arrives on top."""
+    """Gradients from before a pass, which it must clear: whether new ones were added to them, or any is left."""
 
-    def __init__(self, params: Iterable[Tensor], refuse: Callable[[], None]) -> None:
-        self._held = [(param, param.grad) for param in params if param.grad is not None]
-        self._refuse, self._arrived = refuse, set[Tensor]()
-        watched = [param for param, _ in self._held if param.requires_grad]
-        self._handles = [param.register_hook(self._arrival(param)) for param in watched]  # type: ignore[no-untyped-call]
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        self._held = {param: param.grad for param in params if param.grad is not None}
+        self._cleared: set[Tensor] = set()
+        self._mixed: set[Tensor] = set()
+        self._handles = []
+        for param in self._held:
+            if param.requires_grad:
+                self._handles.append(param.register_hook(partial(self._arrives, param)))  # type: ignore[no-untyped-call]
+                self._handles.append(param.register_post_accumulate_grad_hook(self._has_arrived))  # type: ignore[no-untyped-call]
 
-    def _arrival(self, param: Tensor) -> Callable[[Tensor], None]:
-        def see(_: Tensor) -> None:
-            if param.grad is not None and param not in self._arrived:
-                self._refuse()
-            self._arrived.add(param)
-
-        return see
+    def are_cleared(self) -> bool:
+        left = any(param.grad is gradient and param not in self._cleared for param, gradient in self._held.items())
+        return not left and not self._mixed
 
     def close(self) -> None:
         """Look no more."""
         for handle in self._handles:
             handle.remove()
 
-    def is_left(self) -> bool:
-        """Whether any is where it was."""
-        return any(param.grad is gradient for param, gradient in self._held)
+    def _arrives(self, param: Tensor, _: Tensor) -> None:
+        """A gradient is there, for the parameter or for whoever asked by `autograd.grad`."""
+        if param.grad is None:
+            self._cleared.add(param)
+
+    def _has_arrived(self, param: Tensor) -> None:
+        if param not in self._cleared:
+            self._mixed.add(param)

@@ -28,6 +28,14 @@ class Memory:
                 table[param] = torch.zeros_like(sharding.local(param.detach()))
         return [table[param] for param in params]
 
+    def counts(self, name: str, params: Sequence[Tensor]) -> list[Tensor]:
+        """A number for each parameter, 0 at first, on its device: the same on every rank."""
+        table = self.tensors.setdefault(name, {})
+        for param in params:
+            if param not in table:
+                table[param] = torch.zeros((), dtype=param.dtype.to_real(), device=param.device)
+        return [table[param] for param in params]
+
     def state_dict(self, params: Sequence[Tensor]) -> dict[str, Any]:
         index = {param: i for i, param in enumerate(params)}
         tensors = {name: {index[p]: t for p, t in table.items()} for name, table in self.tensors.items()}
@@ -56,6 +64,8 @@ class Memory:
 
 def _fitted(tensor: Tensor, param: Tensor) -> Tensor:
     shapes = (param.shape, sharding.local(param.detach()).shape)
+    if tensor.dim() == 0:  # a count
+        return tensor.to(device=param.device, dtype=param.dtype.to_real(), copy=True)
     if tensor.shape not in shapes:
         raise TypeError(f"a tensor of shape {tuple(tensor.shape)} for a parameter of shape {tuple(param.shape)}")
     return tensor.to(device=param.device, dtype=param.dtype, copy=True)

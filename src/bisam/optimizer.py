@@ -149,8 +149,10 @@ class SharpnessAware(Wrapper):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. Inside a closure of `step` only the first call does: those of a list add up."""
         if not (self._inside_pass and self._pass_began_clear):
+            gradients.unmark(self._parameters())
             self.base.zero_grad(set_to_none)
             self._pass_began_clear = True
+            self._forget_before()
             if not set_to_none:
                 gradients.mark(self._parameters(), "zeros")
 
@@ -291,10 +293,10 @@ class SharpnessAware(Wrapper):
             self.criterion.begin()
             torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
             if gradients.are_as_marked(params):
-                self.base.zero_grad(set_to_none=True)
+                self.zero_grad()
             self._pass_began_clear = not gradients.present(params)
             if not self._pass_began_clear:
-                self._before = Before(params, self._refuse_gradients_of_before)
+                self._before = Before(params)
             if self._perturbs():
                 values = self._run_perturbed(work, params)
             else:
@@ -309,6 +311,7 @@ class SharpnessAware(Wrapper):
             gradients.mark(params, "of the last step")
         except BaseException:
             self.restore()
+            scaling.forget(self.scaler, self)
             self._buffers.forget()
             if self._pass_began_clear:  # what a broken pass left is of no use
                 self.zero_grad()
@@ -363,6 +366,8 @@ class SharpnessAware(Wrapper):
     def _run_vectorized(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
         """The same gradient as of one micro-batch after the other."""
         assert self.model is not None
+        for part in work:
+            self.criterion.check_task(part.batch.y)  # type: ignore[attr-defined]
         self._save(self._buckets(with_gradients=False))
         of_name: dict[Tensor, str] = {param: name for name, param in self.model.named_parameters()}
 
@@ -434,9 +439,7 @@ class SharpnessAware(Wrapper):
                 with torch.enable_grad(), self._sync.during(ascent=phase == "ascent", last=averaged):
                     value = closure()
                 values.append(value.detach() if isinstance(value, Tensor) else value)
-                if self._before is not None and not self._pass_began_clear and self._before.is_left():
-                    self._refuse_gradients_of_before()
-                self._forget_before()
+                self._refuse_gradients_of_before()
         finally:
             self._inside_pass = False
             self.criterion.silent = False
@@ -534,11 +537,13 @@ class SharpnessAware(Wrapper):
         self._before = None
 
     def _refuse_gradients_of_before(self) -> None:
-        raise RuntimeError(
-            "step() found gradients from before it, and the closure did not clear them. Gradients cannot be "
-            "accumulated outside, because the second pass would miss them: give step() a list of closures, one for "
-            "each micro-batch, or use minimize(x, y, accumulate=n). If they are left over, call zero_grad() first."
-        )
+        if self._before is not None and not self._before.are_cleared():
+            raise RuntimeError(
+                "step() found gradients from before it, and the closure did not clear them. Gradients cannot be "
+                "accumulated outside, because the second pass would miss them: give step() a list of closures, one for "
+                "each micro-batch, or use minimize(x, y, accumulate=n). If they are left over, call zero_grad() first."
+            )
+        self._forget_before()
 
     def _refuse_leftovers(self) -> None:
         if gradients.any_marked(self._parameters(), "of the last step"):

@@ -440,10 +440,11 @@ class MinusMean(Around):
         finite = sharding.norm(bucket.whole_gradients for bucket in buckets).isfinite()
         for bucket in buckets:
             means, gradients = self.memory.of("mean", bucket.owners), bucket.gradients
-            norms = torch.stack(torch._foreach_norm(means))
-            shares = torch.full_like(norms, 1 - self.decay)
-            shares.masked_fill_(norms == 0, 1.0)  # of the first gradient that is finite
+            counts = self.memory.counts("finite", bucket.owners)
             here = finite.to(means[0].device)
+            seen = torch.stack(counts)
+            shares = torch.full_like(seen, 1 - self.decay).masked_fill_(seen == 0, 1.0)  # the first gradient is whole
+            torch._foreach_add_(counts, [here.to(seen.dtype)] * len(counts))
             for gradient, mean in zip(gradients, means, strict=True):  # an overflow is not to be remembered
                 gradient.copy_(torch.where(here, gradient, mean))
             torch._foreach_sub_(gradients, means, alpha=self.sigma)
