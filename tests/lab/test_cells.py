@@ -136,6 +136,20 @@ def test_a_model_of_no_row_stays_in_the_row_that_it_was_trained_as(row, changed)
     assert trained_by(command_of(record)) == [job.config]
 
 
+def test_a_link_to_a_run_tells_its_row_too(tmp_path):
+    (job,) = jobs_of(find("cifar10/vgg19bn/sam"), [1], {"model": "resnet20"}, tmp_path)
+    (tmp_path / "stored").mkdir()
+    job.folder.parent.mkdir()
+    job.folder.symlink_to(tmp_path / "stored")
+    (tmp_path / "link").symlink_to(job.folder)
+    for folder in (job.folder, tmp_path / "link"):
+        row = only_cell(only_group(Record(folder, job.config.as_dict())))[0]
+        assert row == ("vgg19bn" if folder == job.folder else "densenet121")
+    job.folder.unlink()
+    (tmp_path / "stored").rename(job.folder)
+    assert only_cell(only_group(Record(tmp_path / "link", job.config.as_dict())))[0] == "vgg19bn"
+
+
 def test_twice_the_epochs_of_sam_are_no_run_of_sgd(recorded):
     group = only_group(recorded("cifar10/resnet56/sam", epochs=400))
     assert (only_cell(group), group.changes) == (("resnet56", "sam"), "epochs=400")

@@ -344,5 +344,7 @@ def test_runs_on_data_that_are_not_the_same_are_told(recorded):
         "the receipts."
     ]
     assert sheet(only_group([runs[0], runs[1], runs[3]])).notes == []
+    on_disk = [recorded("imagenet/resnet50/sam", n, receipt={"data_checksum": digest}) for n, digest in enumerate(sums)]
+    assert sheet(only_group(on_disk)).notes == []  # whose checksums are of names and sizes alone
     other = recorded("cifar10/resnet56/sam", data="digits", receipt={"data_checksum": "c" * 64})
     assert sheet(fill(find("cifar10"), [recorded("cifar10/vgg19bn/sam", receipt=runs[0].receipt), other])).notes == []

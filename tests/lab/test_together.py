@@ -4,6 +4,7 @@ import gc
 import io
 import json
 import re
+import signal
 import weakref
 
 import pytest
@@ -15,6 +16,7 @@ from bisam.lab import train as lab
 from bisam.lab.config import Config, rate
 from bisam.lab.progress import Progress
 from bisam.lab.records import RecordError, RunFolder, RunInUse, read
+from bisam.lab.sources import InMemory
 from bisam.lab.train import Job, Stopped, train
 from tiny import BATCHES, Asking, tiny_images
 
@@ -276,3 +278,15 @@ def test_the_folder_of_a_run_that_has_ended_is_free_while_others_go_on(tmp_path)
 
     do([short, long], progress=Opening())
     assert opened == ["done"]
+
+
+def test_data_are_made_ready_while_ctrl_c_still_ends_the_command(tmp_path):
+    seen = []
+
+    class Slow(InMemory):
+        def prepare(self):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    source = Slow(tiny_images()._data)
+    runs.run([job(tmp_path, epochs=1)], lambda name: source, torch.device("cpu"), Progress())
+    assert seen == [signal.getsignal(signal.SIGINT)]

@@ -364,9 +364,30 @@ def test_only_a_finished_run_that_counts_is_taken_for_another(tmp_path):
     assert twins([other]) == {}
     (folder / "not-counted.txt").write_text("The wrong labels.")
     assert twins([job]) == {}
+    (twin,) = jobs_of(find("demo/40%/sgd"), [0], {"epochs": "1", "deterministic": "true"}, tmp_path)
+    bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path)
+    assert twins([twin]) == {}  # it has ended itself, though it does not count
+    shutil.rmtree(job.folder)
     (folder / "not-counted.txt").unlink()
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"format": 1', '"format": 2'))
+    assert twins([job]) == {}
+    (folder / "config.json").write_text(config)
+    assert twins([job]) != {}
     (folder / "result.json").unlink()
     assert twins([job]) == {}
+
+
+def test_a_run_of_another_row_is_not_taken_for_one_of_this(recorded, tmp_path):
+    """With a noise rate that no row has, all rows have the same configuration."""
+    jobs = jobs_of(find("label_noise"), [0], {"noise": "0.1", "compile": "true"}, tmp_path)
+    others = jobs_of(find("label_noise"), [0], {"noise": "0.1"}, tmp_path)
+    done = next(job for job in jobs if job.folder.name.startswith("noise20-sam"))
+    done.folder.mkdir(parents=True)
+    record = recorded("label_noise/20%/sam")
+    (done.folder / "config.json").write_text(json.dumps({"format": 1, "config": done.config.as_dict()}))
+    (done.folder / "result.json").write_text(json.dumps({**record.result, "epochs": 0}))
+    assert {folder.name for folder in twins(others)} == {"noise20-sam-seed0+noise=0.1"}
 
 
 def test_ctrl_c_ends_a_command_that_is_loading_data(tmp_path):

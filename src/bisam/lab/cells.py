@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 
 from bisam.lab.config import Config, recorded
 from bisam.lab.recipes import RECIPES, Recipe
@@ -133,7 +134,7 @@ def collect(records: Iterable[Record]) -> Collection:
         if isinstance(run, str):
             unreadable.append((record, run))
             continue
-        place = None if run.record.not_counted else _place(run)
+        place = None if run.record.not_counted else _place(run.config, run.record.folder)
         if place is None:
             others.append(run)
             continue
@@ -172,7 +173,7 @@ def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
     group = Group(recipe, "")
     for record in records:
         run = _run(record)
-        place = None if isinstance(run, str) or record.not_counted else _place(run, recipe)
+        place = None if isinstance(run, str) or record.not_counted else _place(run.config, record.folder, recipe)
         if place is not None and not isinstance(run, str):
             cell, changes = place
             group.changes = changes or group.changes
@@ -182,7 +183,7 @@ def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
 
 def command(run: Run) -> str:
     """What trains it again; empty for a run of no recipe of ours."""
-    place = _place(run)
+    place = _place(run.config, run.record.folder)
     if place is None:
         return ""
     (row, method), _ = place
@@ -199,31 +200,34 @@ def _recipes() -> dict[str, Recipe]:
     return {name: make() for name, make in RECIPES.items()}
 
 
-def _place(run: Run, recipe: Recipe | None = None) -> tuple[Cell, str] | None:
+def _place(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[Cell, str] | None:
     """The cell that a run is of, of its own recipe or a part of it, and in what it differs from it.
 
     With a model or a noise rate that no row has it is as near to several: then its folder tells the row.
     """
-    config, folder = run.config, run.record.folder.resolve().name
     recipe = recipe or _recipes().get(config.recipe)
-    found = []
-    for cell, expected in recipe.cells.items() if recipe else ():
-        if expected.method == config.method:
-            own = replace(expected, seed=config.seed)
-            changed = changes_of(replace(own, **{name: getattr(config, name) for name in NUMERICS}), config)
-            elsewhere = sum(getattr(expected, name) != getattr(config, name) for name in ROW)
-            named_otherwise = folder != folder_name(cell[0], own, config)
-            found.append((elsewhere, len(changed), named_otherwise, cell, ", ".join(changed)))
-    if not found:
+    cells = {cell: own for cell, own in recipe.cells.items() if own.method == config.method} if recipe else {}
+    if not cells:
         return None
-    *_, cell, changes = min(found, key=lambda one: one[:3])
-    return cell, changes
+    changes: dict[Cell, list[str]] = {}
+    distances: dict[Cell, tuple[int, int]] = {}
+    for cell, expected in cells.items():
+        same = {name: getattr(config, name) for name in ("seed", *NUMERICS)}
+        changes[cell] = changes_of(replace(expected, **same), config)
+        elsewhere = sum(getattr(expected, name) != getattr(config, name) for name in ROW)
+        distances[cell] = (elsewhere, len(changes[cell]))
+    nearest = [cell for cell in cells if distances[cell] == min(distances.values())]
+    if len(nearest) > 1:
+        names = {folder.name, folder.resolve().name}  # one of them may be a link's
+        own_names = {cell: folder_name(cell[0], replace(cells[cell], seed=config.seed), config) for cell in nearest}
+        nearest.sort(key=lambda cell: own_names[cell] not in names)
+    return nearest[0], ", ".join(changes[nearest[0]])
 
 
-def place_of(run: Run) -> tuple[str, Cell] | None:
-    """The recipe and the cell that a run is of, changed or not."""
-    found = _place(run)
-    return None if found is None else (run.config.recipe, found[0])
+def place_of(config: Config, folder: Path) -> tuple[str, Cell] | None:
+    """The recipe and the cell that the run in a folder is of, changed or not."""
+    found = _place(config, folder)
+    return None if found is None else (config.recipe, found[0])
 
 
 def folder_name(row: str, own: Config, changed: Config) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bisam.lab import records
-from bisam.lab.cells import collect, folder_name, without_numerics
+from bisam.lab.cells import collect, folder_name, place_of, without_numerics
 from bisam.lab.config import Config
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import Recipe
@@ -35,15 +35,26 @@ def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], ro
 
 def twins(jobs: Sequence[Job]) -> dict[Path, Job]:
     """By folder, of jobs that have no result: a finished run of the same cell and seed, computed in another way."""
-    done: dict[Config, Job] = {}
-    folders: set[Path] = set()
+    done: dict[Any, Job] = {}
+    ended: set[Path] = set()
     for parent in dict.fromkeys(job.folder.parent for job in jobs if job.folder.parent.is_dir()):
-        for run in collect(records.find(parent)).runs:
-            if run.record.result is not None and not run.record.not_counted:
-                done.setdefault(without_numerics(run.config), Job(run.config, run.record.folder))
-                folders.add(run.record.folder)
-    found = {job.folder: done.get(without_numerics(job.config)) for job in jobs if job.folder not in folders}
+        folders = [path for path in sorted(parent.iterdir()) if (path / records.CONFIG).is_file()]
+        for run in collect(map(records.read, folders)).runs:
+            if run.record.result is not None:
+                ended.add(run.record.folder)
+                if not run.record.not_counted and not _is_damaged(run.record):
+                    done.setdefault(_cell_of(run.config, run.record.folder), Job(run.config, run.record.folder))
+    found = {job.folder: done.get(_cell_of(job.config, job.folder)) for job in jobs if job.folder not in ended}
     return {folder: twin for folder, twin in found.items() if twin is not None}
+
+
+def _cell_of(config: Config, folder: Path) -> tuple[Any, Config]:
+    """The same for runs that are of one cell and seed, however they are computed."""
+    return place_of(config, folder), without_numerics(config)
+
+
+def _is_damaged(record: records.Record) -> bool:
+    return any(problem.startswith(records.CONFIG) for problem in record.problems)
 
 
 def _record(job: Job) -> records.Record:
@@ -71,6 +82,8 @@ def run(
             progress.note(f"{record.folder} is not counted, move it away to train it again: {record.not_counted}")
     pending = [job for job, one in zip(jobs, there, strict=True) if one.result is None and not one.not_counted]
     sources = {name: load(name) for name in dict.fromkeys(job.config.data for job in pending)}
+    for source in sources.values():
+        source.prepare()
     with signals() as stopping:  # not while data are loaded: then Ctrl-C has nothing to save, and ends it at once
         for group in _alike(pending):
             source = sources[group[0].config.data]

@@ -37,6 +37,9 @@ class Source(Protocol):
     classes: int
     checksum: str
 
+    def prepare(self) -> None:
+        """What takes long, before runs begin: a download, opening files."""
+
     def parts(self, config: Config, device: torch.device) -> Parts: ...
     def described(self) -> list[str]: ...
 
@@ -47,6 +50,9 @@ class InMemory:
     def __init__(self, data: DataSet) -> None:
         self._data = data
         self.classes, self.checksum = data.classes, data.checksum
+
+    def prepare(self) -> None:
+        """It is here."""
 
     def parts(self, config: Config, device: torch.device) -> Parts:
         data = self._data
@@ -85,6 +91,9 @@ class OnDisk:
         self._name, self._folder, self._partial = name, folder, partial
         self.classes = known(name).classes
         self.checksum = self._fingerprint()
+
+    def prepare(self) -> None:
+        self.described()
 
     def parts(self, config: Config, device: torch.device) -> Parts:
         if config.noise or config.padding or config.cutout or not config.flip:

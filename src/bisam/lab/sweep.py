@@ -194,8 +194,9 @@ def sort_out(collection: Collection) -> tuple[list[Group], list[Sweep]]:
 def sweeps(recipe: Recipe, runs: Sequence[Run]) -> list[Sweep]:
     """Sweeps of three or more values of one number among these runs, of the recipe as it is or changed alike."""
     found: list[Sweep] = []
+    places = [(place_of(run.config, run.record.folder), run) for run in runs]
     for cell, own in recipe.cells.items():
-        of_cell = [run for run in runs if place_of(run) == (recipe.name, cell)]
+        of_cell = [run for place, run in places if place == (recipe.name, cell)]
         for field in (*FIELDS[own.method], *OF_ALL):
             alike: dict[Config, list[Run]] = defaultdict(list)
             for run in of_cell:
