@@ -846,3 +846,7 @@ def test_a_packed_sequence_is_one_input():
     assert optimizer.minimize(packed, y).item() == pytest.approx(expected)
     with pytest.raises(TypeError, match="a PackedSequence cannot be cut into parts"):
         optimizer.minimize(packed, y, accumulate=2)
+    _, choosing = build("KSAM", net=Recurrent)
+    with pytest.raises(TypeError, match="a PackedSequence cannot be cut into parts"):
+        choosing.minimize(packed, y)
+    assert bisam.diagnostics.sharpness(model, (packed, y), rho=0.05).error is not None

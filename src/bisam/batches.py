@@ -37,7 +37,7 @@ class Batch:
         """model(x), model(*x) for a tuple or list, model(**x) for a mapping, as Hugging Face models take them."""
         if isinstance(self.x, Mapping):
             return model(**self.x)
-        if isinstance(self.x, (tuple, list)) and not isinstance(self.x, PackedSequence):
+        if are_several(self.x):
             return model(*self.x)
         return model(self.x)
 
@@ -57,13 +57,18 @@ class Batch:
         """
         if size >= len(self):
             return [self]
-        if isinstance(self.x, PackedSequence):
-            raise TypeError("a PackedSequence cannot be cut into parts: give padded sequences, and pack in the model")
         return [self.rows(slice(start, start + size)) for start in range(0, len(self), size)]
 
     def rows(self, rows: slice | Tensor) -> Batch:
         """Some of the samples."""
+        if isinstance(self.x, PackedSequence):
+            raise TypeError("a PackedSequence cannot be cut into parts: give padded sequences, and pack in the model")
         return Batch(_rows(self.x, rows, self.per_sample), self.y[rows], self.per_sample)
+
+
+def are_several(x: Any) -> bool:
+    """Whether these are several inputs, for `model(*x)`. A PackedSequence is a tuple, but one input."""
+    return isinstance(x, (tuple, list)) and not isinstance(x, PackedSequence)
 
 
 def stack(xs: Sequence[Any], per_sample: Any) -> tuple[Any, Any]:
@@ -72,7 +77,7 @@ def stack(xs: Sequence[Any], per_sample: Any) -> tuple[Any, Any]:
     if isinstance(first, Mapping):
         both = {key: stack([x[key] for x in xs], per_sample[key]) for key in first}
         return {key: value for key, (value, _) in both.items()}, {key: axis for key, (_, axis) in both.items()}
-    if isinstance(first, (tuple, list)):
+    if are_several(first):
         pairs = [stack(values, mark) for values, mark in zip(zip(*xs, strict=True), per_sample, strict=True)]
         return tuple(value for value, _ in pairs), tuple(axis for _, axis in pairs)
     return (torch.stack(list(xs)), 0) if per_sample else (first, None)
@@ -203,7 +208,7 @@ class HighestLoss(Everyone):
 def _rows(x: Any, rows: slice | Tensor, per_sample: Any) -> Any:
     if isinstance(x, Mapping):
         return {key: _rows(value, rows, per_sample[key]) for key, value in x.items()}
-    if isinstance(x, (tuple, list)):
+    if are_several(x):
         return tuple(_rows(value, rows, mark) for value, mark in zip(x, per_sample, strict=True))
     return x[rows] if per_sample else x
 
@@ -211,6 +216,6 @@ def _rows(x: Any, rows: slice | Tensor, per_sample: Any) -> Any:
 def _per_sample(x: Any, size: int) -> Any:
     if isinstance(x, Mapping):
         return {key: _per_sample(value, size) for key, value in x.items()}
-    if isinstance(x, (tuple, list)) and not isinstance(x, PackedSequence):
+    if are_several(x):
         return tuple(_per_sample(value, size) for value in x)
     return isinstance(x, Tensor) and x.dim() > 0 and len(x) == size

@@ -105,7 +105,7 @@ def check_by_hand(variant: Variant) -> None:
 
 def check_asked(variant: Variant) -> None:
     """That a closure has found out which of two objectives it is to compute."""
-    if variant.criterion.bilevel and not variant.criterion.asked:
+    if variant.criterion.unasked:
         raise RuntimeError(
             f"{type(variant).__name__} climbs another objective than it descends, and the closure did not ask which it "
             "is to compute. With one loss in both passes it is SAM: use loss = optimizer.criterion(output, target), or "
@@ -115,7 +115,7 @@ def check_asked(variant: Variant) -> None:
 
 def warn_unless_asked(variant: Variant) -> None:
     """By hand, the caller may have written both losses out."""
-    if variant.criterion.bilevel and not variant.criterion.asked:
+    if variant.criterion.unasked:
         warnings.warn(
             f"ascend() takes the gradients of the first pass as they are, and {type(variant).__name__} was not asked "
             "for their objective. With one loss in both passes this is SAM: use optimizer.criterion(output, target), "

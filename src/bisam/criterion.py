@@ -185,6 +185,11 @@ class Criterion:
         """Whether the two players have different objectives."""
         return self.ascent is not self.descent
 
+    @property
+    def unasked(self) -> bool:
+        """Whether there are two objectives, and the pass so far has not asked which is its own."""
+        return self.bilevel and not self.asked
+
     def begin(self) -> None:
         """A step begins, and with it new telemetry; the old stays with whoever holds it."""
         self.telemetry = Telemetry(self.ascent, self.descent)

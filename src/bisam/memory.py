@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,18 +22,19 @@ class Memory:
 
     def of(self, name: str, params: Sequence[Tensor]) -> list[Tensor]:
         """The tensor of that name of each parameter, zeros at first; this rank's shard, where there are shards."""
-        table = self.tensors.setdefault(name, {})
-        for param in params:
-            if param not in table:
-                table[param] = torch.zeros_like(sharding.local(param.detach()))
-        return [table[param] for param in params]
+        return self._table(name, params, lambda param: torch.zeros_like(sharding.local(param.detach())))
 
     def counts(self, name: str, params: Sequence[Tensor]) -> list[Tensor]:
         """A number for each parameter, 0 at first, on its device: the same on every rank."""
+        return self._table(
+            name, params, lambda param: torch.zeros((), dtype=param.dtype.to_real(), device=param.device)
+        )
+
+    def _table(self, name: str, params: Sequence[Tensor], first: Callable[[Tensor], Tensor]) -> list[Tensor]:
         table = self.tensors.setdefault(name, {})
         for param in params:
             if param not in table:
-                table[param] = torch.zeros((), dtype=param.dtype.to_real(), device=param.device)
+                table[param] = first(param)
         return [table[param] for param in params]
 
     def state_dict(self, params: Sequence[Tensor]) -> dict[str, Any]:
@@ -64,8 +65,7 @@ class Memory:
 
 def _fitted(tensor: Tensor, param: Tensor) -> Tensor:
     shapes = (param.shape, sharding.local(param.detach()).shape)
-    if tensor.dim() == 0:  # a count
-        return tensor.to(device=param.device, dtype=param.dtype.to_real(), copy=True)
-    if tensor.shape not in shapes:
+    if tensor.shape not in (*shapes, ()):  # the last is a count's
         raise TypeError(f"a tensor of shape {tuple(tensor.shape)} for a parameter of shape {tuple(param.shape)}")
-    return tensor.to(device=param.device, dtype=param.dtype, copy=True)
+    dtype = param.dtype if tensor.is_complex() else param.dtype.to_real()
+    return tensor.to(device=param.device, dtype=dtype, copy=True)

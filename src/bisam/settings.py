@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from bisam.objectives import LowerBound, Objective, label_weights, lower_bound
 
-_OF_LABELS = (F.cross_entropy, F.nll_loss, lower_bound)
+_FUNCTIONS = (F.cross_entropy, F.nll_loss, lower_bound)
 _DEFAULTS = {"weight": None, "ignore_index": -100, "reduction": "mean"}
-"""Theirs."""
+"""Of these functions, each of logits and one label for each sample."""
 
 
 def setting(objective: Objective, name: str, default: Any = None) -> Any:
@@ -26,7 +26,7 @@ def setting(objective: Objective, name: str, default: Any = None) -> Any:
     """
     if isinstance(objective, partial):
         return objective.keywords[name] if name in objective.keywords else setting(objective.func, name, default)
-    return _DEFAULTS[name] if _is_one_of_ours(objective) else getattr(objective, name, default)
+    return _DEFAULTS[name] if _is_known_function(objective) else getattr(objective, name, default)
 
 
 def class_weights(objective: Objective) -> Tensor | None:
@@ -39,7 +39,7 @@ def is_of_labels(objective: Objective) -> bool:
     """Whether it is known to be of logits and one label for each sample: then one can count who is right."""
     while isinstance(objective, partial):
         objective = objective.func
-    return isinstance(objective, (nn.CrossEntropyLoss, nn.NLLLoss, LowerBound)) or _is_one_of_ours(objective)
+    return isinstance(objective, (nn.CrossEntropyLoss, nn.NLLLoss, LowerBound)) or _is_known_function(objective)
 
 
 def divisor(objective: Objective, target: Tensor) -> float | Tensor:
@@ -54,5 +54,5 @@ def divisor(objective: Objective, target: Tensor) -> float | Tensor:
     return label_weights(target, class_weights(objective), ignore_index).sum(dtype=exact)
 
 
-def _is_one_of_ours(objective: Objective) -> bool:
-    return any(objective is function for function in _OF_LABELS)
+def _is_known_function(objective: Objective) -> bool:
+    return any(objective is function for function in _FUNCTIONS)

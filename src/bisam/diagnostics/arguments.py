@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from bisam.batches import are_several
 
 Data = tuple[Any, Tensor] | Iterable[tuple[Any, Tensor]]
 """One batch (x, y), or a list or loader of them. x is a tensor, a tuple (`model(*x)`) or a dict (`model(**x)`)."""
@@ -48,11 +51,11 @@ def batches_of(data: Data) -> tuple[Iterable[Any], int | None]:
 
 
 def to_device(x: Any, device: torch.device) -> Any:
-    if isinstance(x, Tensor):
-        return x.to(device)
+    if isinstance(x, (Tensor, PackedSequence)):
+        return x.to(device)  # type: ignore[arg-type]  # torch's annotation of the latter's
     if isinstance(x, Mapping):
         return {key: to_device(value, device) for key, value in x.items()}
-    if isinstance(x, (tuple, list)):
+    if are_several(x):
         return tuple(to_device(value, device) for value in x)
     return x
 

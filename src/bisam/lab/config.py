@@ -56,7 +56,7 @@ class Config:
     """Black pixels around an image before it is cropped at random."""
     flip: bool = True
     cutout: int = 0
-    """Side of the square that is blackened at random; the paper has none, its public code 16, in half of the images."""
+    """Side of the square that is blackened at random; the paper has none, its public code has."""
 
     partial_data: bool = False
     """Whether only a part of the data set was there, to try things out."""
