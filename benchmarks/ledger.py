@@ -64,25 +64,12 @@ def paper_table(found: Collection) -> str:
 
 def verdicts(found: Collection) -> str:
     """What is confirmed of the paper's tables, what is not resolved, what was not run."""
-    lists: dict[str, list[str]] = {
-        "Confirmed, with the paper's sign and a 95 % interval without 0": [],
-        "Contradicted, with the other sign and such an interval": [],
-        "Resolved, where the paper has no difference": [],
-        "Not resolved at this n": [],
+    lists = {
+        "Confirmed, with the paper's sign and a 95 % interval without 0": _differences(found, "confirmed"),
+        "Contradicted, with the other sign and such an interval": _differences(found, "contradicted"),
+        "Resolved, where the paper has no difference": _differences(found, "new"),
+        "Not resolved at this n": _differences(found, "not resolved"),
     }
-    confirmed, contradicted, news, unresolved = lists.values()
-    for group in _of_the_paper(found):
-        for one in summary.comparisons(group):
-            if one.published is None:
-                continue
-            if not one.found.resolved:
-                kind = unresolved
-            elif one.published == 0:
-                kind = news
-            else:
-                kind = confirmed if one.found.mean * one.published > 0 else contradicted
-            runs = f"{one.found.n}; {one.diverged}" if one.diverged else one.found.n
-            kind.append(f"{group.recipe.name}, {one.row}: {one.label} ({runs})")
     lists["Diverged"] = [
         f"{group.recipe.name}, {row}: {words}"
         for group in _of_the_paper(found)
@@ -94,7 +81,29 @@ def verdicts(found: Collection) -> str:
     recipes = [make() for make in RECIPES.values()]
     lists["Not run"] = [words for recipe in recipes if (words := _not_run(recipe, found.groups))]
     lists["No recipe yet"] = sorted(_tables_of_accuracies() - {recipe.published for recipe in recipes})
-    return "\n".join(f"- **{title}**: {'; '.join(items) or 'nothing yet'}." for title, items in lists.items())
+    told = {title: items for title, items in lists.items() if items or title.startswith(("Confirmed", "Contradicted"))}
+    return "\n".join(f"- **{title}**: {'; '.join(items) or 'nothing yet'}." for title, items in told.items())
+
+
+def _differences(found: Collection, outcome: str) -> list[str]:
+    """The differences that came out like this, those of a row together."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for group in _of_the_paper(found):
+        for one in summary.comparisons(group):
+            if _outcome(one) == outcome:
+                runs = f"{one.found.n}; {one.diverged}" if one.diverged else one.found.n
+                rows.setdefault((f"{group.recipe.name}, {one.row}", runs), []).append(one.label)
+    return [f"{row}: {', '.join(labels)} ({runs})" for (row, runs), labels in rows.items()]
+
+
+def _outcome(one: summary.Comparison) -> str:
+    if one.published is None:
+        return "not in the paper"
+    if not one.found.resolved:
+        return "not resolved"
+    if one.published == 0:
+        return "new"
+    return "confirmed" if one.found.mean * one.published > 0 else "contradicted"
 
 
 def _not_counted(run: Run) -> str:
@@ -176,4 +185,4 @@ def _of_the_paper(found: Collection) -> list[Group]:
 
 
 def _interval(gap: summary.Comparison) -> str:
-    return gap.found.interval or f"{gap.found.n}: no interval"
+    return gap.found.interval or "no interval"
