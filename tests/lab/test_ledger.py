@@ -31,10 +31,11 @@ def runs(recorded, cell, accuracies):
 
 
 def test_an_empty_ledger_has_run_nothing():
-    *others, (title, missing), (last, without_recipe) = lines([]).items()
+    (confirmed, first), (contradicted, second), (title, missing), (last, without_recipe) = lines([]).items()
+    assert (confirmed.split(",")[0], contradicted.split(",")[0]) == ("Confirmed", "Contradicted")
+    assert first == second == "nothing yet"
     assert (title, last) == ("Not run", "No recipe yet")
     assert without_recipe == "tab:finetune; tab:glue"
-    assert all(said == "nothing yet" for _, said in others)
     names = ["cifar10", "cifar100", "imagenet", "adaptive", "efficient", "label_noise"]
     assert missing == "; ".join(f"{name}, all of it" for name in names)
 
@@ -56,10 +57,21 @@ def test_a_difference_is_confirmed_reversed_or_not_resolved(gaps, kind, recorded
         [one.result["test_accuracy"] + gap for one, gap in zip(sam, gaps, strict=True)],
     )
     said = lines([*sam, *other])
-    count = "3 pairs" if len(gaps) == 3 else "1 and 1 runs"
+    count = "3 pairs" if len(gaps) == 3 else "1 run each"
     assert said.pop(kind) == f"cifar10, resnet56: BiSAM (-log) − SAM ({count})"
     del said["Not run"], said["No recipe yet"]
     assert set(said.values()) == {"nothing yet"}
+
+
+def test_the_differences_of_a_row_stand_together(recorded):
+    cells = {"sam": 94.0, "bisam-log": 94.2, "bisam-tanh": 94.1}
+    of_resnet = [recorded(f"cifar10/resnet56/{method}", 0, accuracy) for method, accuracy in cells.items()]
+    of_vgg = [recorded(f"cifar10/vgg19bn/{method}", 0, accuracy) for method, accuracy in cells.items()]
+    more = [recorded("cifar10/vgg19bn/sam", 1, 94.1)]
+    assert lines(of_resnet + of_vgg + more)["Not resolved at this n"] == (
+        "cifar10, resnet56: BiSAM (-log) − SAM, BiSAM (tanh) − SAM (1 run each); "
+        "cifar10, vgg19bn: BiSAM (-log) − SAM, BiSAM (tanh) − SAM (1 and 2 runs)"
+    )
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -201,8 +201,8 @@ def test_a_difference_without_an_interval_says_so_and_one_below_zero_has_a_minus
     ]
     table = sheet_of_comparisons(only_group(runs))
     assert table.rows == [
-        ["40%: SAM − SGD", "−1.00", OPEN, "1 and 1 runs", "no"],
-        ["40%: BiSAM (-log) − SAM", "+2.00", OPEN, "1 and 1 runs", "no"],
+        ["40%: SAM − SGD", "−1.00", OPEN, "1 run each", "no"],
+        ["40%: BiSAM (-log) − SAM", "+2.00", OPEN, "1 run each", "no"],
     ]
 
 

@@ -295,7 +295,7 @@ def test_a_difference_that_is_not_resolved_is_said():
     assert level == "~: cannot be told apart from the choice with these seeds."
     assert words.endswith("not resolved with 2 pairs.")
     (words,) = sweep_of({(0.1,): [80], (1.0,): [81], (10.0,): [0]}).words
-    assert words.endswith("not resolved, 1 and 1 runs say nothing of the scatter.")
+    assert words.endswith("not resolved, the scatter is not known from 1 run each.")
 
 
 def test_the_recipe_s_own_choice_is_said_to_be_that():

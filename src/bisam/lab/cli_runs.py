@@ -43,14 +43,14 @@ def list_recipes() -> None:
         table.add_column(column, overflow="fold")
     for name, make in RECIPES.items():
         recipe = make()
-        rows, methods = ", ".join(recipe.rows), ", ".join(recipe.methods)
+        rows, methods = "\n".join(recipe.rows), ", ".join(recipe.methods)
         table.add_row(name, recipe.title, rows, methods, str(recipe.seeds), costs.words(recipe))
     console = Console()
     console.print(table)
     console.print(
         "Hours are of all cells and seeds, one after the other, with --set compile=true (but for densenet121), from "
-        "the milliseconds per step in the docs on speed; a question mark: that model was not measured. A part of a "
-        "table is table/row/method, such as label_noise/80%/bisam-log.",
+        "the milliseconds of a step that were measured; a question mark: that model's were not. A part of a table is "
+        "table/row/method, such as label_noise/80%/bisam-log.",
         markup=False,
     )
 

@@ -9,8 +9,15 @@ from bisam.lab.recipes import Recipe
 IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "imagenet": 1_281_167, "digits": 1_197}
 
 # Milliseconds of a captured plain step at batch 128 in bf16, compiled but for densenet121, from
-# benchmarks/results/bench_h200.json: a test compares.
-PLAIN_STEP_MS = {"densenet121": 17.51, "resnet56": 4.19, "vgg19bn": 1.98, "wrn28-2": 2.46, "wrn28-10": 10.82}
+# benchmarks/results/bench_h200.json and bench_h200_resnet32.json: a test compares.
+PLAIN_STEP_MS = {
+    "densenet121": 17.51,
+    "resnet32": 2.43,
+    "resnet56": 4.19,
+    "vgg19bn": 1.98,
+    "wrn28-2": 2.46,
+    "wrn28-10": 10.82,
+}
 
 STEPS = {"sgd": 1.0, "esam": 1.83, "ebisam-log": 1.83, "ebisam-tanh": 1.83}
 """In plain steps; two for the others. The efficient methods: one, a forward pass, and one of half of the samples."""

@@ -40,10 +40,14 @@ class Difference:
         """
         >>> difference({0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.0}).n
         '2 pairs'
+        >>> difference({0: 1.0}, {0: 1.5}).n
+        '1 run each'
         """
         first, second = self.runs
         if self.paired:
             return f"{first} pairs"
+        if first == second:
+            return f"{first} run{'s' * (first > 1)} each"
         return f"{first} and {second} runs"
 
     def words(self, name: str, other: str) -> str:
@@ -51,11 +55,11 @@ class Difference:
         >>> difference({0: 94.2, 1: 94.9, 2: 94.5}, {0: 94.0, 1: 94.7, 2: 94.2}).words("BiSAM", "SAM")
         'BiSAM is better than SAM by 0.23 points, 95 % interval +0.09 to +0.38: resolved with 3 pairs'
         >>> difference({0: 94.2}, {0: 94.0}).words("BiSAM", "SAM")
-        'BiSAM is above SAM by 0.20 points: not resolved, 1 and 1 runs say nothing of the scatter'
+        'BiSAM is above SAM by 0.20 points: not resolved, the scatter is not known from 1 run each'
         """
         size = f"{abs(self.mean):.2f} points"
         if self.low is None:
-            return f"{name} is {_place(self.mean, other)} {size}: not resolved, {self.n} say nothing of the scatter"
+            return f"{name} is {_place(self.mean, other)} {size}: not resolved, the scatter is not known from {self.n}"
         interval = f"95 % interval {self.interval}"
         if self.resolved:
             verdict = "better" if self.mean > 0 else "worse"
