@@ -228,7 +228,9 @@ def test_methods_differ_in_colour_and_in_dashes(flips):
 @pytest.mark.parametrize("recipe", ["cifar10/resnet56", "demo/40%/sgd"])
 def test_flips_without_runs_say_what_to_train(recipe, tmp_path):
     done = bisam("figure", "flips", LEDGER, "--recipe", recipe, "--out", tmp_path / "a.svg")
-    expected = f"{LEDGER} has no run of {recipe} with flips: train one, as in bisam train {recipe}, or name another"
+    expected = (
+        f"{LEDGER} has no unchanged run of {recipe} with flips: train one, as in bisam train {recipe}, or name another"
+    )
     assert one_line_of_error(done).startswith(expected)
     assert [*tmp_path.iterdir()] == []
 
@@ -236,7 +238,7 @@ def test_flips_without_runs_say_what_to_train(recipe, tmp_path):
 def test_flips_of_changed_runs_are_not_taken_for_the_recipe_s(tmp_path, recorded, write_run):
     write_run(tmp_path / "runs", recorded("demo/40%/sam", lr=0.01))
     done = bisam("figure", "flips", tmp_path / "runs", "--recipe", "demo", "--out", tmp_path / "a.svg")
-    assert "has no run of demo with flips" in one_line_of_error(done)
+    assert "has no unchanged run of demo with flips" in one_line_of_error(done)
 
 
 def test_flips_of_several_rows_are_refused_for_their_lines_would_be_one(tmp_path):

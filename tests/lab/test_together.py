@@ -27,7 +27,7 @@ def job(folder, epochs, seed=0, method="sam", **fields):
 
 def do(jobs, together=None, progress=None):
     progress = progress or Asking()
-    train(jobs, tiny_images(), torch.device("cpu"), progress, progress.stopping, together=together)
+    return train(jobs, tiny_images(), torch.device("cpu"), progress, progress.stopping, together=together)
 
 
 def crews(folder):
@@ -116,12 +116,14 @@ def point(one):
     return state["epoch"], state["batch"]
 
 
-def test_a_run_that_cannot_be_opened_costs_the_others_nothing(tmp_path, alone):
+def test_a_run_that_another_process_has_is_left_to_it(tmp_path, alone):
     short, long, locked = (job(tmp_path / str(seed), epochs, seed) for seed, epochs in enumerate([1, 3, 1]))
-    with RunFolder.open(locked.folder, locked.config.as_dict()), pytest.raises(RunInUse):
-        do([short, long, locked], together=2)
-    assert read(short.folder).result["status"] == "done"
-    assert point(long) == (1, 0)
+    with RunFolder.open(locked.folder, locked.config.as_dict()):
+        (error,) = do([short, long, locked], together=2)
+    assert isinstance(error, RunInUse)
+    assert read(locked.folder).result is None
+    for one in (short, long):
+        assert outcome(one.folder) == alone(one)
     do([short, long, locked], together=2)
     for one in (short, long, locked):
         assert outcome(one.folder) == alone(one)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -72,5 +73,5 @@ def check_radius(name: str, value: float) -> None:
 
 
 def check_count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
         raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")

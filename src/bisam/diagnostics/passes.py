@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -77,6 +78,13 @@ class Probe:
         self.dtype = torch.float32
         for param in self.params:
             self.dtype = torch.promote_types(self.dtype, param.dtype)
+        if any(param.dtype.itemsize < 4 for param in self.params):
+            kinds = ", ".join(sorted({str(param.dtype) for param in self.params if param.dtype.itemsize < 4}))
+            warnings.warn(
+                f"the model has weights in {kinds}, which cannot be moved by less than their rounding: small "
+                "perturbations are lost. Pass a copy in float32, as in copy.deepcopy(model).float()",
+                stacklevel=3,
+            )
         self._values = [param.data for param in self.params]
         self._weights, self._buffers = Snapshot(), BufferSnapshot(self.model)
         self._progress, self._done, self._total = progress, 0, passes * (length or 1)
@@ -220,6 +228,8 @@ class Probe:
 
     def _differentiable(self, once: bool = False, *, twice: bool = False) -> AbstractContextManager[Any]:
         """Without kernels that lack a derivative: cuDNN's recurrent ones in evaluation, fused attention's second."""
+        if (once or twice) and torch.is_inference_mode_enabled():
+            raise RuntimeError("this needs gradients, which torch.inference_mode() rules out: call it outside of that")
         stack = ExitStack()
         if (once or twice) and any(isinstance(module, nn.RNNBase) for module in self.model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))

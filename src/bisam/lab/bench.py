@@ -7,6 +7,7 @@ written, so a run that is cut off keeps what it has, and one that goes on adds t
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -175,7 +176,7 @@ def check_writable(path: Path) -> None:
     """Refuse, before anything is measured, what could not be written in the end."""
     if path.is_dir():
         raise RefusedError("--out", f"{path} is a folder: give a file in it")
-    draft = draft_of(path)
+    draft = draft_of(Path(os.path.realpath(path)))
     try:
         draft.touch()
         draft.unlink()

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from bisam.lab.config import Config, recorded
+from bisam.lab.methods import uses
 from bisam.lab.recipes import RECIPES, Recipe
 from bisam.lab.records import Record
 
@@ -158,13 +159,17 @@ def collect(records: Iterable[Record]) -> Collection:
 
 
 def _complete(changed: Group, own: Group) -> None:
-    """Add the recipe's own runs that have the changed values anyway, as SAM's 200 epochs if SGD's were set to 200."""
+    """Add the recipe's own runs that have the changed values anyway, as SAM's 200 epochs if SGD's were set to 200.
+
+    What a method has no use for, as SGD for ρ, may have any value.
+    """
     names = [change.partition("=")[0] for change in changed.changes.split(", ")]
     rows = {row for row, _ in changed.runs}
     config = next(run.config for runs in changed.runs.values() for run in runs.values())
     for cell, runs in own.runs.items():
         for seed, run in runs.items():
-            if cell[0] in rows and all(getattr(run.config, name) == getattr(config, name) for name in names):
+            matter = [name for name in names if uses(run.config.method, name)]
+            if cell[0] in rows and all(getattr(run.config, name) == getattr(config, name) for name in matter):
                 changed.runs[cell].setdefault(seed, run)
 
 
@@ -190,6 +195,8 @@ def command(run: Run) -> str:
     own = replace(_recipes()[run.config.recipe].cells[row, method], seed=run.config.seed)
     options = []
     for change in changes_of(own, run.config):
+        if not uses(method, change.partition("=")[0]):
+            continue
         options += ["--partial-data"] if change == "partial_data=true" else ["--set", change]
     cell = f"{run.config.recipe}/{row}/{method}"
     return shlex.join(["bisam", "train", cell, "--seeds", str(run.config.seed), *options])

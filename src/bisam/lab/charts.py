@@ -70,7 +70,8 @@ def stride(runs: Iterable[Run]) -> int:
 def points(runs: Sequence[Run], every: int = 1) -> Rows:
     """Rows of numbers by run and epoch; the first and the last epoch are always among them.
 
-    `whole` marks the epochs that all runs of a method have: only there is a mean the mean of the same runs.
+    `whole` marks the epochs that all runs of a method have, but for those that diverged: only there is a mean the mean
+    of the same runs.
     """
     rows: Rows = []
     for run in runs:
@@ -78,10 +79,12 @@ def points(runs: Sequence[Run], every: int = 1) -> Rows:
         for place, epoch in enumerate(metrics):
             if (place % every == 0 or place == len(metrics) - 1) and number(epoch["epoch"]) is not None:
                 rows.append({"run": _label(run), "method": TITLES[run.config.method], **numbers(epoch)})
-    _drop_outliers(rows, {_label(run) for run in runs if run.status == "diverged"})
-    present = Counter((row["method"], row["epoch"]) for row in rows)
-    counts = Counter(TITLES[run.config.method] for run in runs if run.record.metrics)
-    for row in rows:
+    diverged = {_label(run) for run in runs if run.status == "diverged"}
+    _drop_outliers(rows, diverged)
+    sound = [row for row in rows if row["run"] not in diverged]
+    present = Counter((row["method"], row["epoch"]) for row in sound)
+    counts = Counter(method for method, _ in {(row["method"], row["run"]) for row in sound})
+    for row in sound:
         if present[row["method"], row["epoch"]] == counts[row["method"]]:
             row["whole"] = 1
     return rows

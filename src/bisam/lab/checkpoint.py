@@ -115,9 +115,6 @@ def load(folder: Path, lacks: Callable[[dict[Any, Any]], str] | None = None) -> 
     return None
 
 
-# Files that are whole or not there.
-
-
 # Tensors and strings as one safetensors file with a digest.
 
 
@@ -131,7 +128,7 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[by
     except SafetensorError as error:
         raise ValueError(f"{error}: the header holds all that is not a tensor. Put long lists into tensors.") from error
     end = _header_end(file)
-    header, body = file[:end], memoryview(file)[end:]
+    header, body = _in_order(file[8:end]), memoryview(file)[end:]
     # quotes inside of strings are escaped in JSON, so the key can be nowhere else
     return header.replace(_KEY + _BLANK, _KEY + _digest(header, body)), body
 
@@ -184,6 +181,15 @@ def _digest(header: bytes, body: memoryview) -> bytes:
     digest = hashlib.sha256(header)
     digest.update(body)
     return digest.hexdigest().encode()
+
+
+def _in_order(header: bytes) -> bytes:
+    """A header with its length before it. The library writes metadata in any order; equal runs have equal files."""
+    found = json.loads(header)
+    found[_RESERVED] = dict(sorted(found[_RESERVED].items()))
+    text = json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _header_end(file: bytes) -> int:

@@ -15,11 +15,10 @@ from rich.progress import Progress as Bars
 
 from bisam.lab import cli_options, comparison, comparison_tables
 from bisam.lab.cli_options import Folder, Partial, told_in_a_line
-from bisam.lab.cli_output import drawing, write_text
+from bisam.lab.cli_output import console, drawing, say, write_text
 from bisam.lab.inspection import Plan, Progress
 from bisam.lab.trained import Pool, pool
 
-WIDTH_OF_A_LOG = 120
 RHO, SAMPLES = Plan().rho, Plan().samples
 PAGE = Path("compare.html")
 
@@ -39,7 +38,7 @@ def compare(
     with told_in_a_line():
         place = cli_options.device(device)
         plan = Plan(rho=rho, samples=samples) if weights else None
-        errors = _console(stderr=True)
+        errors = console(stderr=True)
 
         @cache
         def load(name: str, part: bool) -> Pool:
@@ -47,43 +46,36 @@ def compare(
 
         with _progress(errors) as progress:
             found = comparison.compare(first, second, load, place, plan, progress)
-        _show(found)
         write_text(out, drawing("comparison_page").write(found))
+        _show(found)
+        say(f"wrote {out}")
 
 
 def _show(found: comparison.Comparison) -> None:
-    console = _console()
+    here = console()
     for side in found.sides:
-        console.print(f"{side.name}: {side.record.folder}", soft_wrap=True)
+        here.print(f"{side.name}: {side.record.folder}", soft_wrap=True)
     for note in found.notes:
-        console.print(note, soft_wrap=True)
+        here.print(note, soft_wrap=True)
     for sheet in comparison_tables.sheets(found):
-        console.print()
-        console.print(sheet.rich())
-
-
-def _console(*, stderr: bool = False) -> Console:
-    """Texts as they are: brackets in the name of a folder are no markup. A log has no width of its own."""
-    here = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
-    if not here.is_terminal:
-        here.width = max(here.width, WIDTH_OF_A_LOG)
-    return here
+        here.print()
+        here.print(sheet.rich())
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Progress]:
+def _progress(here: Console) -> Iterator[Progress]:
     """A bar in a terminal; elsewhere a line when something new begins."""
-    if not console.is_terminal:
+    if not here.is_terminal:
         before = ""
 
         def line(what: str, done: int, total: int) -> None:
             nonlocal before
             if what != before:
-                console.print(what, soft_wrap=True)
+                here.print(what, soft_wrap=True)
             before = what
 
         yield line
         return
-    with Bars(console=console, transient=True) as bars:
+    with Bars(console=here, transient=True) as bars:
         task = bars.add_task("")
         yield lambda what, done, total: bars.update(task, description=escape(what), completed=done, total=total)

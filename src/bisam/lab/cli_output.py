@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from types import ModuleType
 from rich.console import Console
 
 from bisam.lab.files import explained, write_atomically
+
+WIDTH_OF_A_LOG = 120
 
 
 def drawing(name: str) -> ModuleType:
@@ -22,11 +25,10 @@ def drawing(name: str) -> ModuleType:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all, and say so."""
+    """Whole or not at all."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode(errors="backslashreplace"))  # names of folders may be no text
-    say(f"wrote {path}")
 
 
 @contextmanager
@@ -38,7 +40,15 @@ def writing(path: Path) -> Iterator[None]:
         raise OSError(explained(error, f"cannot write {path}")) from None
 
 
+def console(*, stderr: bool = False) -> Console:
+    """Texts as they are: brackets in the name of a folder are no markup. A log has no width of its own."""
+    here = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    if not here.is_terminal and "COLUMNS" not in os.environ:
+        here.width = WIDTH_OF_A_LOG
+    return here
+
+
 def say(line: str) -> None:
     """A line as it is, without what a terminal would obey or cannot show."""
     plain = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
-    Console().print(plain, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    console().print(plain, soft_wrap=True)

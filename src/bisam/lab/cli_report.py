@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from bisam.lab import cells, records, summary
 from bisam.lab.cli_options import RUNS, told_in_a_line
-from bisam.lab.cli_output import drawing, say, write_text, writing
+from bisam.lab.cli_output import console, drawing, say, write_text, writing
 from bisam.lab.recipes import find
 from bisam.lab.sweep import sheet as sheet_of_sweep
 from bisam.lab.sweep import sort_out
@@ -44,19 +43,30 @@ def report(
         collection = _collected(roots)
         groups, sweeps = sort_out(collection)
         sheets = [*summary.sheets(groups), *map(sheet_of_sweep, sweeps)]
-        for line in summary.left_out(collection):
-            say(line)
-        for sheet in sheets:
-            Console().print(sheet.rich())
-        if not sheets and collection.runs:
-            say(f"{_listed(roots)} has no run that counts for a table")
-        elif not sheets:
-            say(f"{_listed(roots)} has no run of a recipe: a first one takes two minutes, bisam demo")
-        if markdown is not None:
-            write_text(markdown, "\n\n".join([*(sheet.markdown() for sheet in sheets), ""]))
-        write_text(out or roots[0] / "report.html", drawing("report").write(collection, roots))
-        if figures is not None:
-            _write_figures(collection, figures, form.value)
+        page, wrote = out or roots[0] / "report.html", []
+        try:  # files first, for who reads on the other end of a pipe may stop reading
+            if markdown is not None:
+                write_text(markdown, "\n\n".join([*(sheet.markdown() for sheet in sheets), ""]))
+                wrote.append(str(markdown))
+            write_text(page, drawing("report").write(collection, roots))
+            wrote.append(str(page))
+            if figures is not None:
+                wrote.append(f"{_write_figures(collection, figures, form.value)} figures to {figures}")
+        finally:
+            _show(collection, sheets, roots)
+            for what in wrote:
+                say(f"wrote {what}")
+
+
+def _show(collection: cells.Collection, sheets: Sequence[summary.Sheet], roots: Sequence[Path]) -> None:
+    for line in summary.left_out(collection):
+        say(line)
+    for sheet in sheets:
+        console().print(sheet.rich())
+    if not sheets and collection.runs:
+        say(f"{_listed(roots)} has no run that counts for a table")
+    elif not sheets:
+        say(f"{_listed(roots)} has no run of a recipe: a first one takes two minutes, bisam demo")
 
 
 def figure(
@@ -89,6 +99,7 @@ def figure(
 def write_page(roots: Sequence[Path], path: Path) -> None:
     """The page of all runs in these folders."""
     write_text(path, drawing("report").write(_collected(roots), roots))
+    say(f"wrote {path}")
 
 
 def _collected(roots: Sequence[Path]) -> cells.Collection:
@@ -107,20 +118,21 @@ def _runs_of(name: str, roots: Sequence[Path]) -> list[cells.Run]:
     shown = [run for run in runs if run.last("flips") is not None]
     if not shown:
         raise ValueError(
-            f"{_listed(roots)} has no run of {name} with flips: train one, as in bisam train {name}, or name another "
-            "recipe with --recipe"
+            f"{_listed(roots)} has no unchanged run of {name} with flips: train one, as in bisam train {name}, or name "
+            "another recipe with --recipe"
         )
     return shown
 
 
-def _write_figures(collection: cells.Collection, folder: Path, form: str) -> None:
+def _write_figures(collection: cells.Collection, folder: Path, form: str) -> int:
+    """Returns how many they are."""
     report, files = drawing("report"), drawing("figures")
     drawn = report.figures(collection)
     for name, chart in drawn.items():
         path = folder / f"{name}.{form}"
         with writing(path):
             files.save(chart, path, name)
-    say(f"wrote {len(drawn)} figures to {folder}")
+    return len(drawn)
 
 
 def _listed(roots: Sequence[Path]) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from bisam.lab import cells, cli_options, cli_report, costs, records, runs, summary
@@ -28,7 +27,7 @@ from bisam.lab.cli_options import (
     Track,
     told_in_a_line,
 )  # fmt: skip
-from bisam.lab.cli_output import say
+from bisam.lab.cli_output import console, say
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import RECIPES, Recipe, find
 from bisam.lab.sources import Source
@@ -45,13 +44,12 @@ def list_recipes() -> None:
         recipe = make()
         rows, methods = "\n".join(recipe.rows), ", ".join(recipe.methods)
         table.add_row(name, recipe.title, rows, methods, str(recipe.seeds), costs.words(recipe))
-    console = Console()
-    console.print(table)
-    console.print(
+    here = console()
+    here.print(table)
+    here.print(
         "Hours are of all cells and seeds, one after the other, with --set compile=true (but for densenet121), from "
         "the milliseconds of a step that were measured; a question mark: that model's were not. A part of a table is "
-        "table/row/method, such as label_noise/80%/bisam-log.",
-        markup=False,
+        "table/row/method, such as label_noise/80%/bisam-log."
     )
 
 
@@ -167,7 +165,7 @@ def _run(
     group = cells.fill(recipe, done)
     for sheet in (summary.sheet(group), summary.sheet_of_comparisons(group)):
         if sheet is not None and group.runs:
-            Console().print(sheet.rich())
+            console().print(sheet.rich())
 
 
 def _beside_twins(jobs: list[Job], progress: Progress, *, skip: bool) -> list[Job]:

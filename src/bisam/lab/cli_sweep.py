@@ -8,7 +8,6 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from bisam.lab import cells, cli_options, records, runs
 from bisam.lab.cli_options import (
@@ -26,6 +25,7 @@ from bisam.lab.cli_options import (
     Together,
     told_in_a_line,
 )
+from bisam.lab.cli_output import console
 from bisam.lab.config import Config
 from bisam.lab.grids import plans
 from bisam.lab.progress import Progress, name_of
@@ -84,17 +84,17 @@ def sweep(
             values=_given(values or [], fields),
             changes=cli_options.changes_of(changes, partial_data=partial_data),
         )
-        console, place = Console(), cli_options.device(device)
+        here, place = console(), cli_options.device(device)
         for plan in planned:
-            console.print(plan.words, markup=False, highlight=False, soft_wrap=True)
+            here.print(plan.words, soft_wrap=True)
         jobs = [job for plan in planned for job in plan.jobs]
-        with Progress(console, called=partial(_called, fields=fields), came_to=_validated) as progress:
+        with Progress(here, called=partial(_called, fields=fields), came_to=_validated) as progress:
             load = partial(cli_options.source, folder=folder, partial=partial_data, say=progress.note)
             runs.run(jobs, load, place, progress, together=together, checkpoint_seconds=every)
         changed = replace(wanted, cells={plan.cell: plan.own for plan in planned})
         finished = cells.collect(records.read(job.folder) for job in jobs).runs
         for found in outcome(changed, fields, finished):
-            console.print(sheet(replace(found, changes=", ".join(changes or []))).rich())
+            here.print(sheet(replace(found, changes=", ".join(changes or []))).rich())
 
 
 def _validated(result: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ _REMEDIES = {
     errno.EACCES: "Make it writable or give another folder",
     errno.EPERM: "Make it writable or give another folder",
     errno.EROFS: "Make it writable or give another folder",
+    errno.ENAMETOOLONG: "Give a shorter one, or fewer changes, which are in the name of a run's folder",
     errno.ENOENT: "Give a folder that exists or can be made",
     errno.EEXIST: "A file is where a folder should be: move it away or give another folder",
     errno.ENOTDIR: "A file is where a folder should be: move it away or give another folder",
@@ -27,7 +28,15 @@ def draft_of(path: Path) -> Path:
 
 
 def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
-    """Put the parts into that file: whenever the process or the machine stops, the old file is there or the new one."""
+    """Put the parts into that file: whenever the process or the machine stops, the old file is there or the new one.
+
+    A link stays one: the file that it leads to is replaced. What is no file, such as a pipe, is written to as it is.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            file.writelines(parts)
+        return
+    path = Path(os.path.realpath(path))
     draft = draft_of(path)
     try:
         with draft.open("wb") as file:

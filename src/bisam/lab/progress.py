@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,8 +80,8 @@ class Progress:
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
-        for tracker in self.trackers:
-            tracker.close()
+        for tracker in [*self.trackers]:
+            self._try(tracker, tracker.close)
 
     def begin(self, epochs: Mapping[Config, int], batches: int) -> None:
         """These runs step together from now on, with so many epochs behind them."""
@@ -102,8 +103,8 @@ class Progress:
     def epoch(self, config: Config, folder: Path, metrics: dict[str, Any]) -> None:
         epoch = self._epochs[config] = metrics["epoch"] + 1
         told = _told(metrics)
-        for tracker in self.trackers:
-            tracker.log(folder, config, metrics)
+        for tracker in [*self.trackers]:
+            self._try(tracker, partial(tracker.log, folder, config, metrics))
         if self._bars is not None:
             with suppress(KeyError):
                 self._bars.update(self._tasks[config], completed=epoch * self._batches, told=told)
@@ -122,8 +123,18 @@ class Progress:
         self.note(f"{self.called(config)}  {words}, {_time(result['seconds'])}")
 
     def note(self, text: str) -> None:
-        """A line as it is: brackets in the name of a folder are no markup."""
-        self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        """A line as it is: brackets in the name of a folder are no markup. If nobody reads on, it is not shown."""
+        with suppress(SystemExit):  # rich's, where a pipe was closed; from then on it is quiet
+            self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def _try(self, tracker: Tracker, call: Callable[[], None]) -> None:
+        """Curves are kept in the run's folder too: a service that fails is left, and the training goes on."""
+        try:
+            call()
+        except Exception as error:  # whatever a network and a library of others may raise
+            self.trackers.remove(tracker)
+            name = type(tracker).__name__
+            self.note(f"{name} failed and gets no more curves ({type(error).__name__}: {error}). The runs go on")
 
 
 def name_of(config: Config) -> str:

@@ -297,15 +297,20 @@ def find(root: Path) -> list[Record]:
     """Every folder in that tree with a config.json, or what else only a run leaves, by path; behind links too."""
     if not root.is_dir():
         raise RecordError(f"{root} is not a folder: give the one that has the runs, or a run itself")
-    folders = [place for place, files in _walk(root) if not {CONFIG, METRICS, RESULT}.isdisjoint(files)]
-    return [read(folder) for folder in sorted(folders)]
+    closed: list[OSError] = []
+    folders = [place for place, files in _walk(root, closed.append) if not {CONFIG, METRICS, RESULT}.isdisjoint(files)]
+    unseen = [Record(Path(error.filename), problems=[f"it cannot be read ({error.strerror})"]) for error in closed]
+    return sorted([*map(read, folders), *unseen], key=lambda record: record.folder)
 
 
-def _walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Every folder of a tree once, with its files. Links come last, so that a folder has its own name if it is here."""
+def _walk(root: Path, tell: Callable[[OSError], None]) -> Iterator[tuple[Path, list[str]]]:
+    """Every folder of a tree once, with its files. Links come last, so that a folder has its own name if it is here.
+
+    `tell` gets the error of each folder that cannot be read.
+    """
     waiting, seen = deque([root]), set[str]()
     while waiting:
-        for place, folders, files in os.walk(waiting.popleft()):
+        for place, folders, files in os.walk(waiting.popleft(), onerror=tell):
             real = os.path.realpath(place)
             if real in seen:
                 folders.clear()

@@ -89,7 +89,11 @@ def _problems(collection: Collection) -> list[Block]:
     if not lines:
         return []
     warned = Words(lines, "warning")
-    return [warned] if len(lines) <= MOST_ANSWERS else [Fold(f"{len(lines)} folders are not whole", [warned])]
+    return (
+        [warned]
+        if len(lines) <= MOST_ANSWERS
+        else [Fold(f"{len(lines)} folders are not whole or not counted", [warned])]
+    )
 
 
 def _grid(sweep: Sweep) -> list[Block]:

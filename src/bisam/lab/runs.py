@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 from bisam.lab import records
 from bisam.lab.cells import collect, folder_name, place_of, without_numerics
 from bisam.lab.config import Config
+from bisam.lab.methods import uses
 from bisam.lab.progress import Progress
 from bisam.lab.recipes import Recipe
 from bisam.lab.sources import Source
@@ -20,15 +22,21 @@ from bisam.lab.train import SECONDS_BETWEEN_CHECKPOINTS, Job, signals, train
 
 
 def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], root: Path) -> list[Job]:
-    """A job for each cell and seed. What was changed is in the name of the folder: it is not the recipe's run."""
+    """A job for each cell and seed. What was changed is in the name of the folder: it is not the recipe's run.
+
+    What a method has no use for, as SGD for ρ, is not changed of it.
+    """
     for name, remedy in {"seed": "--seeds", "method": "table/row/method", "recipe": "another recipe"}.items():
         if name in changes:
             raise ValueError(f"{name} is part of what a run is called: use {remedy} instead of --set {name}=")
+    for name in changes:
+        if not any(uses(method, name) for method in recipe.methods):
+            raise ValueError(f"{name} is nothing to {', '.join(recipe.methods)}: leave --set {name}= away")
     jobs = []
     for seed in seeds:
         for (row, _), config in recipe.cells.items():
             own = replace(config, seed=seed)
-            changed = own.with_changes(changes)
+            changed = own.with_changes({name: text for name, text in changes.items() if uses(own.method, name)})
             jobs.append(Job(changed, root / recipe.name / folder_name(row, own, changed)))
     return jobs
 
@@ -72,22 +80,34 @@ def run(
     together: int = 1,
     checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
 ) -> None:
-    """Train what is not done, `together` runs at a time where they can step together."""
+    """Train what is not done, `together` runs at a time where they can step together.
+
+    What another process trains is left to it: two of them share the runs of a table. RunInUse if that is all there is.
+    """
     there = [_record(job) for job in jobs]
     done = sum(record.result is not None for record in there)
     if done:
         progress.note(f"{done} of {len(jobs)} runs are done already")
     for record in there:
+        if record.result is not None:  # who finished it may have been killed before it could clean up
+            shutil.rmtree(record.folder / records.CHECKPOINTS, ignore_errors=True)
         if record.not_counted:
             progress.note(f"{record.folder} is not counted, move it away to train it again: {record.not_counted}")
     pending = [job for job, one in zip(jobs, there, strict=True) if one.result is None and not one.not_counted]
     sources = {name: load(name) for name in dict.fromkeys(job.config.data for job in pending)}
     for source in sources.values():
         source.prepare()
+    elsewhere: list[records.RunInUse] = []
     with signals() as stopping:  # not while data are loaded: then Ctrl-C has nothing to save, and ends it at once
         for group in _alike(pending):
             source = sources[group[0].config.data]
-            train(group, source, device, progress, stopping, together=together, checkpoint_seconds=checkpoint_seconds)
+            elsewhere += train(
+                group, source, device, progress, stopping, together=together, checkpoint_seconds=checkpoint_seconds
+            )
+    if elsewhere and len(elsewhere) == len(pending):
+        raise elsewhere[0]
+    for error in elsewhere:
+        progress.note(f"left to another process: {error}")
 
 
 def _alike(jobs: Iterable[Job]) -> Iterable[list[Job]]:

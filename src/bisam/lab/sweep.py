@@ -61,6 +61,8 @@ class Sweep:
     points: list[Point]
     left_out: tuple[Values, ...] = ()
     """Points without the seeds that the others share."""
+    seeds_left_out: tuple[int, ...] = ()
+    """Those that half of the points, or more, do not have yet."""
     changes: str = ""
     """In what its runs differ from the recipe, beside the field; as in "epochs=3"."""
     runs: tuple[Run, ...] = ()
@@ -137,6 +139,9 @@ class Sweep:
         if self.left_out:
             points = "; ".join(label(self.fields, values) for values in self.left_out)
             sentences.append(f"Left out, for they lack the seeds of the others: {points}.")
+        if self.seeds_left_out:
+            seeds = ", ".join(map(str, self.seeds_left_out))
+            sentences.append(f"Left out, for no more than half of the points have them: seeds {seeds}.")
         return sentences
 
     def _choice(self, chosen: Point) -> str:
@@ -173,8 +178,18 @@ def outcome(recipe: Recipe, fields: Sequence[str], runs: Iterable[Run]) -> list[
         if len(shared) > 1 and seeds:
             points = [_point(values, {seed: results[values][seed] for seed in seeds}) for values in sorted(shared)]
             values_of_recipe = tuple(value_of(own, field) for field in fields)
-            left_out = tuple(sorted(results.keys() - shared))
-            found.append(Sweep(recipe.name, cell, tuple(fields), values_of_recipe, points, left_out=left_out))
+            rare = {seed for of_point in results.values() for seed in of_point} - {*seeds}
+            found.append(
+                Sweep(
+                    recipe.name,
+                    cell,
+                    tuple(fields),
+                    values_of_recipe,
+                    points,
+                    left_out=tuple(sorted(results.keys() - shared)),
+                    seeds_left_out=tuple(sorted(rare)),
+                )
+            )
     return found
 
 

@@ -41,7 +41,8 @@ class TensorBoard:
     def log(self, folder: Path, config: Config, metrics: dict[str, Any]) -> None:
         name = f"{folder.parent.name}/{folder.name}"
         if name not in self._writers:
-            self._writers[name] = self._module.SummaryWriter(str(self._root / name))
+            # a run that goes on from a checkpoint has written some of its epochs before
+            self._writers[name] = self._module.SummaryWriter(str(self._root / name), purge_step=metrics["epoch"])
         for key, value in metrics.items():
             if key != "epoch":
                 self._writers[name].add_scalar(key, value, metrics["epoch"])
@@ -68,7 +69,7 @@ class Service:
             same = {"id": hashlib.sha256(name.encode()).hexdigest()[:16]} if self._module.__name__ == "wandb" else {}
             self._module.init(project="bisam", name=name, config=config.as_dict(), resume="allow", **same)
             self._open = name
-        self._module.log(metrics)
+        self._module.log(metrics, step=metrics["epoch"])
 
     def close(self) -> None:
         if self._open is not None:

@@ -22,7 +22,7 @@ from bisam.lab.config import Config
 from bisam.lab.costs import gradients_of_a_step
 from bisam.lab.progress import Progress
 from bisam.lab.receipt import receipt, timestamp
-from bisam.lab.records import ConfigMismatch, RunFolder, config_differences
+from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, config_differences
 from bisam.lab.sources import Source
 from bisam.lab.training import Training
 
@@ -66,15 +66,18 @@ def train(
     *,
     together: int | None = None,
     checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
-) -> None:
+) -> list[RunInUse]:
     """Do these runs, so many at once, or all: they step together, in one CUDA graph, each in its own epoch.
 
     Their epochs must have the same number of batches. A run that ends makes room for the next. Each goes on from its
     last checkpoint, or begins, and leaves its result in its folder; one that has a result already is left alone. When
     `stopping` gets a name (see `signals`), they save and raise `Stopped`.
+
+    Returns an error for each that another process has under way, which are left to it.
     """
     waiting, active = deque(jobs), list[Active]()
     crew, step = list[Active](), None
+    elsewhere: list[RunInUse] = []
     now, saved = receipt(), time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(_numerics(jobs[0].config))
@@ -82,7 +85,7 @@ def train(
             asked = bool(stopping)
             try:
                 while waiting and len(active) < (together or len(jobs)) and not asked:
-                    active += _admitted(waiting.popleft(), source, device, stack, now, progress)
+                    active += _admitted(waiting.popleft(), source, device, stack, now, progress, elsewhere)
                 if _leave(active, source.checksum, progress):
                     crew, step = [], None  # which hold what the runs that ended need no more
                     continue
@@ -102,14 +105,20 @@ def train(
                 step = _steps(crew, progress)
                 progress.begin({one.training.config: one.epoch for one in crew}, len(crew[0].training.batches))
             _epoch(crew, step, progress, stopping)
+    return elsewhere
 
 
 def _admitted(
-    job: Job, source: Source, device: torch.device, stack: ExitStack, now: dict[str, Any], progress: Progress
-) -> list[Active]:
-    """The run, at the point that it has reached; empty if another process has finished it meanwhile."""
+    job: Job, source: Source, device: torch.device, stack: ExitStack, now: dict[str, Any], progress: Progress,
+    elsewhere: list[RunInUse],
+) -> list[Active]:  # fmt: skip
+    """The run, at the point that it has reached; empty if another process has it under way or has finished it."""
     training = Training(job.config, source, device)
-    run = stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))
+    try:
+        run = stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))
+    except RunInUse as error:
+        elsewhere.append(error)
+        return []
     if run.result is None:
         return [_resumed(Active(training, run), source.checksum, now, progress)]
     run.close()
@@ -177,7 +186,9 @@ def _resumed(one: Active, checksum: str, now: dict[str, Any], progress: Progress
     for note in [*one.run.notes, *(loaded.notes if loaded else ())]:
         progress.note(f"{one.run.folder.name}: {note}")
     if loaded is None:
-        one.run.metrics.rewind(0)
+        lost = one.run.metrics.rewind(0)
+        if lost:
+            progress.note(f"{one.run.folder.name} has no checkpoint and begins anew; it had {lost} lines of metrics")
         one.receipts = [now]
         return one
     _check_same(one, loaded.state, checksum)

@@ -106,7 +106,7 @@ def _start(model: nn.Module | Callable[[], nn.Module], random: Randomness, repea
 
 def _checked_grid(rhos: Sequence[float]) -> tuple[float, ...]:
     """In ascending order."""
-    if not isinstance(rhos, Iterable):
+    if not isinstance(rhos, Iterable) or isinstance(rhos, str):
         raise TypeError(f"rhos must be several numbers, such as (0, 0.05, 0.1), got {rhos!r}")
     grid = sorted(float(rho) for rho in rhos)
     if len(grid) < 2:
