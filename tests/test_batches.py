@@ -35,6 +35,12 @@ def test_plans_choose_by_their_scores():
     assert len(HighestLoss(None).for_ascent(batch, lambda _: before)) == 2
 
 
+@pytest.mark.parametrize(("size", "kept"), [(1, 1), (6, 3), (7, 4)])
+def test_half_of_a_batch_is_rounded_up(size, kept):
+    batch = Batch(torch.arange(size), torch.arange(size))
+    assert len(HighestLoss(None).for_ascent(batch, lambda part: part.y)) == kept
+
+
 def test_scores_of_samples_with_many_labels_are_their_means():
     logits, target = torch.randn(3, 5, 7), torch.randint(5, (3, 7))
     each = per_sample(torch.nn.CrossEntropyLoss(), logits, target)

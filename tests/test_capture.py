@@ -107,6 +107,17 @@ def test_a_generator_gives_a_training_random_numbers_that_nobody_else_disturbs(d
 
 
 @pytest.mark.filterwarnings("ignore:a CUDA graph needs")
+def test_a_generator_gives_every_step_dropout_masks_of_its_own():
+    model, optimizer = build("SAM", net=lambda: nn.Sequential(nn.Dropout(0.5), mlp()), rho=0.0)
+    step = capture(optimizer, generator=torch.Generator().manual_seed(7))
+    masks = []
+    model[0].register_forward_hook(lambda _, __, output: masks.append(output == 0))
+    for _ in range(2):
+        step(*batch())
+    assert not torch.equal(*masks)
+
+
+@pytest.mark.filterwarnings("ignore:a CUDA graph needs")
 def test_the_generator_of_a_training_resumes_from_a_checkpoint(device):
     model, optimizer = build(net=lambda: ConvNet(dropout=0.5), device=device)
     generator = torch.Generator(device).manual_seed(7)

@@ -183,3 +183,18 @@ def test_a_captured_step_runs_both_passes():
             step(x, y)
         trained.append(tensors(model, optimizer))
     assert_identical(*trained)
+
+
+def test_the_closure_has_gradients_where_the_caller_has_none():
+    """As in frameworks that call step() under torch.no_grad()."""
+    x, y = batch()
+    trained = []
+    for context in (torch.enable_grad, torch.no_grad):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+        F.cross_entropy(model(x), y).backward()
+        with context():
+            optimizer.step(lambda model=model: F.cross_entropy(model(x), y).backward())
+        trained.append(list(model.parameters()))
+    assert_identical(*trained)

@@ -850,3 +850,59 @@ def test_a_packed_sequence_is_one_input():
     with pytest.raises(TypeError, match="a PackedSequence cannot be cut into parts"):
         choosing.minimize(packed, y)
     assert bisam.diagnostics.sharpness(model, (packed, y), rho=0.05).error is not None
+
+
+# What a failure or a change from outside leaves
+
+
+def test_a_pass_that_raised_leaves_no_gradients():
+    model, optimizer = build("SAM", net=mlp)
+    x, y = batch()
+
+    def failing():
+        optimizer.criterion(model(x), y).backward()
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        optimizer.step(failing)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_perturbation_that_fails_half_way_leaves_the_weights_as_they_were():
+    """Of an adaptive ball, which works in the storage of the weights, and finds complex ones behind the others."""
+    model = nn.ParameterList([torch.randn(3), torch.randn(3, dtype=torch.complex64)])
+    optimizer = bisam.ASAM(sgd(model))
+    before = [p.detach().clone() for p in model]
+    (model[0].sum() + model[1].abs().sum()).backward()
+    with pytest.raises(TypeError, match="not defined for complex parameters"):
+        optimizer.ascend()
+    assert not optimizer.perturbed
+    assert all(torch.equal(p, b) for p, b in zip(model, before, strict=True))
+
+
+def test_a_group_added_to_the_base_is_perturbed_with_the_options_of_the_others():
+    model = mlp()
+    optimizer = SAM(torch.optim.SGD(model[0].parameters(), lr=0.1), model, rho=0.5)
+    optimizer.base.add_param_group({"params": model[2].parameters()})
+    before = [p.detach().clone() for p in model.parameters()]
+    perturb(model, optimizer)
+    moved = torch.cat([(p.detach() - b).flatten() for p, b in zip(model.parameters(), before, strict=True)])
+    assert moved.norm().item() == pytest.approx(0.5, rel=1e-5)
+    assert not torch.equal(model[2].weight, before[2])
+
+
+class InPlace(torch.optim.SGD):
+    """Clears gradients in their own memory, whatever it is asked for."""
+
+    def zero_grad(self, set_to_none=True):
+        super().zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize(("base_class", "options"), [(InPlace, {}), (torch.optim.SGD, {"set_to_none": False})])
+def test_gradients_that_are_cleared_in_place_after_a_step_are_not_its_own_any_more(base_class, options):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = SAM(base_class(model.parameters(), lr=0.1), model)
+    optimizer.minimize(*batch())
+    optimizer.zero_grad(**options)
+    perturb(model, optimizer).restore()

@@ -124,6 +124,18 @@ def test_autocast_around_the_step_sees_the_perturbed_weights(plain_variant, devi
         assert torch.equal(after, model(x).detach())
 
 
+def test_autocast_around_a_step_by_hand_sees_the_weights_that_came_back():
+    model, optimizer = build("SAM", net=mlp, rho=5.0)
+    x, y = batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        before = model(x)
+        optimizer.criterion(before, y).backward()
+        optimizer.ascend()
+        optimizer.criterion(model(x), y).backward()
+        optimizer.restore()
+        assert torch.equal(model(x), before)
+
+
 def test_minimize_with_autocast_is_the_step_with_autocast(closure_variant, device):
     model, optimizer = build(closure_variant, net=mlp, device=device, autocast=torch.bfloat16)
     twin, twin_optimizer = build(closure_variant, net=mlp, device=device)
@@ -293,3 +305,18 @@ def test_a_closure_that_unscales_is_refused_where_gradients_of_both_passes_are_c
     for either in (optimizer, plain):
         either.minimize(x, y)
     torch.testing.assert_close(optimizer.telemetry.ascent_norm, plain.telemetry.ascent_norm)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_in_half_precision_are_compared_in_float32(dtype):
+    """By GSAM, whose update is g_p and something orthogonal to it, however long: so ⟨g, g_p⟩ needs its digits."""
+    model, optimizer = build("GSAM", net=lambda: nn.Linear(200, 100, bias=False), dtype=dtype)
+    plain, perturbed = ((10 * torch.randn(100, 200) + 10).to(dtype) for _ in range(2))  # ⟨g, g_p⟩ overflows float16
+
+    def closure():
+        model.weight.grad = (plain if optimizer.phase == "ascent" else perturbed).clone()
+
+    optimizer.step(closure)
+    along = (model.weight.grad.double() * perturbed).sum() / perturbed.double().square().sum()
+    assert along.item() == pytest.approx(1.0, abs=5e-4)  # the rounding of so many cancels
+    assert not torch.equal(model.weight.grad, perturbed)

@@ -95,6 +95,11 @@ def test_ranks_stay_together_in_every_variant_and_micro_batches_spread_over_them
         optimizer.minimize(*data(seed))
     for weights in micro:
         assert_close(weights, weights_of(model), 1e-12)
+    for variant in (name for name in VARIANTS if kind_of(name) in ("GSAM", "LookSAM")):  # which average at w too
+        model, optimizer = build(variant, net=mlp, dtype=torch.float64, micro_batch=8)
+        for seed in range(STEPS):
+            optimizer.minimize(*data(seed))
+        assert_close(first[variant], weights_of(model), 1e-12)
 
 
 def refuse_random_numbers():

@@ -123,7 +123,7 @@ def test_esam_that_keeps_all_tensors_and_samples_is_sam_bit_for_bit(efficient, f
 
 
 @pytest.mark.parametrize(
-    ("gamma", "size", "kept"), [(0.5, 16, 8), (0.5, 15, 8), (0.1, 30, 3), (0.01, 16, 1), (1.0, 7, 7)]
+    ("gamma", "size", "kept"), [(0.5, 16, 8), (0.5, 15, 8), (0.1, 30, 3), (0.28, 25, 7), (0.01, 16, 1), (1.0, 7, 7)]
 )
 def test_esam_descends_exactly_as_many_samples_as_asked_ties_included(gamma, size, kept):
     model, optimizer = build("ESAM", net=mlp, gamma=gamma)
@@ -157,6 +157,30 @@ def test_esam_computes_no_weight_gradient_of_what_it_drops_and_perturbs_only_wha
     assert graded == moved
     assert 0 < sum(graded.values()) < len(graded)
     assert all(p.requires_grad for p in model.parameters())
+
+
+def test_esam_keeps_one_tensor_where_it_would_keep_none():
+    model, optimizer = build("ESAM", net=mlp, rho=1e-9, beta=1e-9, gamma=1.0)
+    before, moved = weights_of(model), []
+    model.register_forward_pre_hook(
+        lambda *_: moved.append([not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)])
+    )
+    optimizer.minimize(*batch())
+    assert [sum(each) for each in moved] == [0, 1]
+
+
+def test_esam_of_a_compiled_model_leaves_tensors_out_of_an_adaptive_ball():
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = mlp()
+        if compiled:
+            model.compile(backend="eager")
+        groups = [{"params": model.parameters(), "adaptive": True}]
+        optimizer = bisam.ESAM(torch.optim.SGD(groups, lr=0.1), model, rho=0.5)
+        steps(optimizer, range(4))
+        results.append(weights_of(model))
+    assert_close(*results, 1e-6)
 
 
 def test_what_goes_around_a_ball_does_not_go_around_another():
@@ -263,6 +287,23 @@ def test_msam_is_the_micro_batches_one_by_one(base):
     assert_close(tensors(model, optimizer), tensors(twin, single), 1e-9)
 
 
+@pytest.mark.parametrize("ascent", [None, bisam.LowerBound()])
+def test_unequal_micro_batches_have_the_whole_batchs_gradient_at_w(ascent):
+    seen = {}
+
+    class Watch(SurrogateGap):
+        def perturbed(self, params, at_weights):
+            seen["at_weights"] = [g.clone() for g in at_weights]
+
+    model = mlp().double()
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = bisam.SharpnessAware(base, model, merge=Watch(0.1), ascent=ascent, micro_batch=6)
+    x, y = batch(dtype=torch.float64)
+    expected = reference.gradient(model, x, y, reference.cross_entropy)
+    optimizer.minimize(x, y)
+    assert_close(seen["at_weights"], expected, 1e-12)
+
+
 @pytest.mark.parametrize("micro_batch", [16, 100])
 def test_micro_batches_of_the_whole_batch_are_the_plain_variant(micro_batch):
     model, optimizer = build("BiSAM(log)", micro_batch=micro_batch)
@@ -313,6 +354,26 @@ def test_steps_between_perturbations_run_one_pass(name, passes):
         optimizer.minimize(*batch(seed))
         seen.append(len(counts))
     assert seen == passes
+
+
+def test_looksam_remembers_in_the_same_storage_as_ever():
+    _, optimizer = build("LookSAM", net=mlp)
+    addresses = []
+    for seed in range(0, 6, 2):
+        steps(optimizer, (seed, seed + 1))
+        addresses.append([t.data_ptr() for t in optimizer.merge.memory.tensors["orthogonal"].values()])
+    assert addresses[0] == addresses[1] == addresses[2]
+
+
+def test_rsam_does_not_move_frozen_parameters():
+    model, optimizer = build("RSAM", net=mlp)
+    model[0].requires_grad_(False)
+    before, moved = weights_of(model), []
+    model.register_forward_pre_hook(
+        lambda *_: moved.append([not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)])
+    )
+    optimizer.minimize(*batch())
+    assert moved == [[False, False, True, True]] * 2
 
 
 def test_gsams_radius_follows_the_learning_rate_and_resumes():
@@ -434,6 +495,29 @@ def test_a_checkpoint_of_another_variants_memory_is_refused_and_changes_nothing(
         optimizer.load_state_dict(written.state_dict())
     assert_identical(tensors(model, optimizer), before)
     assert str(optimizer.state_dict()) == str(state)
+
+
+@pytest.mark.parametrize("name", ["FriendlySAM", "RSAM"])
+def test_a_checkpoint_of_the_base_alone_begins_a_new_memory(name):
+    model, optimizer = build(name, net=mlp)
+    steps(optimizer, range(2))
+    twin, fresh = build(name, net=mlp)
+    twin.load_state_dict(model.state_dict())
+    state = BASES["SGD(foreach)"](mlp().parameters()).state_dict()
+    for either in (optimizer, fresh):
+        either.load_state_dict(state)
+        steps(either, range(2, 4))
+    assert_identical(tensors(model, optimizer), tensors(twin, fresh))
+
+
+def test_training_on_does_not_change_the_checkpoint_that_was_loaded():
+    _, optimizer = build("FriendlySAM", net=mlp)
+    steps(optimizer, range(2))
+    state = copy.deepcopy(optimizer.state_dict())
+    kept = copy.deepcopy(state["sharpness"])
+    optimizer.load_state_dict(state)
+    steps(optimizer, range(2, 4))
+    torch.testing.assert_close(state["sharpness"], kept, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("writer", "reader"), [("SAM", "ASAM"), ("ABiSAM(log)", "BiSAM(log)")])
@@ -692,6 +776,13 @@ def test_vectorized_micro_batches_leave_out_the_groups_that_are_left_out():
             optimizer.minimize(*batch(seed, dtype=torch.float64))
         results.append(list(model.parameters()))
     assert_close(*results, 1e-12)
+
+
+def test_vectorized_micro_batches_have_dropout_masks_of_their_own():
+    model, optimizer = build("SAM", net=lambda: nn.Sequential(nn.Dropout(0.5), mlp()), micro_batch=1, vectorize=True)
+    optimizer.minimize(torch.ones(16, 6), batch()[1])
+    used = model[1][0].weight.grad.any(0)  # an input that is dropped has no gradient
+    assert used.all()
 
 
 def test_what_cannot_be_vectorized_is_explained():
