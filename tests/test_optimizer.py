@@ -299,6 +299,83 @@ def test_gradients_accumulated_before_a_step_are_never_lost_in_silence():
     assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
 
 
+def attacked(model, optimizer, x, y, clear):
+    """Training on samples that a first backward pass of the closure has moved to where the loss is larger."""
+
+    def closure():
+        optimizer.zero_grad()
+        moved = x.clone().requires_grad_()
+        F.cross_entropy(model(moved), y).backward()
+        clear()
+        loss = optimizer.criterion(model(x + 0.1 * moved.grad.sign()), y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@pytest.mark.parametrize("variant_name", ["SAM", "BiSAM(log)"])
+def test_gradients_of_a_first_backward_pass_in_a_closure_can_be_cleared_either_way(variant_name):
+    results = []
+    for way in ("optimizer", "model", "none was left"):
+        model, optimizer = build(variant_name, net=mlp, dtype=torch.float64)
+        x, y = batch(dtype=torch.float64)
+        clear = {"optimizer": optimizer.zero_grad, "model": model.zero_grad, "none was left": lambda: None}[way]
+        if way == "none was left":
+
+            def closure(model=model, optimizer=optimizer, x=x, y=y):
+                moved = x.clone().requires_grad_()
+                (slope,) = torch.autograd.grad(F.cross_entropy(model(moved), y), moved)
+                loss = optimizer.criterion(model(x + 0.1 * slope.sign()), y)
+                loss.backward()
+                return loss
+
+        else:
+            closure = attacked(model, optimizer, x, y, clear)
+        optimizer.step(closure)
+        results.append([p.detach() for p in model.parameters()])
+    assert_identical(results[0], results[2])
+    assert_identical(results[1], results[2])
+
+
+def test_what_a_closure_of_a_list_may_not_clear_is_an_error_that_changes_nothing():
+    for way, words in (("optimizer", "cannot tell them apart"), ("model", "which add up to one step")):
+        model, optimizer = build("SAM", net=mlp)
+        clear = optimizer.zero_grad if way == "optimizer" else model.zero_grad
+        closures = [attacked(model, optimizer, *batch(seed), clear) for seed in range(2)]
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(RuntimeError, match=words):
+            optimizer.step(closures)
+        assert_identical([p.detach() for p in model.parameters()], before)
+
+
+@pytest.mark.parametrize("whose", ["base", "model"])
+def test_a_list_of_closures_that_clear_each_other_s_gradients_is_an_error(whose):
+    model, optimizer = build(net=mlp)
+
+    def closure(x, y):
+        (optimizer.base if whose == "base" else model).zero_grad()
+        loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match=r"cleared the gradients of those before it.*optimizer.zero_grad\(\)"):
+        optimizer.step([partial(closure, *batch(seed)) for seed in range(2)])
+    optimizer.step(partial(closure, *batch()))  # one by itself may
+
+
+def test_a_list_of_closures_that_return_more_than_a_loss_is_a_step_all_the_same():
+    model, optimizer = build("SAM", net=mlp)
+
+    def closure(x, y):
+        optimizer.zero_grad()
+        loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        return loss, "more"
+
+    assert optimizer.step([partial(closure, *batch(seed)) for seed in range(2)])[1] == "more"
+
+
 def test_a_step_given_up_leaves_no_gradients_for_the_next():
     model, optimizer = build(net=mlp)
     x, y = batch()
@@ -906,3 +983,83 @@ def test_gradients_that_are_cleared_in_place_after_a_step_are_not_its_own_any_mo
     optimizer.minimize(*batch())
     optimizer.zero_grad(**options)
     perturb(model, optimizer).restore()
+
+
+def test_a_step_in_inference_mode_is_refused_and_the_next_is_as_ever(variant):
+    model, optimizer = build(variant)
+    twin, twin_optimizer = build(variant)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"step\(\) needs gradients.*leave that first"):
+        optimizer.minimize(*batch())
+    for each in (optimizer, twin_optimizer):
+        each.minimize(*batch())
+    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+
+def test_random_numbers_are_drawn_wherever_tensors_are_made_by_default(variant):
+    model, optimizer = build(variant)
+    twin, twin_optimizer = build(variant)
+    x, y = batch()
+    with torch.device("meta"):  # as "cuda" would be on a machine that has it
+        optimizer.minimize(x, y)
+    twin_optimizer.minimize(x, y)
+    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+
+def test_a_checkpoint_loaded_into_the_base_leaves_each_group_its_own_radius():
+    model = mlp()
+    groups = [{"params": [model[0].weight], "rho": 0.2}, {"params": [model[2].weight], "rho": 0.0}]
+    plain = torch.optim.SGD([{"params": [model[0].weight]}, {"params": [model[2].weight]}], lr=0.3).state_dict()
+    for load in ("base", "optimizer"):
+        optimizer = SAM(torch.optim.SGD([dict(group) for group in groups], lr=0.1), model, rho=0.05)
+        (optimizer.base if load == "base" else optimizer).load_state_dict(plain)
+        assert [(group["rho"], group["lr"]) for group in optimizer.param_groups] == [(0.2, 0.3), (0.0, 0.3)]
+        copied = copy.deepcopy(optimizer)
+        copied.base.load_state_dict(plain)
+        assert [group["rho"] for group in copied.param_groups] == [0.2, 0.0]
+
+
+class Shared(nn.Module):
+    """A buffer that is a weight's own memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 4)
+        self.register_buffer("seen", self.head.weight.data)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+@pytest.mark.parametrize("variant_name", ["SAM", "RSAM"])
+def test_weights_come_back_also_where_a_buffer_shares_their_memory(variant_name):
+    model = Shared()
+    optimizer = VARIANTS[variant_name](torch.optim.SGD(model.parameters(), lr=0.0), model)
+    before = model.head.weight.detach().clone()
+    optimizer.minimize(*batch())
+    assert_identical([model.head.weight.detach()], [before])
+
+
+@pytest.mark.parametrize("most", [0.01, 1e6])
+def test_clipping_sees_sparse_gradients_and_dense_ones(most):
+    embedding, head = nn.Embedding(8, 6, sparse=True), nn.Linear(6, 4)
+    model = nn.Sequential(embedding, head)
+    groups = [{"params": embedding.parameters(), "rho": 0.0}, {"params": head.parameters()}]
+    optimizer = SAM(torch.optim.SGD(groups, lr=0.1), model, clip_norm=most)
+    optimizer.minimize(torch.tensor([0, 3, 3, 5]), torch.tensor([0, 1, 2, 3]))
+    norm = torch.stack([p.grad.to_dense().norm() for p in model.parameters()]).norm()
+    told = optimizer.telemetry.descent_norm
+    torch.testing.assert_close(norm, told.clamp(max=most), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda base: bisam.FriendlySAM(base, sigma=float("nan")), "sigma must be non-negative and finite, got nan"),
+        (lambda base: bisam.FriendlySAM(base, sigma="a"), "sigma must be a number, got 'a'"),
+        (lambda base: bisam.GSAM(base, alpha=float("inf")), "alpha must be non-negative and finite, got inf"),
+        (lambda base: SAM(base, every=True), "every must be a whole number of steps, at least 1, got True"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(make, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        make(sgd(mlp()))

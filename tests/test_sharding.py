@@ -201,6 +201,65 @@ def test_a_step_that_is_refused_leaves_replicas_that_train_on(wrap):
     assert_close(first, weights_of(model), 1e-12)
 
 
+class Branches(torch.nn.Module):
+    """A trunk, and a branch that changes with the rank, with the pass, or not at all."""
+
+    def __init__(self, which):
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = torch.nn.Linear(6, 4)
+        self.branches = torch.nn.ModuleList(
+            [torch.nn.Linear(6, 4), torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Linear(9, 4))]
+        )
+        self.which, self.passes = which, 0
+        self.double()
+
+    def forward(self, x):
+        self.passes += 1
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        return self.trunk(x) + self.branches[{"rank": rank, "pass": self.passes % 2}[self.which]](x)
+
+
+def train_branches():
+    """Weights with a branch for each rank, with one for each pass, and those of a rank that is a group of its own."""
+    results = {}
+    for variant in ("SAM", "GSAM", "LookSAM"):
+        for which in ("rank", "pass"):
+            model = DistributedDataParallel(Branches(which), find_unused_parameters=True)
+            optimizer = VARIANTS[variant](torch.optim.SGD(model.parameters(), lr=0.1), model)
+            for seed in range(STEPS):
+                optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
+            results[variant, which] = weights_of(model)
+    groups = [dist.new_group([rank]) for rank in range(ranks.RANKS)]
+    for variant in ("GSAM", "LookSAM"):
+        _, optimizer = build_replicas(variant, wrap={"process_group": groups[dist.get_rank()]})
+        for seed in range(STEPS):
+            optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
+        results[variant, "alone"] = weights_of(optimizer.model)
+    build_replicas("SAM", wrap={"static_graph": True}, sharpness="global")
+    with pytest.raises(ValueError, match=r'averages in its first pass, which is an ascent.*use sharpness="global"'):
+        build_replicas("SAM", wrap={"static_graph": True})
+    return results
+
+
+def test_ranks_may_use_other_parameters_in_other_passes_and_other_groups():
+    first, second = ranks.run(train_branches)
+    for variant in ("SAM", "GSAM", "LookSAM"):
+        for which in ("rank", "pass"):
+            assert_identical(first[variant, which], second[variant, which])
+    model = Branches("pass")
+    optimizer = VARIANTS["SAM"](torch.optim.SGD(model.parameters(), lr=0.1), model, micro_batch=8)
+    for seed in range(STEPS):
+        optimizer.minimize(*data(seed))
+    assert_close(first["SAM", "pass"], weights_of(model), 1e-12)
+    for variant in ("GSAM", "LookSAM"):  # who is a group of its own trains as if there were nobody else
+        for rank, weights in enumerate([first, second]):
+            model, optimizer = build(variant, net=mlp, dtype=torch.float64)
+            for seed in range(STEPS):
+                optimizer.minimize(*(t.chunk(ranks.RANKS)[rank] for t in data(seed)))
+            assert_close(weights[variant, "alone"], weights_of(model), 1e-12)
+
+
 # FSDP2
 
 
@@ -309,6 +368,150 @@ def checkpoint_shards(folder):
 def test_a_distributed_checkpoint_of_model_and_base_resumes_bitwise(tmp_path):
     for weights, resumed in ranks.run(checkpoint_shards, str(tmp_path)):
         assert_identical(resumed, weights)
+
+
+def sharded(model):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model, mesh=init_device_mesh("cpu", (ranks.RANKS,)))
+
+
+def fail_in_the_second_pass():
+    """What the model computes before a step whose second pass raises, and after it."""
+    torch.manual_seed(0)
+    model = sharded(mlp().double())
+    optimizer = VARIANTS["SAM"](BASES["SGD(foreach)"](model.parameters()), model)
+    x, y = data(0)
+
+    def closure():
+        loss = optimizer.criterion(model(x), y)
+        if optimizer.phase == "descent":
+            raise KeyError("in the second pass")
+        loss.backward()
+
+    with torch.no_grad():
+        before = model(x)
+    with pytest.raises(KeyError):
+        optimizer.step(closure)
+    with torch.no_grad():
+        return before, model(x)
+
+
+def test_after_a_second_pass_that_raised_a_sharded_model_computes_as_before():
+    for before, after in ranks.run(fail_in_the_second_pass):
+        assert_identical([after], [before])
+
+
+def train_without_resharding():
+    torch.manual_seed(0)
+    model = sharded(mlp().double())
+    model.set_reshard_after_backward(False)
+    optimizer = VARIANTS["SAM"](BASES["SGD(foreach)"](model.parameters()), model)
+    for seed in range(STEPS):
+        optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
+    return weights_of(model)
+
+
+def test_what_was_gathered_before_the_weights_moved_is_not_used():
+    model, optimizer = build("SAM", net=mlp, dtype=torch.float64)
+    for seed in range(STEPS):
+        optimizer.minimize(*data(seed))
+    for weights in ranks.run(train_without_resharding):
+        assert_close(weights, weights_of(model), 1e-12)
+
+
+class Parallel(torch.nn.Module):
+    """Layers for tensor parallelism beside plain ones, with buffers of either kind."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down, self.head = torch.nn.Linear(6, 8), torch.nn.Linear(8, 6), torch.nn.Linear(6, 4)
+        self.normed, self.seen = torch.nn.BatchNorm1d(6), torch.nn.BatchNorm1d(4)
+        self.double()
+
+    def forward(self, x):
+        return self.seen(self.head(self.normed(x + self.down(torch.tanh(self.up(x))))))
+
+
+def train_in_parallel(variants):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, distribute_module
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    results = {}
+    for variant in variants:
+        model, mesh = Parallel(), init_device_mesh("cpu", (ranks.RANKS,))
+        parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        distribute_module(
+            model.normed,
+            mesh,
+            input_fn=lambda _, inputs, mesh: tuple(DTensor.from_local(x, mesh, [Replicate()]) for x in inputs),
+            output_fn=lambda _, output, mesh: output.to_local(),
+        )
+        optimizer = VARIANTS[variant](torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, clip_norm=0.1)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            optimizer.minimize(*data(0))
+        talks = sum(event.name == "gloo:all_reduce" for event in profile.events())
+        for seed in range(1, STEPS):
+            optimizer.minimize(*data(seed))
+        buffers = [sharding.full(buffer).clone() for buffer in model.buffers()]
+        results[variant] = [*weights_of(model), *buffers, optimizer.telemetry.descent_norm], talks
+    return results
+
+
+def test_tensor_parallel_layers_beside_plain_ones_equal_one_process():
+    variants = ["SAM", "GSAM", "LookSAM"]
+    for results in ranks.run(train_in_parallel, variants):
+        for variant in variants:
+            model = Parallel()
+            optimizer = VARIANTS[variant](
+                torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, clip_norm=0.1
+            )
+            for seed in range(STEPS):
+                optimizer.minimize(*data(seed))
+            found, talks = results[variant]
+            expected = [*weights_of(model), *model.buffers(), optimizer.telemetry.descent_norm]
+            assert_close([t.double() for t in found], [t.double() for t in expected], 1e-12)
+            # one for the norm of the ascent, one for clipping, one for each of two products, whatever the layers
+            assert talks - results["SAM"][1] <= 2
+
+
+def refuse_flat_shards():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
+    with pytest.raises(TypeError, match=r"would divide by the norm of its own. Use fully_shard"):
+        VARIANTS["SAM"](BASES["SGD(foreach)"](model.parameters()), model)
+    return True
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of its older way
+def test_shards_that_look_like_whole_parameters_are_refused():
+    assert ranks.run(refuse_flat_shards) == [True, True]
+
+
+def test_a_norm_of_shards_in_half_precision_needs_no_wide_copy_of_all():
+    assert all(peak < 0.5 for peak in ranks.run(peak_of_a_norm))
+
+
+def peak_of_a_norm():
+    """Memory of a norm over that of the gradients."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (ranks.RANKS,))
+    shards = [distribute_tensor(torch.ones(4096, 16, dtype=torch.bfloat16), mesh, [Shard(0)]) for _ in range(16)]
+    with torch.profiler.profile(profile_memory=True) as profile:
+        norm = sharding.norm([shards])
+    assert norm.item() == 1024.0
+    held = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak / sum(sharding.local(shard).nbytes for shard in shards)
 
 
 # Choices

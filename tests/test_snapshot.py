@@ -146,3 +146,18 @@ def test_sparse_buffers_stay():
     before = [*model.buffers()]
     optimizer.minimize(*batch())
     assert all(a is b for a, b in zip(model.buffers(), before, strict=True))
+
+
+def test_copies_for_another_set_of_tensors_take_the_place_of_the_old_ones():
+    snapshot, held = Snapshot(), 0
+    tensors = [torch.zeros(1000) for _ in range(8)]
+    with torch.profiler.profile(profile_memory=True) as profile:
+        snapshot.save(tensors)
+        snapshot.save(tensors[:7])
+    peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    assert peak <= 1.1 * sum(tensor.nbytes for tensor in tensors)
+    assert len(snapshot.copies) == 7

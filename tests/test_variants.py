@@ -442,7 +442,7 @@ def test_a_non_finite_ascent_gradient_reaches_every_perturbed_weight(hand_varian
         ("LookSAM", {"every": 0}, "every must be a whole number of steps, at least 1, got 0"),
         ("RSAM", {"sigma": -1.0}, "sigma must be non-negative and finite, got -1.0"),
         ("FriendlySAM", {"decay": 1.0}, r"decay must lie in \[0, 1\), got 1.0"),
-        ("GSAM", {"alpha": -0.1}, "alpha must be non-negative, got -0.1"),
+        ("GSAM", {"alpha": -0.1}, "alpha must be non-negative and finite, got -0.1"),
         ("GSAM", {"rho_min": -0.1}, "rho_min must be non-negative and finite, got -0.1"),
     ],
 )
@@ -820,6 +820,47 @@ def test_scalars_and_unused_parameters_train(variant):
     assert model.temperature != 1.0
 
 
+class WithGain(nn.Module):
+    """Whose gain gets the same gradient in each of its places, and comes back as one number, expanded."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.gain = mlp(), nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x):
+        return self.net(x) * self.gain.sum()
+
+
+def test_vectorized_micro_batches_train_what_has_one_gradient_in_all_its_places():
+    gains = []
+    for vectorize in (False, True):
+        model, optimizer = build("SAM", net=WithGain, dtype=torch.float64, micro_batch=4, vectorize=vectorize)
+        optimizer.minimize(*batch(dtype=torch.float64))
+        gains.append(model.gain.detach())
+    torch.testing.assert_close(gains[1], gains[0], rtol=1e-12, atol=0)
+    assert (gains[0] != torch.tensor([1.0, 2.0, 3.0])).all()
+
+
+class Replacing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.net(x)
+
+
+def test_a_buffer_that_is_replaced_cannot_be_vectorized_and_stays_what_it_was():
+    model, optimizer = build("SAM", net=Replacing, micro_batch=4, vectorize=True)
+    before = model.mean
+    with pytest.raises(RuntimeError, match=r"another tensor in the place of a buffer.*Use vectorize=False"):
+        optimizer.minimize(*batch())
+    assert model.mean is before
+    assert not before.any()
+
+
 def test_vectorized_micro_batches_leave_unused_parameters_alone():
     results = []
     for vectorize in (False, True):
@@ -1013,3 +1054,11 @@ def test_esams_telemetry_compares_all_samples_before_and_after():
     flipped = (before.argmax(1) == y) & (after.argmax(1) != y)
     assert optimizer.telemetry.flips == flipped.sum() > 0
     torch.testing.assert_close(optimizer.telemetry.perturbed_loss, nn.functional.cross_entropy(after, y))
+
+
+def test_gsam_takes_a_learning_rate_that_was_a_tensor_and_is_a_number_now():
+    _, optimizer = build("GSAM", net=mlp)
+    for rate in (torch.tensor(0.1), 0.05, torch.tensor(0.02)):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.minimize(*batch())
+    assert float(optimizer.param_groups[0]["lr_max"]) == pytest.approx(0.1)

@@ -181,7 +181,7 @@ class MostSensitive(Everyone):
         if not self.chooses:
             return batch
         assert before is not None
-        # rounded first, so that 0.1 · 30 = 3.0000000000000004 keeps three, not four
+        # rounded first, so that 0.28 · 25 = 7.000000000000001 keeps seven, not eight
         count = max(1, math.ceil(round(self.gamma * len(batch), 6)))
         return batch.rows((look(batch) - before).topk(count).indices)
 

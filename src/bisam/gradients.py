@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,29 @@ def put(params: Sequence[Tensor], gradients: Gradients) -> None:
 
 def copy(params: Sequence[Tensor]) -> Gradients:
     return [None if param.grad is None else param.grad.detach().clone() for param in params]
+
+
+def clip_(params: Sequence[Tensor], most: float) -> Tensor:
+    """Scale all gradients together, in place, to a norm of `most` where it is larger. Returns the norm before."""
+    buckets: dict[tuple[Any, ...], list[Tensor]] = {}
+    for param in params:
+        if param.grad is not None:
+            values = _values(param)
+            buckets.setdefault(sharding.kind(values), []).append(values)
+    norm = sharding.norm(buckets.values())
+    factor = (most / (norm + 1e-6)).clamp(max=1.0)
+    for bucket in buckets.values():
+        torch._foreach_mul_([sharding.local(tensor) for tensor in bucket], factor.to(bucket[0].device))
+    return norm
+
+
+def _values(param: Tensor) -> Tensor:
+    """The numbers of a gradient; of a sparse one those that it has, each place once."""
+    assert param.grad is not None
+    if param.grad.layout is torch.strided:
+        return param.grad
+    param.grad = param.grad.coalesce()
+    return param.grad.values()
 
 
 def scale_(params: Sequence[Tensor], factor: float) -> None:
@@ -81,8 +105,36 @@ def any_marked(params: Iterable[Tensor], what: str) -> bool:
     return any(param.grad is not None and getattr(param.grad, _MARK, ("", None))[0] == what for param in params)
 
 
+def drop(params: Iterable[Tensor], what: str) -> None:
+    """Take away those that were marked as that, and to which nothing was added."""
+    for param in params:
+        if param.grad is not None and getattr(param.grad, _MARK, None) == (what, _version(param.grad)):
+            param.grad = None
+
+
 def _version(gradient: Tensor) -> int:
     return getattr(gradient, "_local_tensor", gradient)._version
+
+
+class Earlier:
+    """Gradients of the closures before one in a list, which its own are to be added to: what came of them meanwhile."""
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        self.grew = False
+        """Whether new ones have come."""
+        self.cleared = False
+        """Whether any was away when the new one came."""
+        held = [param for param in params if param.grad is not None and param.requires_grad]
+        self._handles = [param.register_hook(partial(self._arrives, param)) for param in held]  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Look no more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _arrives(self, param: Tensor, _: Tensor) -> None:
+        self.grew = True
+        self.cleared = self.cleared or param.grad is None
 
 
 class Before:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -133,12 +134,12 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _period(every: int) -> int:
-    if not (isinstance(every, int) and every >= 1):
+    if isinstance(every, bool) or not (isinstance(every, int) and every >= 1):
         raise ValueError(f"every must be a whole number of steps, at least 1, got {every!r}")
     return every
 
 
 def _non_negative(name: str, value: float) -> float:
-    if not value >= 0:
-        raise ValueError(f"{name} must be non-negative, got {value}")
+    if not (value >= 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be non-negative and finite, got {value}")
     return value

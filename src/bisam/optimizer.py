@@ -28,7 +28,7 @@ from bisam.checks import (
     warn_unless_asked,
 )
 from bisam.criterion import Criterion, Phase, Telemetry
-from bisam.gradients import Before, Gradients
+from bisam.gradients import Before, Earlier, Gradients
 from bisam.merge import Merge, Perturbed
 from bisam.objectives import Objective
 from bisam.perturbation import Ball, Bucket, Perturbation, into_buckets, is_zero
@@ -119,9 +119,10 @@ class SharpnessAware(Wrapper):
         self.base = base
         self.model = model
         self._weights = Snapshot()
-        self._stepping = False
         self._inside_pass = False
         self._pass_began_clear = True
+        self._adds_up = False
+        self._earlier: Earlier | None = None
         self._before: Before | None = None
         self._fixed_radii: list[Tensor] | None = None
         super().__init__(base)
@@ -147,14 +148,17 @@ class SharpnessAware(Wrapper):
         self._model = model
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients. Inside a closure of `step` only the first call does: those of a list add up."""
-        if not (self._inside_pass and self._pass_began_clear):
-            gradients.unmark(self._parameters())
-            self.base.zero_grad(set_to_none)
-            self._pass_began_clear = True
-            self._forget_before()
-            if not set_to_none:
-                gradients.mark(self._parameters(), "zeros")
+        """Clear the gradients. In a closure of `step` those of the closures before it in a list stay: they add up."""
+        if self._inside_pass and self._adds_up and self._pass_began_clear:
+            self._refuse_to_clear_half()
+            return
+        set_to_none = set_to_none and not (self._perturbed and self._sync.needs_gradients_of_ascent)
+        gradients.unmark(self._parameters())
+        self.base.zero_grad(set_to_none)
+        self._pass_began_clear, self._adds_up = True, False
+        self._forget_before()
+        if not set_to_none:
+            gradients.mark(self._parameters(), "zeros")
 
     # The step, in its three forms.
 
@@ -189,6 +193,7 @@ class SharpnessAware(Wrapper):
                 "ascend() called twice: the weights are perturbed already. Call descend() after the second backward "
                 "pass, or restore() to give this step up."
             )
+        self._refuse_inference("ascend()")
         self._refuse_leftovers()
         check_by_hand(self)
         self._require_gradients("ascend()", "the first backward pass")
@@ -235,7 +240,7 @@ class SharpnessAware(Wrapper):
 
     def plan_closure(self, closure: Closure | Sequence[Closure] | None) -> Sequence[Work]:
         """What `step` runs."""
-        work = [Given([partial(self.criterion.run, each) for each in as_closures(closure)])]
+        work = [Given([partial(self._run_closure, each) for each in as_closures(closure)])]
         check_sees_batch(self, "step(closure)")
         self._refuse_while_perturbed("step()")
         return work
@@ -269,7 +274,8 @@ class SharpnessAware(Wrapper):
     def run(self, work: Sequence[Work]) -> Any:
         """The step on this work. Returns the loss, as `step` does."""
         values = self._run(work)
-        value = values[0] if len(values) == 1 or values[0] is None else sum(values) / len(values)
+        numbers = all(isinstance(each, (Tensor, int, float)) for each in values)
+        value = sum(values) / len(values) if len(values) > 1 and numbers else values[0]
         loss = self.telemetry.loss
         if isinstance(work[0], Given):
             if loss is None or (not self.criterion.bilevel and value is not None):
@@ -288,7 +294,7 @@ class SharpnessAware(Wrapper):
     def _run(self, work: Sequence[Work]) -> list[Any]:
         """Both passes of all the work, and the update. Returns what the closures returned at w."""
         params = self._parameters()
-        self._stepping = True
+        self._refuse_inference("step()")
         try:
             self.criterion.begin()
             torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
@@ -317,7 +323,6 @@ class SharpnessAware(Wrapper):
                 self.zero_grad()
             raise
         finally:
-            self._stepping = False
             self._forget_before()
             self.criterion.finish()
         return values
@@ -348,12 +353,13 @@ class SharpnessAware(Wrapper):
             closures = part.descent()  # which may look at the samples
             if random is not None:
                 random.restore()
-            if before_ascent is not None:
-                gradients.put(params, before_ascent)  # what the parts before have left; this one's adds up in place
+            if before_ascent is not None:  # what the parts before have left; this one's adds up in place
+                kept = zip(params, before_ascent, strict=True)
+                gradients.put(params, [param.grad if earlier is None else earlier for param, earlier in kept])
             self._pass("descent", closures, part.divisor, last=number == len(work))
             self._bring_back(last=number == len(work))
         if at_weights is not None and self._sync.leaves_ascent_to_each_rank and not own_pass:
-            sharding.average_([gradient for gradient in at_weights if gradient is not None])
+            at_weights = self._sync.average_(params, at_weights)
         if at_weights is not None and scaling.is_unscaled(self.scaler, self):
             raise RuntimeError(
                 f"{type(self).__name__} compares the gradients of both passes, and the closure has unscaled that of "
@@ -436,17 +442,35 @@ class SharpnessAware(Wrapper):
             values = []
             for number, closure in enumerate(closures, start=1):
                 averaged = last and number == len(closures)
+                self._adds_up = self._has_gradients_of_earlier_closures()
                 with torch.enable_grad(), self._sync.during(ascent=phase == "ascent", last=averaged):
                     value = closure()
                 values.append(value.detach() if isinstance(value, Tensor) else value)
                 self._refuse_gradients_of_before()
         finally:
-            self._inside_pass = False
+            self._inside_pass = self._adds_up = False
             self.criterion.silent = False
         if not may_be_idle:
             self._require_gradients("step()", "the closure")
         gradients.scale_(self._parameters(), 1 / divisor)
         return values
+
+    def _run_closure(self, closure: Closure) -> Any:
+        """A closure of the user's, which adds its gradients to those of the closures before it in a list."""
+        params = self._parameters()
+        self._earlier = Earlier(params) if self._pass_began_clear and self._adds_up else None
+        try:
+            value = self.criterion.run(closure)
+            if self._earlier is not None and self._earlier.cleared:
+                raise RuntimeError(
+                    "a closure has cleared the gradients of those before it in the list, which add up to one step. "
+                    "Clear by optimizer.zero_grad(), which knows of them, or not at all"
+                )
+            return value
+        finally:
+            if self._earlier is not None:
+                self._earlier.close()
+            self._earlier = None
 
     @torch.no_grad()
     def _ascend(self) -> None:
@@ -465,10 +489,13 @@ class SharpnessAware(Wrapper):
             for bucket in buckets:
                 bucket.move()
             torch.clear_autocast_cache()  # it holds low-precision copies of the weights as they were
+            self._sync.forget_gathered()
         except BaseException:
             self.restore()
             raise
-        self.base.zero_grad(set_to_none=True)
+        self.base.zero_grad(set_to_none=not self._sync.needs_gradients_of_ascent)
+        if self._sync.needs_gradients_of_ascent:
+            gradients.mark(self._parameters(), "zeros")
 
     @torch.no_grad()
     def _save(self, buckets: list[Bucket]) -> None:
@@ -483,9 +510,12 @@ class SharpnessAware(Wrapper):
         self._perturbed = False
         if last:
             self.criterion.finish()
-        self._weights.restore()
-        torch.clear_autocast_cache()
         self._buffers.restore()
+        self._weights.restore()  # last, for a buffer may share memory with a weight
+        self._sync.forget_gathered()
+        torch.clear_autocast_cache()
+        if self._sync.needs_gradients_of_ascent:
+            gradients.drop(self._parameters(), "zeros")
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -493,8 +523,7 @@ class SharpnessAware(Wrapper):
         scaling.unscale_descent(self.scaler, self, self.base)
         try:
             if self.clip_norm is not None:
-                norm = nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
-                self.telemetry.descent_norm = sharding.full(norm)
+                self.telemetry.descent_norm = gradients.clip_(self._parameters(), self.clip_norm)
             if self.scaler is None:
                 self.base.step()
             else:
@@ -523,6 +552,10 @@ class SharpnessAware(Wrapper):
     def _has_radius(self) -> bool:
         return not all(is_zero(group["rho"]) for group in self.param_groups)
 
+    def _has_gradients_of_earlier_closures(self) -> bool:
+        params = self._parameters()
+        return gradients.present(params) and not gradients.are_as_marked(params)  # zeros are none
+
     def _take(self, params: list[Tensor]) -> Gradients:
         return gradients.take(params, copied=self._sync.reuses_gradient_memory)
 
@@ -530,6 +563,17 @@ class SharpnessAware(Wrapper):
         return {param.device for param in self._parameters()}
 
     # Misuse is loud.
+
+    def _refuse_inference(self, method: str) -> None:
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError(f"{method} needs gradients, which torch.inference_mode() rules out: leave that first")
+
+    def _refuse_to_clear_half(self) -> None:
+        if self._earlier is not None and self._earlier.grew:
+            raise RuntimeError(
+                "zero_grad() found gradients of this closure added to those of the closures before it, and cannot tell "
+                "them apart. Have the first backward pass leave none, by torch.autograd.grad, or give one closure"
+            )
 
     def _forget_before(self) -> None:
         if self._before is not None:

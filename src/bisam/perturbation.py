@@ -136,6 +136,9 @@ class Perturbation(Protocol):
     defaults: dict[str, Any]
     """Options that each parameter group may set for itself, with their values where it does not."""
 
+    radius_options: frozenset[str]
+    """Those of them that lead to the radius and to nothing else: a captured step is told the radius, not them."""
+
     acts_before_ascent: bool
     """Whether it has something to do before the ascent pass, so that the passes cannot be run by hand."""
 
@@ -178,6 +181,7 @@ class Ball:
     normalisation layers, which is `{"params": …, "adaptive": False}` in a parameter group, and then have ρ = 0.5.
     """
 
+    radius_options = frozenset({"rho"})
     acts_before_ascent = False
     alike_on_all_ranks = True
     memory: Memory | None = None
@@ -228,6 +232,8 @@ class BallFollowingLearningRate(Ball):
     largest rate is what the group says (`lr_max`, or a scheduler's `max_lr` or `initial_lr`), or the largest seen.
     """
 
+    radius_options = frozenset({"rho", "rho_min", "lr_min", "lr_max"})
+
     def __init__(self, rho: float, rho_min: float | None = None, lr_min: float = 0.0) -> None:
         super().__init__(rho)
         self.defaults.update(rho_min=rho_min, lr_min=lr_min, lr_max=None)
@@ -246,7 +252,9 @@ class BallFollowingLearningRate(Ball):
             options["lr_max"] = options.get("max_lr", options.get("initial_lr", rate))
         largest, least = options["lr_max"], options["lr_min"]
         if isinstance(rate, Tensor) or isinstance(largest, Tensor):
-            options["lr_max"] = torch.maximum(torch.as_tensor(largest, device=rate.device), rate)  # a tensor of its own
+            device = rate.device if isinstance(rate, Tensor) else largest.device
+            rate = torch.as_tensor(rate, device=device)
+            options["lr_max"] = torch.maximum(torch.as_tensor(largest, device=device), rate)  # a tensor of its own
             reach = options["lr_max"] - least
             return low + (high - low) * torch.where(reach > 0, (rate - least).clamp(min=0.0) / reach, 0.0)
         options["lr_max"] = max(largest, rate)
@@ -264,7 +272,7 @@ class Around:
         if isinstance(inner, Around):  # which would have to act before the ascent too, and to know whom to leave out
             raise TypeError(f"{type(self).__name__} goes around a ball, not around {type(inner).__name__}")
         self.inner = inner
-        self.defaults = inner.defaults
+        self.defaults, self.radius_options = inner.defaults, inner.radius_options
         self.memory: Memory | None = Memory()
 
     def check(self, group: dict[str, Any]) -> None:
@@ -323,7 +331,7 @@ class Drawing(Around):
     def _seed_of_step(self) -> int:
         if self._seed is None:
             assert self.memory is not None
-            (self._seed,) = torch.randint(2**62, (1,), generator=self.memory.generator).tolist()
+            (self._seed,) = torch.randint(2**62, (1,), generator=self.memory.generator, device="cpu").tolist()
         return self._seed
 
 
@@ -403,8 +411,7 @@ class RandomStart(Drawing):
 
     def __init__(self, inner: Perturbation, sigma: float) -> None:
         super().__init__(inner)
-        if not (sigma >= 0 and math.isfinite(sigma)):
-            raise ValueError(f"sigma must be non-negative and finite, got {sigma}")
+        _check_radius("sigma", sigma)
         self.sigma = sigma
 
     def check(self, group: dict[str, Any]) -> None:
@@ -433,6 +440,7 @@ class MinusMean(Around):
         super().__init__(inner)
         if not 0 <= decay < 1:
             raise ValueError(f"decay must lie in [0, 1), got {decay}")
+        _check_radius("sigma", sigma)
         self.sigma, self.decay = sigma, decay
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:

@@ -16,8 +16,8 @@ from bisam.gradients import Gradients
 from bisam.optimizer import Prepared, SharpnessAware
 from bisam.perturbation import is_zero
 
-_LIVE = {"params", "lr", "initial_lr", "max_lr", "min_lr", "rho", "rho_min", "lr_min", "lr_max"}
-"""Options of a parameter group that a graph does not hold: lr and the radius are read anew, the others lead to them."""
+_LIVE = {"params", "lr", "initial_lr", "max_lr", "min_lr"}
+"""Options of a parameter group that no graph holds: lr, which is read anew as the radius is, and what leads to it."""
 
 
 class Training:
@@ -173,8 +173,9 @@ class Training:
         """What a graph was captured for: nothing else may differ in a step that replays it."""
         optimizer, model = self.optimizer, self.optimizer.model
         perturbs = optimizer._perturbs()  # which completes the groups
+        live = _LIVE | optimizer.perturbation.radius_options
         options = [
-            (is_zero(group["rho"]), *((name, value) for name, value in group.items() if name not in _LIVE))
+            (is_zero(group["rho"]), *((name, value) for name, value in group.items() if name not in live))
             for group in optimizer.param_groups
         ]
         return (

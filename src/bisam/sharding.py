@@ -45,34 +45,44 @@ def norm(buckets: Iterable[list[Tensor]]) -> Tensor:
 def _bucket_norm(bucket: list[Tensor]) -> Tensor:
     half = bucket[0].dtype in (torch.float16, torch.bfloat16)
     if is_sharded(bucket[0]):
-        wide = [tensor.float() for tensor in bucket] if half else bucket
-        return full(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(wide, 2))))
+        # one at a time: foreach has no wider type for shards, and all of them in float32 would be two more copies
+        norms = [tensor.float().norm() for tensor in bucket] if half else torch._foreach_norm(bucket, 2)
+        return full(torch.linalg.vector_norm(torch.stack(norms)))
     norms = torch._foreach_norm(bucket, 2, dtype=torch.float32) if half else torch._foreach_norm(bucket, 2)
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     """⟨a, b⟩ over all tensors and, for sharded ones, all shards; in float32 at least."""
-    parts = [_tensor_dot(x, y) for x, y in zip(a, b, strict=True)]
+    parts: list[Tensor] = []
+    shards: dict[Any, Tensor] = {}
+    for x, y in zip(a, b, strict=True):
+        part = _tensor_dot(x, y)
+        if is_sharded(part):  # added up before the ranks hear of each other, once
+            mesh = kind(part)[-1]
+            shards[mesh] = shards[mesh] + part if mesh in shards else part
+        else:
+            parts.append(part)
+    parts += map(full, shards.values())
     return torch.stack([part.to(parts[0].device) for part in parts]).sum()
 
 
 def _tensor_dot(x: Tensor, y: Tensor) -> Tensor:
     if is_sharded(x) or x.dtype in (torch.float16, torch.bfloat16):
-        return full((x.float() * y.float() if x.dtype.itemsize < 4 else x * y).sum())
+        return (x.float() * y.float() if x.dtype.itemsize < 4 else x * y).sum()
     if x.is_complex():  # as of the pairs of real numbers that they are
         return torch.vdot(x.flatten(), y.flatten()).real
     return torch.dot(x.flatten(), y.flatten())  # unlike a product and its sum, it needs no memory
 
 
-def average_(tensors: Sequence[Tensor]) -> None:
-    """The mean over all ranks, in place, in one all-reduce for each type and device."""
+def _average_(tensors: Sequence[Tensor], group: Any) -> None:
+    """The mean over the ranks of a group, in place, in one all-reduce for each type and device."""
     buckets: dict[tuple[Any, ...], list[Tensor]] = {}
     for tensor in tensors:
         buckets.setdefault(kind(tensor), []).append(tensor)
     for bucket in buckets.values():
         flat = torch.cat([tensor.flatten() for tensor in bucket])
-        dist.all_reduce(flat.div_(ranks()))
+        dist.all_reduce(flat.div_(dist.get_world_size(group)), group=group)
         parts = torch.split(flat, [tensor.numel() for tensor in bucket])
         torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(parts, bucket, strict=True)])
 
@@ -95,6 +105,7 @@ class GradientSync:
             raise ValueError(f'sharpness must be "local", "global" or None, got {sharpness!r}')
         modules = list(model.modules()) if model is not None else []
         self._replicas = [m for m in modules if isinstance(m, nn.parallel.DistributedDataParallel)]
+        _refuse_flat_shards(modules)
         self._sharded = any(
             is_sharded(parameter) for module in modules for parameter in module.parameters(recurse=False)
         )
@@ -109,6 +120,12 @@ class GradientSync:
                 "it: give the wrapped model, as in SAM(base, DistributedDataParallel(model))"
             )
         self._local = sharpness != "global" and not self._sharded
+        if self._local and any(replica.static_graph for replica in self._replicas):
+            raise ValueError(
+                "DistributedDataParallel with static_graph=True averages in its first pass, which is an ascent that "
+                'each rank makes by itself: use sharpness="global", or leave static_graph away'
+            )
+        self._gathering = [m for m in modules if self._sharded and hasattr(m, "reshard")]
 
     @property
     def is_alone(self) -> bool:
@@ -134,6 +151,27 @@ class GradientSync:
         """Whether the ranks, if there are several, end up with the same gradients."""
         return ranks() == 1 or bool(self._replicas) or self._sharded
 
+    @property
+    def needs_gradients_of_ascent(self) -> bool:
+        """Whether who had a gradient in the ascent has to have one after it: DistributedDataParallel, told that not all
+        are used in each pass, has noted the use and averages what it then takes to be there."""
+        return self._local and any(replica.find_unused_parameters for replica in self._replicas)
+
+    def forget_gathered(self) -> None:
+        """The weights were moved: what FSDP2 has gathered of them is out of date."""
+        for module in self._gathering:
+            module.reshard()  # type: ignore[operator]
+
+    def average_(self, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The mean over the ranks, where each may have gradients of other parameters; sparse ones stay as they are."""
+        whole = [
+            torch.zeros_like(param) if gradient is None and param.requires_grad else gradient
+            for param, gradient in zip(params, gradients, strict=True)
+        ]
+        dense = [gradient for gradient in whole if gradient is not None and gradient.layout is torch.strided]
+        _average_(dense, self._replicas[0].process_group)
+        return whole
+
     def during(self, *, ascent: bool, last: bool) -> AbstractContextManager[Any]:
         """The context of one forward-backward; `last` of those whose gradients add up to one pass."""
         stack = ExitStack()
@@ -141,3 +179,12 @@ class GradientSync:
             for replica in self._replicas:
                 stack.enter_context(replica.no_sync())
         return stack
+
+
+def _refuse_flat_shards(modules: Sequence[nn.Module]) -> None:
+    """FSDP's first version keeps flat shards that look like whole parameters."""
+    if any(cls.__name__ == "FullyShardedDataParallel" for module in modules for cls in type(module).__mro__):
+        raise TypeError(
+            "the model is wrapped by FullyShardedDataParallel, whose shards look like whole parameters: each rank "
+            "would divide by the norm of its own. Use fully_shard (FSDP2) instead"
+        )

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from bisam import sharding
+
 
 class Snapshot:
     """Copies of tensors, brought back by copying: subtracting ε would leave the weights off by an ulp.
@@ -23,6 +25,7 @@ class Snapshot:
     def save(self, tensors: Sequence[Tensor], owners: Sequence[Tensor] = ()) -> None:
         """Copy the tensors; `owners` are whom to ask `copies_of` by, where the tensors are their shards."""
         if not _alike(self.copies, tensors):
+            self.copies = []  # gone before the new ones are there
             self.copies = [torch.empty_like(tensor) for tensor in tensors]
             self._kinds = _indices_by_kind(self.copies)
         self._originals = list(tensors)
@@ -83,7 +86,11 @@ class BufferSnapshot:
         modules = self._model.modules() if self._model is not None else ()
         self._tables = [(module._buffers, dict(module._buffers)) for module in modules]
         buffers = [buffer for _, table in self._tables for buffer in table.values() if buffer is not None]
-        self._values.save([buffer for buffer in buffers if _is_writable(buffer)])
+        self._values.save([sharding.local(buffer) for buffer in buffers if _is_writable(buffer)])
+
+    def are_replaced(self) -> bool:
+        """Whether a module has put another tensor in the place of one that was saved."""
+        return any(_differ(current, saved) for current, saved in self._tables)
 
     def restore(self) -> None:
         for current, saved in self._tables:

@@ -17,6 +17,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from bisam.batches import Batch, stack
 from bisam.criterion import Criterion
 from bisam.objectives import Objective
+from bisam.snapshot import BufferSnapshot
 
 PerMicroBatch = dict[str, Tensor]
 """A tensor for each parameter, by name, with the micro-batches along its first dimension."""
@@ -55,8 +56,13 @@ class Vectorized:
 
         # fresh dropout masks for each micro-batch, as the loop has them
         run = vmap(grad_and_value(loss, has_aux=True), (None if shared else 0, self.axes, 0), randomness="different")
+        buffers = BufferSnapshot(self.model)
+        buffers.save()
         try:
             gradients, (_, logits) = run(params, self.x, self.y)
+            if buffers.are_replaced():
+                buffers.restore()
+                raise RuntimeError("the forward pass puts another tensor in the place of a buffer")
         except RuntimeError as error:
             raise RuntimeError(
                 f"the micro-batches cannot run as one batched computation: {error}. Use vectorize=False, which runs "
@@ -65,7 +71,7 @@ class Vectorized:
         everything, target = logits.detach().flatten(0, 1), self.y.flatten(0, 1)
         self.criterion.record(everything, target, objective(everything, target))
         # what the loss does not depend on comes back as one zero, expanded; the loop has no gradient there
-        return {name: gradient for name, gradient in gradients.items() if 0 not in gradient.stride()}
+        return {name: gradient.contiguous() for name, gradient in gradients.items() if gradient.stride(0) != 0}
 
 
 def _call(model: nn.Module, weights: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:

@@ -25,6 +25,7 @@ class Wrapper(torch.optim.Optimizer):
         self.base = base
         self._steps = 0
         self._perturbed = False
+        self._kept: list[dict[str, Any]] = []
         groups, state = base.param_groups, base.state
         super().__init__(groups, base.defaults)
         base.param_groups, base.state = groups, state
@@ -42,7 +43,19 @@ class Wrapper(torch.optim.Optimizer):
             if wrapper is not None:
                 wrapper._refuse_while_perturbed("the base optimizer's step()")
 
+        def keep_options(*_: Any) -> None:
+            wrapper = this()
+            if wrapper is not None:
+                wrapper._keep_options()
+
+        def put_options_back(*_: Any) -> None:
+            wrapper = this()
+            if wrapper is not None:
+                wrapper._put_options_back()
+
         self.base.register_step_pre_hook(refuse_while_perturbed)
+        self.base.register_load_state_dict_pre_hook(keep_options)
+        self.base.register_load_state_dict_post_hook(put_options_back, prepend=True)
 
     # What is the base optimizer's is this optimizer's: one list of groups, one state, whoever replaces them.
 
@@ -87,17 +100,22 @@ class Wrapper(torch.optim.Optimizer):
         sharpness = state_dict.get("sharpness", {"steps": 0, "memory": {}})
         steps, params = int(sharpness["steps"]), self._parameters()
         memories = {name: Memory.from_state_dict(entry, params) for name, entry in sharpness["memory"].items()}
-        self._complete_groups()
-        options = [{name: group[name] for name in self.perturbation.defaults} for group in self.param_groups]
         self.base.load_state_dict({key: value for key, value in state_dict.items() if key != "sharpness"})
-        for group, kept in zip(self.param_groups, options, strict=True):
-            for name, value in kept.items():
-                group.setdefault(name, value)
         self._steps = steps
         for name, part in self._parts_with_memory().items():
             part.memory = memories.get(name, Memory())
 
     # What a variant adds to it.
+
+    def _keep_options(self) -> None:
+        """Before the base optimizer loads a checkpoint, which may be one of its own: then ρ and the like stay."""
+        self._complete_groups()
+        self._kept = [{name: group[name] for name in self.perturbation.defaults} for group in self.param_groups]
+
+    def _put_options_back(self) -> None:
+        for group, kept in zip(self.param_groups, self._kept, strict=True):
+            for name, value in kept.items():
+                group.setdefault(name, value)
 
     def _complete_groups(self) -> None:
         """Give each group the options that it does not set: it may come from the base optimizer or its checkpoint."""
