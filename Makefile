@@ -30,7 +30,7 @@ docs: $(VENV)/.installed  ## the ledger's page, its picture, figures and tables
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[test,check,demo,lab]'
+	$(BIN)/pip install --quiet --editable '.[test,check]'
 	touch $@
 
 clean:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import api
 import ledger
 from ledger import markdown
 
@@ -207,7 +208,7 @@ def bar_table() -> str:
     rows = [
         [
             bar["name"],
-            f"{bar['comparison']} {bar['limit']:g}",
+            f"{bar['comparison']} {bar['limit']:g}{slack(bar)}",
             f"{bar['measured']:.3g}",
             "met" if bar["met"] else "**missed**",
         ]
@@ -216,6 +217,11 @@ def bar_table() -> str:
         if bar["measured"] is not None
     ]
     return markdown(["promise", "limit", "measured", ""], rows)
+
+
+def slack(bar: dict[str, Any]) -> str:
+    sign = "+" if bar["comparison"] == "≤" else "−"
+    return f" ({sign}{100 * bar['tolerance']:g} %)" if bar["tolerance"] else ""
 
 
 def lab_on_a_gpu() -> str:
@@ -265,6 +271,7 @@ PAGES = {
         "ties": ties_table,
     },
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
+    ROOT / "docs/api.md": {"api": api.page},
     ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
     ROOT / "docs/speed.md": {
         "epoch": epoch_table, "together": together_table, "loss": loss_table, "ten_thousand": ten_thousand_table,

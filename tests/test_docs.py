@@ -70,6 +70,19 @@ def test_tables_of_the_docs_are_what_docstrings_and_measurements_make_them():
     assert {cls.__name__ for cls in tables.family()} == set(tables.GAINS)
 
 
+def test_every_public_name_is_on_the_page_of_names():
+    shown = set(re.findall(r"^### bisam\.(\S+)", (ROOT / "docs/api.md").read_text(), re.MULTILINE))
+    assert shown == {*bisam.__all__, *(f"diagnostics.{name}" for name in bisam.diagnostics.__all__), "compat.SAM"}
+
+
+def test_every_variant_says_where_its_other_options_are():
+    from bisam import variants
+
+    family = [value for value in vars(variants).values() if getattr(value, "__module__", "") == variants.__name__]
+    for cls in (value for value in family if isinstance(value, type)):
+        assert cls.__doc__.count("Other options: see `SharpnessAware`.") == 1, cls.__name__
+
+
 def test_the_page_of_the_docs_is_that_of_the_ledger(monkeypatch):
     """`make docs` writes it."""
     from bisam.lab import cells, records, report

@@ -37,6 +37,7 @@ class SAM(SharpnessAware):
     """Sharpness-aware minimization: ε = ρ ∇L/‖∇L‖, update with ∇L(w + ε).
 
     Foret, Kleiner, Mobahi, Neyshabur: Sharpness-Aware Minimization for Efficiently Improving Generalization, 2021.
+    Other options: see `SharpnessAware`.
 
     >>> model = nn.Linear(4, 3)
     >>> optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -59,6 +60,7 @@ class ASAM(SharpnessAware):
 
     Kwon, Kim, Park, Choi: ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning, 2021. ρ = 2 is what
     the BiSAM paper uses; ASAM's has 0.5 with η = 0.01. A parameter group with `"adaptive": False` has T = 1.
+    Other options: see `SharpnessAware`.
 
     >>> model = nn.Linear(4, 3)
     >>> base = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "adaptive": False}], lr=0.1)
@@ -82,7 +84,7 @@ class BiSAM(SharpnessAware):
 
     Xie, Latorre, Antonakopoulos, Pethick, Cevher: Improving SAM Requires Rethinking its Optimization Formulation, 2024.
     `phi`, `mu` and `alpha` are those of `bisam.LowerBound`; the defaults are what the paper recommends. What `descent`
-    ignores (`ignore_index`) and how it weights classes (`weight`) holds for Q too.
+    ignores (`ignore_index`) and how it weights classes (`weight`) holds for Q too. Other options: see `SharpnessAware`.
 
     >>> model = nn.Linear(4, 3)
     >>> optimizer = BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, phi="tanh")
@@ -106,6 +108,8 @@ class BiSAM(SharpnessAware):
 
 class ABiSAM(SharpnessAware):
     """Adaptive BiSAM: ε = ρ T²∇Q/‖T∇Q‖ with T = |w| + η; the paper has η = 0 and ρ = 2.
+
+    Other options: see `SharpnessAware`.
 
     >>> model = nn.Linear(4, 3)
     >>> optimizer = ABiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -137,6 +141,7 @@ class ESAM(SharpnessAware):
 
     Du, Yan, Feng, Zhou, Zhen, Goh, Tan: Efficient Sharpness-aware Minimization for Improved Training of Neural
     Networks, 2022. The BiSAM paper writes ρ/(1 − β); ESAM's code, and we, keep with probability β and divide by β.
+    Other options: see `SharpnessAware`.
 
     >>> model = nn.Linear(4, 3)
     >>> loss = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
@@ -157,6 +162,8 @@ class ESAM(SharpnessAware):
 
 class EBiSAM(ESAM):
     """Efficient BiSAM: ESAM whose ascent climbs, and whose samples are chosen by, the lower bound Q.
+
+    Other options: see `SharpnessAware`.
 
     >>> model = nn.Linear(4, 3)
     >>> optimizer = EBiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -184,7 +191,7 @@ class KSAM(SharpnessAware):
     """K-SAM: both passes on the k samples of highest loss at w; k = None is half of the batch. Needs `minimize`.
 
     Ni, Chiang, Geiping, Goldblum, Wilson, Goldstein: K-SAM: Sharpness-Aware Minimization at the Speed of SGD, 2022.
-    The loss that it returns is that of the chosen samples.
+    The loss that it returns is that of the chosen samples. Other options: see `SharpnessAware`.
 
     >>> model = nn.Linear(4, 3)
     >>> loss = KSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
@@ -206,7 +213,7 @@ class RSAM(SharpnessAware):
     """R-SAM: climb from a random start, ε = δ + ρ g/‖g‖ with g = ∇L(w + δ), δ Gaussian, ‖δ‖ ≈ σ‖w‖ for each filter.
 
     Liu, Mai, Cheng, Chen, Hsieh, You: Random Sharpness-Aware Minimization, 2022. What it reports as the loss at w is
-    the loss at w + δ.
+    the loss at w + δ. Other options: see `SharpnessAware`.
 
     >>> model = nn.Linear(4, 3)
     >>> loss = RSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
@@ -232,7 +239,7 @@ class GSAM(SharpnessAware):
     scheduler's `max_lr` or `initial_lr`, or the largest rate seen.
 
     Zhuang, Gong, Yuan, Cui, Adam, Dvornek, Tatikonda, Duncan, Liu: Surrogate Gap Minimization Improves Sharpness-Aware
-    Training, 2022. With another ascent, ∇L(w) takes a pass of its own.
+    Training, 2022. With another ascent, ∇L(w) takes a pass of its own. Other options: see `SharpnessAware`.
 
     >>> model = nn.Linear(4, 3)
     >>> loss = GSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
@@ -260,6 +267,7 @@ class LookSAM(SharpnessAware):
 
     Liu, Mai, Chen, Hsieh, You: Towards Efficient and Scalable Sharpness-Aware Minimization, 2022. Lengths and angles
     are the whole model's. With another ascent, ∇L(w) takes a pass of its own in the perturbed steps.
+    Other options: see `SharpnessAware`.
 
     >>> model = nn.Linear(4, 3)
     >>> optimizer = LookSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, every=2)
@@ -285,7 +293,7 @@ class FriendlySAM(SharpnessAware):
     m begins as the first gradient, as in the authors' code. The paper's m has g in it already, which for σ = 1 is the
     same direction.
 
-    Li, Zhou, He, Cheng, Huang: Friendly Sharpness-Aware Minimization, 2024.
+    Li, Zhou, He, Cheng, Huang: Friendly Sharpness-Aware Minimization, 2024. Other options: see `SharpnessAware`.
 
     >>> model = nn.Linear(4, 3)
     >>> optimizer = FriendlySAM(torch.optim.SGD(model.parameters(), lr=0.1), model)

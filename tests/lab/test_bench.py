@@ -19,6 +19,7 @@ from bisam.lab.timing import take_turns
 
 CPU = torch.device("cpu")
 PLAN = bench.Plan(CPU, ("loss",), quick=True)
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
 
 @pytest.fixture
@@ -224,8 +225,15 @@ def test_the_bars_are_set_for_the_batch_of_the_authors_times():
     assert bench_bars.BATCH == bench_steps.AUTHORS_BATCH == bench.BATCH["cuda"]
 
 
+def test_the_authors_times_are_those_of_their_record():
+    record = json.loads((RESULTS / "authors_h200.json").read_text())
+    assert {name: ms["bisam-log"] for name, ms in record["ms"].items()} == bench_steps.AUTHORS_MS
+    assert record["batch"] == bench_steps.AUTHORS_BATCH
+    assert bench_steps.AUTHORS_GPU in record["receipt"]["gpu"]
+
+
 def test_what_recipes_cost_is_told_from_the_measured_steps():
-    results = (Path(__file__).parents[2] / "benchmarks/results").glob("bench_h200*.json")
+    results = RESULTS.glob("bench_h200*.json")
     models = [model for result in results for model in json.loads(result.read_text())["epoch"].items()]
     measured = {name: entry["ms"]["sgd"] for name, entry in models}
     assert {name: round(value, 2) for name, value in measured.items()} == costs.PLAIN_STEP_MS

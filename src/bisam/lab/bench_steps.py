@@ -33,7 +33,8 @@ METHODS: dict[str, Method] = {
 # blocks of resnet56, and was not measured for this by itself.
 COMPILED = {"resnet32", "resnet56", "vgg19bn", "wrn28-2", "wrn28-10"}
 
-# Milliseconds per BiSAM (−log) step of the authors' public code, batch 128, on an NVIDIA H200 with torch 2.11.
+# Milliseconds per BiSAM (−log) step of the authors' public code, float32 and eager, batch 128, on an NVIDIA H200 with
+# torch 2.11: from benchmarks/results/authors_h200.json, which says how they were measured.
 AUTHORS_MS = {"resnet56": 80.84, "vgg19bn": 43.49, "wrn28-2": 60.93, "densenet121": 149.62, "wrn28-10": 107.30}
 AUTHORS_GPU, AUTHORS_BATCH = "H200", 128
 
