@@ -337,36 +337,39 @@ def test_sharded_parameters_equal_one_process_with_the_whole_batch(base_name):
             torch.testing.assert_close(ascent_norm, optimizer.telemetry.ascent_norm)
 
 
-def checkpoint_shards(folder):
+def checkpoint_shards(folder, variant):
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (ranks.RANKS,))
+    memory = f"{folder}/memory-{dist.get_rank()}.pt"
 
     def fresh():
         torch.manual_seed(0)
-        model = fully_shard(mlp().double(), mesh=mesh)
-        return model, VARIANTS["BiSAM(log)"](BASES["Adam"](model.parameters()), model)
+        model = sharded(mlp().double())
+        return model, VARIANTS[variant](BASES["Adam"](model.parameters()), model)
 
     model, optimizer = fresh()
     for seed in range(4):
         if seed == 2:
             weights, state = get_state_dict(model, optimizer.base)
             checkpoint.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+            torch.save(optimizer.state_dict().get("sharpness"), memory)
         optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
     resumed, resumed_optimizer = fresh()
     weights, state = get_state_dict(resumed, resumed_optimizer.base)
     checkpoint.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
     set_state_dict(resumed, resumed_optimizer.base, model_state_dict=weights, optim_state_dict=state)
+    remembered = torch.load(memory, weights_only=True)
+    if remembered is not None:
+        resumed_optimizer.load_state_dict({**resumed_optimizer.base.state_dict(), "sharpness": remembered})
     for seed in range(2, 4):
         resumed_optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
     return weights_of(model), weights_of(resumed)
 
 
-def test_a_distributed_checkpoint_of_model_and_base_resumes_bitwise(tmp_path):
-    for weights, resumed in ranks.run(checkpoint_shards, str(tmp_path)):
+@pytest.mark.parametrize("variant_name", ["BiSAM(log)", "LookSAM", "FriendlySAM"])
+def test_a_distributed_checkpoint_of_model_base_and_memory_resumes_bitwise(variant_name, tmp_path):
+    for weights, resumed in ranks.run(checkpoint_shards, str(tmp_path), variant_name):
         assert_identical(resumed, weights)
 
 

@@ -151,7 +151,7 @@ class Criterion:
         self._is_classification = settings.is_of_labels(self.ascent) or settings.is_of_labels(self.descent)
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
-        logits: Tensor = getattr(output, "logits", output)
+        logits = objectives.logits_of(output)
         if not torch.is_grad_enabled():
             return self.descent(logits, target)
         if isinstance(logits, Tensor) and logits.numel() == 0:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -258,6 +259,11 @@ class CrossEntropy(nn.CrossEntropyLoss):
             return super().forward(logits, as_target(target))
         except IndexError:
             raise _outside(target, logits.shape[_class_dim(logits)]) from None
+
+
+def logits_of(output: Any) -> Tensor:
+    """What a model returned, or its logits, as Hugging Face models return them."""
+    return getattr(output, "logits", output)
 
 
 def correct(logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Tensor:

@@ -16,7 +16,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from bisam.batches import Batch, stack
 from bisam.criterion import Criterion
-from bisam.objectives import Objective
+from bisam.objectives import Objective, logits_of
 from bisam.snapshot import BufferSnapshot
 
 PerMicroBatch = dict[str, Tensor]
@@ -51,7 +51,7 @@ class Vectorized:
     def _gradients(self, objective: Objective, params: PerMicroBatch, *, shared: bool) -> PerMicroBatch:
         def loss(weights: dict[str, Tensor], x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
             output = Batch(x, y, per_sample=False).run(partial(_call, self.model, weights))
-            logits = getattr(output, "logits", output)
+            logits = logits_of(output)
             return objective(logits, y), logits
 
         # fresh dropout masks for each micro-batch, as the loop has them

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bisam.batches import Batch, Plan, ignored, per_sample, share
 from bisam.checks import Closure
 from bisam.criterion import Criterion
-from bisam.objectives import Objective
+from bisam.objectives import Objective, logits_of
 
 
 def precision(autocast: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
@@ -71,7 +71,7 @@ class Runner:
             output = batch.run(self.model)
             loss = self.criterion(output, batch.y)
             if scores is not None:
-                logits = getattr(output, "logits", output).detach()
+                logits = logits_of(output).detach()
                 values = per_sample(self.criterion.ascent, logits, batch.y)
                 left_out = ignored(self.criterion.ascent, batch.y)
                 scores.append(values if left_out is None else values.masked_fill(left_out, torch.inf))
@@ -86,7 +86,7 @@ class Runner:
         for part in batch.split(pieces):
             with precision(self.autocast, part.y.device):
                 output = part.run(self.model)
-                logits = getattr(output, "logits", output)
+                logits = logits_of(output)
                 scores.append(per_sample(objective, logits, part.y))
                 if observe:
                     self.criterion.observe(logits, part.y)

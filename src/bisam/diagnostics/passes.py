@@ -16,7 +16,7 @@ from bisam.batches import Batch
 from bisam.criterion import Criterion
 from bisam.diagnostics.arguments import Data, Progress, batches_of, kind, plain, to_device
 from bisam.diagnostics.tally import Mean, Predictions, scalar
-from bisam.objectives import CrossEntropy, LowerBound, Objective
+from bisam.objectives import CrossEntropy, LowerBound, Objective, logits_of
 from bisam.snapshot import BufferSnapshot, RandomState, Snapshot
 
 
@@ -118,7 +118,7 @@ class Probe:
         slope = torch.zeros(self.size if gradient else 0, dtype=self.dtype, device=self.device)
         for batch in self._pass():
             with torch.set_grad_enabled(gradient), self._differentiable(gradient):
-                output = _logits(batch.run(self.model))
+                output = logits_of(batch.run(self.model))
                 value = scalar(self.ascent(output, batch.y))
                 weight = climbed.add(value, batch.y)
                 if gradient and weight:
@@ -148,7 +148,7 @@ class Probe:
         directions = self._parts(vector)
         for batch in self._pass():
             with torch.enable_grad(), self._differentiable(twice=True):
-                value = scalar(self.objective(_logits(batch.run(self.model)), batch.y))
+                value = scalar(self.objective(logits_of(batch.run(self.model)), batch.y))
                 weight = loss.add(value, batch.y)
                 if not weight:
                     continue
@@ -248,8 +248,3 @@ def unit(vector: Tensor) -> Tensor:
     """v/‖v‖, or 0 for 0."""
     norm = vector.norm()
     return vector / torch.where(norm == 0, 1.0, norm)
-
-
-def _logits(output: Any) -> Tensor:
-    """The output, or its logits, as Hugging Face models return them."""
-    return getattr(output, "logits", output)

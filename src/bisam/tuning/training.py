@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bisam.batches import Batch
 from bisam.diagnostics.arguments import kind, plain, to_device
 from bisam.diagnostics.tally import Mean, is_classification
-from bisam.objectives import as_target, correct
+from bisam.objectives import as_target, correct, logits_of
 from bisam.optimizer import SharpnessAware
 from bisam.settings import setting
 from bisam.tuning.randomness import Randomness
@@ -213,7 +213,7 @@ def _look(model: nn.Module, optimizer: SharpnessAware, batch: Batch) -> _Look:
     criterion = optimizer.criterion
     with precision(optimizer.autocast, batch.y.device):
         output = batch.run(model)
-        logits, target = getattr(output, "logits", output), batch.y
+        logits, target = logits_of(output), batch.y
         loss = criterion(logits, target)
     if not is_classification([criterion.descent, criterion.ascent], logits, target):
         raise ValueError(
