@@ -2,13 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from bisam.diagnostics import average_sharpness, flips, hessian_eigenvalues, hessian_trace, sharpness, surface
 
-from diagnosed import DUMMY, Weights, every_call
+from diagnosed import CALLS, DUMMY, Weights, every_call
 from family import batch, mlp
 
 
@@ -58,3 +59,29 @@ def test_what_has_no_filters_or_no_classes_is_explained():
         flips(Weights(torch.ones(3)), DUMMY, 0.1, objective=lambda w, _: w.sum())
     with pytest.raises(ValueError, match="not finite"):
         hessian_eigenvalues(Weights(torch.zeros(3)), DUMMY, objective=lambda w, _: w.abs().pow(1.5).sum())
+
+
+def test_counts_may_be_numpy_s_and_nothing_else_that_is_no_whole_number():
+    model = mlp()
+    expected = sharpness(model, batch(), 0.1, steps=2)
+    assert sharpness(model, batch(), 0.1, steps=np.int64(2)) == expected
+    assert hessian_trace(model, batch(), samples=np.uint8(2)) == hessian_trace(model, batch(), samples=2)
+    for wrong in (np.int64(0), np.float64(2), np.True_, True, 2.0, "2"):
+        with pytest.raises(ValueError, match="steps must be a whole number, at least 1, got "):
+            sharpness(model, batch(), 0.1, steps=wrong)
+
+
+@every_call
+def test_in_inference_mode_what_needs_gradients_says_so_and_the_rest_is_as_outside(call):
+    model = mlp()
+    expected = call(model, batch())
+    with torch.inference_mode():
+        if call in NEED_GRADIENTS:
+            with pytest.raises(RuntimeError, match=r"torch.inference_mode\(\) rules out: call it outside of that"):
+                call(model, batch())
+        else:
+            assert call(model, batch()) == expected
+    assert call(model, batch()) == expected  # the model is as it was
+
+
+NEED_GRADIENTS = [call for name, call in CALLS.items() if name.startswith(("sharpness", "flips", "hessian"))]

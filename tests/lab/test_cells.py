@@ -512,3 +512,50 @@ def test_a_changed_table_takes_no_runs_of_other_rows(recorded):
         ("", [("80%", "sam")]),
         ("rho=0.01", [("40%", "sam")]),
     ]
+
+
+# What a method has no use for.
+
+
+def test_a_change_leaves_the_runs_of_methods_alone_that_have_no_use_for_it():
+    changes = {"rho": "0.3", "lr": "0.01"}
+    own, rho, both = (
+        {job.config.method: job for job in jobs_of(find("demo"), [0], some, Path("runs"))}
+        for some in ({}, {"rho": "0.3"}, changes)
+    )
+    assert rho["sgd"] == own["sgd"]
+    assert {method: job.folder.name for method, job in rho.items() if method != "sgd"} == {
+        method: f"noise40-{method}-seed0+rho=0.3" for method in own if method != "sgd"
+    }
+    assert both["sgd"].folder.name == "noise40-sgd-seed0+lr=0.01"
+    assert (both["sgd"].config.rho, both["sam"].config.rho) == (own["sgd"].config.rho, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [("demo/40%/sgd", "rho"), ("demo/40%/sam", "alpha"), ("cifar10/resnet56/bisam-log", "beta")]
+)
+def test_a_change_that_no_method_has_a_use_for_is_refused(part, name):
+    with pytest.raises(ValueError, match=rf"{name} is nothing to {part.split('/')[-1]}: leave --set {name}= away"):
+        jobs_of(find(part), [0], {"epochs": "3", name: "1"}, Path("runs"))
+
+
+def test_a_table_with_another_rho_has_the_recipe_s_own_sgd_to_compare_with(recorded):
+    runs = [recorded(f"label_noise/{row}/sgd") for row in ("20%", "40%")]
+    runs += [recorded("label_noise/40%/sam"), recorded("label_noise/40%/sam", rho=0.3)]
+    plain, changed = collect(runs).groups
+    assert {*plain.runs} == {("20%", "sgd"), ("40%", "sgd"), ("40%", "sam")}
+    assert changed.changes == "rho=0.3"
+    assert {*changed.runs} == {("40%", "sgd"), ("40%", "sam")}
+    assert changed.of("40%", "sgd")[0].record is runs[1]
+    assert changed.of("40%", "sam")[0].config.rho == 0.3
+
+
+def test_a_table_with_other_epochs_does_not_have_the_recipe_s_own_sgd(recorded):
+    runs = [recorded("demo/40%/sgd"), recorded("demo/40%/sam", rho=0.3, epochs=90)]
+    assert [[*group.runs] for group in collect(runs).groups] == [[("40%", "sgd")], [("40%", "sam")]]
+
+
+def test_the_command_of_a_run_leaves_out_what_its_method_has_no_use_for(recorded):
+    """Versions before this one gave SGD's runs the ρ of a changed table too."""
+    changed = recorded("demo/40%/sgd", rho=0.3, epochs=3)
+    assert command_of(changed) == "bisam train demo/40%/sgd --seeds 0 --set epochs=3"

@@ -171,6 +171,20 @@ def test_file_is_plain_safetensors_with_the_paths_as_names(tmp_path):
     assert "groups" in metadata["state"]
 
 
+def test_the_same_state_is_the_same_file_to_the_bit():
+    tensors = {name: torch.full((size,), size) for size, name in enumerate(["b", "é", "a", '"sha256":"'])}
+    metadata = {f"key {number}": f'"{number}"\n\0é' for number in range(8)}
+    (file,) = {b"".join(checkpoint.pack(tensors, metadata)) for _ in range(20)}
+    loaded = safetensors.torch.load(file)
+    assert {*loaded} == {*tensors}
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    again, told = checkpoint.unpack(file)
+    assert {*again} == {*tensors}
+    assert {name: told[name] for name in metadata} == metadata
+    (other,) = {b"".join(checkpoint.pack(tensors, dict(reversed(metadata.items())))) for _ in range(5)}
+    assert other == file
+
+
 def test_training_goes_on_bitwise_from_a_checkpoint(tmp_path):
     def everything():
         torch.manual_seed(1)

@@ -135,3 +135,13 @@ def test_what_trains_loads_nothing_that_draws_and_what_reads_records_nothing_tha
     code = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 120), ("100", 100), ("140", 140)])
+def test_a_log_is_120_columns_wide_unless_it_is_told_otherwise(columns, width, in_process, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    done = in_process("list")
+    assert done.exit_code == 0
+    assert max(map(len, done.stdout.splitlines())) == width

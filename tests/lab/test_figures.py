@@ -410,6 +410,16 @@ def test_a_run_that_diverged_does_not_flatten_the_others(recorded):
     assert sum("loss" in row for row in rows) == 5
 
 
+def test_a_run_that_diverged_neither_ends_the_mean_of_its_method_nor_is_in_it(recorded):
+    calm = [recorded("demo/40%/sam", seed, trained=3) for seed in (0, 1)]
+    wild = [recorded(f"demo/40%/{method}", 2, trained=1, status="diverged") for method in ("sam", "bisam-log")]
+    rows = charts.points(collect([*calm, *wild]).runs)
+    assert {(row["run"], row["epoch"]) for row in rows if "whole" in row} == {
+        (f"SAM, seed {seed}", epoch) for seed in (0, 1) for epoch in (1, 2, 3)
+    }
+    assert len(rows) == 8  # the others are thin lines
+
+
 def test_what_a_run_learnt_to_the_end_has_first_is_drawn_however_far_above_the_rest(recorded):
     learnt = recorded("demo/40%/sam", trained=9)
     for row in learnt.metrics[1:]:

@@ -497,6 +497,41 @@ def test_find_gives_what_has_lost_its_configuration_too(tmp_path, name):
     assert record.problems == ["config.json: there is none, so nobody knows what run this is"]
 
 
+def test_find_gives_a_folder_that_cannot_be_read_with_the_reason():
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for place in ("open", "shut"):
+            with RunFolder.open(root / place / "run", CONFIG):
+                pass
+        root.chmod(0o755)
+        (root / "shut").chmod(0)
+        try:
+            if os.getuid() == 0:
+                os.seteuid(65534)  # root may read anything
+            found = find(root)
+        finally:
+            os.seteuid(os.getuid())
+            (root / "shut").chmod(0o755)
+        assert [record.folder for record in found] == [root / "open" / "run", root / "shut"]
+        assert [record.problems for record in found] == [[], ["it cannot be read (Permission denied)"]]
+
+
+def test_find_says_nothing_of_checkpoints_that_a_run_removes_meanwhile(tmp_path, monkeypatch):
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        run.checkpoints.mkdir()
+    own = os.scandir
+
+    def scandir(place):
+        if Path(place) == run.checkpoints:
+            run.checkpoints.rmdir()
+        return own(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    (record,) = find(tmp_path)
+    assert not run.checkpoints.exists()
+    assert (record.folder, record.problems) == (tmp_path, [])
+
+
 # Processes.
 
 

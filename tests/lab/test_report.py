@@ -6,6 +6,9 @@ import math
 import os
 import re
 import shutil
+import subprocess
+import sys
+import threading
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -484,6 +487,25 @@ def test_a_run_without_its_configuration_is_told(lost, tmp_path, recorded, write
     assert said in Page(tmp_path / "report.html").text
 
 
+def test_a_folder_that_cannot_be_read_is_told_while_the_others_are_shown(tmp_path, recorded, write_run, monkeypatch):
+    for seed in (0, 1):
+        write_run(tmp_path / f"{seed}" / "run", recorded("demo/40%/sam", seed, trained=0))
+    own = os.scandir
+
+    def scandir(place):
+        if Path(place) == tmp_path / "1":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        return own(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)  # which root may do wherever it is
+    done = report(tmp_path)
+    said = f"{tmp_path / '1'}: it cannot be read (Permission denied)"
+    assert done.exit_code == 0, done.output
+    assert said in done.output
+    assert "90.00, n = 1" in done.output
+    assert said in Page(tmp_path / "report.html").text
+
+
 def test_a_record_of_a_later_format_is_told(tmp_path):
     later = json.dumps({"format": 2, "config": SAM})
     folder = write_raw(tmp_path / "a", later, DONE, [{"epoch": 0}])
@@ -696,6 +718,33 @@ def test_the_page_and_the_tables_go_where_they_are_asked_to(tmp_path):
     assert (new / "t" / "tables.md").read_text().count("\n| --- |") == 2
     assert sorted(path.name for path in new.rglob("*") if path.is_file()) == ["page.html", "tables.md"]
     assert sorted((LEDGER / "demo").iterdir()) == before
+
+
+def test_a_page_that_is_a_link_or_a_pipe_stays_one(tmp_path, recorded, write_run):
+    write_run(tmp_path / "runs" / "a", recorded("demo/40%/sam", trained=0))
+    (tmp_path / "page.html").write_text("old")
+    (tmp_path / "link.html").symlink_to("page.html")
+    os.mkfifo(tmp_path / "pipe")
+    assert report(tmp_path / "runs", "--out", tmp_path / "link.html").exit_code == 0
+    assert os.readlink(tmp_path / "link.html") == "page.html"
+    got = []
+    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_text(encoding="utf-8")), daemon=True)
+    reader.start()
+    assert report(tmp_path / "runs", "--out", tmp_path / "pipe").exit_code == 0
+    reader.join(10)
+    assert (tmp_path / "pipe").is_fifo()
+    assert got == [(tmp_path / "page.html").read_text(encoding="utf-8")]
+
+
+def test_the_page_is_written_though_nobody_reads_what_is_printed(tmp_path, recorded, write_run):
+    write_run(tmp_path / "a", recorded("demo/40%/sam", trained=0))
+    arguments = [sys.executable, "-m", "bisam", "report", tmp_path, "--markdown", tmp_path / "tables.md"]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()  # as `| head -1` does once it has its line
+    _, errors = process.communicate(timeout=120)
+    assert errors == ""
+    assert len(Page(tmp_path / "report.html").runs) == 1
+    assert "90.00, n = 1" in (tmp_path / "tables.md").read_text()
 
 
 @pytest.mark.parametrize("option", ["--out", "--markdown", "--figures"])

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import statistics
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -216,6 +217,14 @@ def test_a_run_with_another_seed_takes_its_value_out_and_not_the_sweep():
     assert found.words[-1] == "Left out, for they lack the seeds of the others: alpha = 5."
 
 
+def test_seeds_that_few_values_have_are_told_to_be_left_out():
+    found = swept("alpha", {0.1: [90, 91, 92, 93], 1.0: [89, 90, 91], 10.0: [88, 89], 100.0: [87, 88]})
+    assert [point.accuracies.keys() for point in found.points] == [{0, 1}] * 4
+    assert found.seeds_left_out == (2, 3)
+    assert found.words[-1] == "Left out, for no more than half of the points have them: seeds 2, 3."
+    assert "Left out" not in "".join(swept("alpha", {0.1: [90, 91], 1.0: [89, 90]}).words)
+
+
 def test_sweeps_are_found_among_runs_that_were_changed_alike():
     own = {"alpha": (0.1, 1.0, 10.0)}
     runs = [run({"alpha": alpha}, 90.0 + alpha, epochs=3) for alpha in own["alpha"]]
@@ -424,6 +433,14 @@ def test_a_run_that_diverges_is_counted_and_not_chosen(tmp_path):
     assert "lr = 1000  diverged" in done.stdout
     assert "│ 1000 │                   – │ 0 │        1 │" in done.stdout
     assert "Chosen: lr = 0.05, as in the recipe." in done.stdout
+
+
+def test_a_sweep_goes_on_though_nobody_reads_what_it_prints(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as unread, redirect_stdout(unread):
+        app([*OVER_ALPHA, "--seeds", "0", "--runs", str(tmp_path), "--device", "cpu"], standalone_mode=False)
+    assert len(results(tmp_path)) == 2
 
 
 def test_a_sweep_that_was_cut_off_goes_on(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -127,6 +128,61 @@ def test_a_run_that_another_process_has_is_left_to_it(tmp_path, alone):
     do([short, long, locked], together=2)
     for one in (short, long, locked):
         assert outcome(one.folder) == alone(one)
+
+
+def test_runs_that_other_processes_have_are_noted_and_an_error_if_there_are_no_others(tmp_path, capsys):
+    mine, theirs = job(tmp_path / "mine", 1), job(tmp_path / "theirs", 1, seed=1)
+    with RunFolder.open(theirs.folder, theirs.config.as_dict()):
+        for jobs in ([mine, theirs], [theirs]):
+            refused = nullcontext() if mine in jobs else pytest.raises(RunInUse, match="theirs is in use by process")
+            with refused:
+                runs.run(jobs, lambda name: tiny_images(), torch.device("cpu"), Progress())
+    assert read(mine.folder).result["status"] == "done"
+    assert read(theirs.folder).result is None
+    assert capsys.readouterr().out.count(f"left to another process: the run in {theirs.folder} is in use") == 1
+
+
+def test_a_run_with_metrics_and_no_checkpoint_says_that_it_begins_anew(tmp_path, alone, capsys):
+    one = job(tmp_path / "run", 2)
+    with RunFolder.open(one.folder, one.config.as_dict()) as run:
+        for epoch in range(3):
+            run.metrics.append({"epoch": epoch})
+    do([one])
+    said = capsys.readouterr().out
+    assert "run has no checkpoint and begins anew; it had 3 lines of metrics\n" in said
+    assert outcome(one.folder) == alone(one)
+    do([job(tmp_path / "fresh", 1)])
+    assert "begins anew" not in capsys.readouterr().out
+
+
+def test_a_tracker_that_fails_is_told_once_and_left_while_training_and_the_others_go_on(tmp_path, alone, capsys):
+    class Failing:
+        def log(self, folder, config, metrics):
+            raise ConnectionError("no [route] to host")
+
+        def close(self):
+            raise AssertionError("it was left")
+
+    class FailingInTheEnd:
+        def __init__(self):
+            self.epochs = []
+
+        def log(self, folder, config, metrics):
+            self.epochs.append(metrics["epoch"])
+
+        def close(self):
+            raise RuntimeError("not sent")
+
+    one, other = job(tmp_path / "run", 2), FailingInTheEnd()
+    with Asking() as progress:
+        progress.trackers += [Failing(), other]
+        do([one], progress=progress)
+    assert other.epochs == [0, 1]
+    assert outcome(one.folder) == alone(one)
+    assert [line for line in capsys.readouterr().out.splitlines() if "failed" in line] == [
+        "Failing failed and gets no more curves (ConnectionError: no [route] to host). The runs go on",
+        "FailingInTheEnd failed and gets no more curves (RuntimeError: not sent). The runs go on",
+    ]
 
 
 def test_a_result_that_cannot_be_written_costs_the_others_nothing(tmp_path, alone):

@@ -13,12 +13,14 @@ import sys
 import time
 from contextlib import suppress
 from functools import partial
+from types import ModuleType
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from bisam.lab import checkpoint
 from bisam.lab.cli import app
 from bisam.lab.config import Config, rate
 from bisam.lab.recipes import find
@@ -168,6 +170,52 @@ def test_two_processes_on_one_run_the_second_is_refused(tmp_path):
     assert "Traceback" not in second.stderr
 
 
+def test_two_processes_share_the_runs_of_a_table(tmp_path):
+    changed = ["--set", "epochs=4"]
+    arguments = command("train", "demo/40%/sam", *changed, runs=tmp_path)
+    first = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    try:
+        while first.poll() is None and not [*tmp_path.rglob("metrics.jsonl")]:
+            time.sleep(0.02)
+        first.send_signal(signal.SIGSTOP)  # it has its run under way for as long as we like
+        both = ["reproduce", "demo", "--methods", "sam,sgd", "--seeds", "0", *changed, "--runs", str(tmp_path)]
+        second = CliRunner(env={"COLUMNS": "200"}).invoke(app, both)
+        third = CliRunner().invoke(app, ["train", "demo/40%/sam", *changed, "--runs", str(tmp_path)])
+        ended = [path.parent.name for path in tmp_path.rglob("result.json")]
+        first.send_signal(signal.SIGCONT)
+        _, errors = first.communicate(timeout=120)
+    finally:
+        first.kill()
+        first.wait()
+    theirs = tmp_path / "demo" / "noise40-sam-seed0+epochs=4"
+    in_use = f"the run in {theirs} is in use by process {first.pid}"
+    assert second.exit_code == 0, second.stderr
+    assert f"left to another process: {in_use}" in second.stdout
+    assert ended == ["noise40-sgd-seed0+epochs=4"]
+    assert (third.exit_code, in_use in third.stderr) == (1, True)  # where nothing else is to be done
+    assert first.returncode == 0, errors
+    assert outcome(theirs)[1]["status"] == "done"
+
+
+def test_a_run_is_finished_though_nobody_reads_what_is_printed(tmp_path):
+    arguments = command("train", "demo/40%/sam", "--set", "epochs=3", runs=tmp_path)
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert "epoch 1/3" in process.stdout.readline()
+    process.stdout.close()  # as `| head -1` does
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (0, "")
+    assert outcome(only_folder(tmp_path))[1]["epochs"] == 3
+
+
+def test_checkpoints_that_a_kill_has_left_beside_a_result_are_removed(undisturbed, tmp_path):
+    folder = shutil.copytree(undisturbed, tmp_path / "demo" / undisturbed.name)
+    checkpoint.save(folder / "checkpoints", 7, {})
+    done = CliRunner().invoke(app, ["train", "demo/40%/bisam-log", *SHORT, "--runs", str(tmp_path)])
+    assert done.exit_code == 0, done.stderr
+    assert not (folder / "checkpoints").exists()
+    assert outcome(folder) == outcome(undisturbed)
+
+
 def test_a_checkpoint_of_another_configuration_is_refused_by_field(undisturbed, tmp_path):
     bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path)
     folder = only_folder(tmp_path)
@@ -194,6 +242,8 @@ def test_a_checkpoint_of_another_configuration_is_refused_by_field(undisturbed, 
         (["train", "demo", "--set", "seed=3"], "seed is part of what a run is called: use --seeds"),
         (["train", "demo/40%/sam", "--set", "model=resnet20"], "resnet20 cannot take the images of digits, 1×8×8"),
         (["train", "demo", "--set", "data=digit"], "digits"),
+        (["train", "demo/40%/sgd", "--set", "rho=0.3"], "rho is nothing to sgd: leave --set rho= away"),
+        (["train", "demo/40%/sam", "--set", "mu=1"], "mu is nothing to sam: leave --set mu= away"),
         (["train", "demo", "--seeds", "a"], "seeds are numbers such as 0,1,2 or 0-5, got 'a'"),
         (["train", "demo", "--set", "batch=100000"], "larger than the training data"),
         (["reproduce", "cifar10", "--methods", "sgdd"], "no method of cifar10 is called 'sgdd'"),
@@ -214,6 +264,20 @@ def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(tmp_path):
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "file" in done.stderr
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_more_changes_than_the_name_of_a_folder_can_hold_are_an_error_with_a_remedy(is_first, tmp_path):
+    numbers = ("lr", "momentum", "weight_decay", "label_smoothing", "rho", "mu", "alpha", "validation", "noise")
+    changes = [*(f"{name}={1 / 3}" for name in numbers), "epochs=1", "warmup_epochs=1", "select=last", "cutout=1"]
+    if not is_first:
+        (tmp_path / "demo").mkdir()
+    options = [part for change in changes for part in ("--set", change)]
+    done = CliRunner().invoke(app, ["train", "demo/40%/bisam-tanh", *options, "--runs", str(tmp_path)])
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"Error: cannot use {tmp_path / 'demo' / 'noise40-bisam-tanh-seed0+'}")
+    assert "File name too long. Give a shorter one, or fewer changes, which are in the name of a run's folder." in line
 
 
 def test_the_list_names_every_recipe():
@@ -250,7 +314,8 @@ def test_two_processes_train_the_same_run_to_the_same_bits(method, tmp_path):
     for number in (1, 2):
         sets = [part for change in changes for part in ("--set", change)]
         bisam("train", f"{row}/{method}", *sets, runs=tmp_path / str(number))
-        found.append(outcome(only_folder(tmp_path / str(number))))
+        folder = only_folder(tmp_path / str(number))
+        found.append((outcome(folder), (folder / "best.safetensors").read_bytes()))
     assert found[0] == found[1]
 
 
@@ -303,6 +368,51 @@ def test_tensorboard_gets_every_curve(tmp_path):
     curves = EventAccumulator(str(folder)).Reload()
     assert {"loss", "perturbed_loss", "validation_accuracy", "flips", "lr"} <= set(curves.Tags()["scalars"])
     assert [event.step for event in curves.Scalars("loss")] == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's own
+def test_tensorboard_has_each_epoch_once_of_a_run_that_was_killed_and_went_on(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = ["train", "demo/40%/sam", "--set", "epochs=6", "--tensorboard"]  # no checkpoint of its own
+    process = subprocess.Popen(command(*options, runs=tmp_path), stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+    while process.poll() is None and len([*lines_of_metrics(tmp_path)]) < 2:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    (folder,) = {path.parent for path in (tmp_path / "tensorboard").rglob("events*")}
+    assert EventAccumulator(str(folder)).Reload().Scalars("loss")  # it had told some of its epochs
+    time.sleep(1)  # files of curves are in the order of the seconds in their names
+    done = CliRunner().invoke(app, [*options, "--runs", str(tmp_path)])
+    assert done.exit_code == 0, done.stderr
+    assert "begins anew" in done.stdout
+    curve = EventAccumulator(str(folder)).Reload().Scalars("loss")
+    assert [event.step for event in curve] == [*range(6)]
+    rows = [json.loads(line) for line in lines_of_metrics(tmp_path)]
+    assert [event.value for event in curve] == pytest.approx([row["loss"] for row in rows])
+
+
+def lines_of_metrics(runs):
+    return [line for path in runs.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("service", ["wandb", "trackio"])
+def test_a_service_gets_every_epoch_as_a_step(service, tmp_path, monkeypatch):
+    """A module that writes down its calls stands in for the service, which needs a network and an account."""
+    module, calls = ModuleType(service), []
+    module.init = lambda **options: calls.append(("init", options["name"], options["resume"], "id" in options))
+    module.log = lambda metrics, **options: calls.append(("log", metrics["epoch"], options))
+    module.finish = lambda: calls.append(("finish",))
+    monkeypatch.setitem(sys.modules, service, module)
+    arguments = ["train", "demo/40%/sgd", "--set", "epochs=2", "--track", service, "--runs", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.stderr
+    assert calls == [
+        ("init", "demo-noise40-sgd-seed0+epochs=2", "allow", service == "wandb"),
+        ("log", 0, {"step": 0}),
+        ("log", 1, {"step": 1}),
+        ("finish",),
+    ]
 
 
 @pytest.mark.parametrize("service", ["wandb", "trackio"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from bisam.lab import data as datasets
 from bisam.lab import records
 from bisam.lab.checkpoint import CheckpointError
 from bisam.lab.data import DataError
+from bisam.lab.files import explained
 from bisam.lab.sources import InMemory, OnDisk, Source
 from bisam.lab.train import Stopped
 
@@ -66,7 +68,10 @@ def told_in_a_line() -> Iterator[None]:
         _say_as_it_is(f"{stop}:\n  {shlex.join(['bisam', *sys.argv[1:]])}")
         raise typer.Exit(130) from None
     except (DataError, ValueError, records.RunInUse, records.RecordError, CheckpointError, OSError) as error:
-        _say_as_it_is(f"Error: {error}")
+        told = str(error)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # which any look at a path may raise
+            told = explained(error, f"cannot use {error.filename}")
+        _say_as_it_is(f"Error: {told}")
         raise typer.Exit(1) from None
 
 

@@ -85,10 +85,10 @@ def sweep(
             changes=cli_options.changes_of(changes, partial_data=partial_data),
         )
         here, place = console(), cli_options.device(device)
-        for plan in planned:
-            here.print(plan.words, soft_wrap=True)
         jobs = [job for plan in planned for job in plan.jobs]
         with Progress(here, called=partial(_called, fields=fields), came_to=_validated) as progress:
+            for plan in planned:
+                progress.note(plan.words)
             load = partial(cli_options.source, folder=folder, partial=partial_data, say=progress.note)
             runs.run(jobs, load, place, progress, together=together, checkpoint_seconds=every)
         changed = replace(wanted, cells={plan.cell: plan.own for plan in planned})

@@ -299,7 +299,11 @@ def find(root: Path) -> list[Record]:
         raise RecordError(f"{root} is not a folder: give the one that has the runs, or a run itself")
     closed: list[OSError] = []
     folders = [place for place, files in _walk(root, closed.append) if not {CONFIG, METRICS, RESULT}.isdisjoint(files)]
-    unseen = [Record(Path(error.filename), problems=[f"it cannot be read ({error.strerror})"]) for error in closed]
+    unseen = [
+        Record(Path(error.filename), problems=[f"it cannot be read ({error.strerror})"])
+        for error in closed
+        if not isinstance(error, FileNotFoundError)  # checkpoints of a run that has ended meanwhile
+    ]
     return sorted([*map(read, folders), *unseen], key=lambda record: record.folder)
 
 

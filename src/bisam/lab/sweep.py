@@ -178,7 +178,7 @@ def outcome(recipe: Recipe, fields: Sequence[str], runs: Iterable[Run]) -> list[
         if len(shared) > 1 and seeds:
             points = [_point(values, {seed: results[values][seed] for seed in seeds}) for values in sorted(shared)]
             values_of_recipe = tuple(value_of(own, field) for field in fields)
-            rare = {seed for of_point in results.values() for seed in of_point} - {*seeds}
+            rare = {seed for values in shared for seed in results[values]} - {*seeds}
             found.append(
                 Sweep(
                     recipe.name,

@@ -1,0 +1,65 @@
+"""Files that are there whole or not at all, and what they are stays what it was."""
+
+import errno
+import os
+import threading
+
+import pytest
+
+from bisam.lab.files import explained, write_atomically
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("before", [b"old", None])
+def test_a_link_stays_a_link_and_the_file_behind_it_is_written(before, tmp_path):
+    for folder in ("disk", "here"):
+        (tmp_path / folder).mkdir()
+    file, link, chain = tmp_path / "disk" / "file", tmp_path / "here" / "link", tmp_path / "here" / "chain"
+    link.symlink_to("../disk/file")
+    chain.symlink_to(link)
+    if before is not None:
+        file.write_bytes(before)
+    write_atomically(chain, b"n", memoryview(b"ew"))
+    assert file.read_bytes() == b"new"
+    assert (os.readlink(link), os.readlink(chain)) == ("../disk/file", str(link))
+    assert (names(tmp_path / "disk"), names(tmp_path / "here")) == (["file"], ["chain", "link"])
+
+
+def test_the_file_behind_a_link_is_whole_whenever_it_is_looked_at(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("file")
+
+    def fail(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(tmp_path / "link", b"new")
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert names(tmp_path) == ["file", "link"]
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_pipe_is_written_to_and_stays_a_pipe(linked, tmp_path):
+    pipe, path, got = tmp_path / "pipe", tmp_path / ("link" if linked else "pipe"), []
+    os.mkfifo(pipe)
+    if linked:
+        path.symlink_to(pipe)
+    before = names(tmp_path)
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)  # if nobody writes, it waits
+    reader.start()
+    write_atomically(path, b"a", b"", memoryview(b"b"))
+    reader.join(10)
+    assert got == [b"ab"]
+    assert pipe.is_fifo()
+    assert names(tmp_path) == before
+
+
+def test_a_name_that_is_too_long_has_a_remedy(tmp_path):
+    with pytest.raises(OSError, match="File name too long") as raised:
+        write_atomically(tmp_path / ("x" * 300), b"")
+    told = explained(raised.value, "cannot write it")
+    assert told.startswith("cannot write it: File name too long. Give a shorter one, or fewer changes")
