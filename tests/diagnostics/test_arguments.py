@@ -66,7 +66,7 @@ def test_counts_may_be_numpy_s_and_nothing_else_that_is_no_whole_number():
     expected = sharpness(model, batch(), 0.1, steps=2)
     assert sharpness(model, batch(), 0.1, steps=np.int64(2)) == expected
     assert hessian_trace(model, batch(), samples=np.uint8(2)) == hessian_trace(model, batch(), samples=2)
-    for wrong in (np.int64(0), np.float64(2), np.True_, True, 2.0, "2"):
+    for wrong in (np.int64(0), np.float64(2), np.array([1, 2]), torch.tensor(2.0), np.True_, True, 2.0, "2"):
         with pytest.raises(ValueError, match="steps must be a whole number, at least 1, got "):
             sharpness(model, batch(), 0.1, steps=wrong)
 

@@ -550,6 +550,16 @@ def test_a_table_with_another_rho_has_the_recipe_s_own_sgd_to_compare_with(recor
     assert changed.of("40%", "sam")[0].config.rho == 0.3
 
 
+def test_a_table_with_two_changes_has_the_sgd_that_was_changed_in_what_it_uses(recorded):
+    runs = [recorded("demo/40%/sgd", epochs=3), recorded("demo/40%/sam", rho=0.3, epochs=3)]
+    of_sgd, of_both = collect([*runs, recorded("demo/40%/sgd", epochs=3, lr=0.3)]).groups[::2]
+    assert of_sgd.changes == "epochs=3"
+    assert {*of_sgd.runs} == {("40%", "sgd")}
+    assert of_both.changes == "epochs=3, rho=0.3"
+    assert [run.record for run in of_both.of_row("40%")] == runs
+    assert [run.record for run in of_both.borrowed] == runs[:1]
+
+
 def test_a_table_with_other_epochs_does_not_have_the_recipe_s_own_sgd(recorded):
     runs = [recorded("demo/40%/sgd"), recorded("demo/40%/sam", rho=0.3, epochs=90)]
     assert [[*group.runs] for group in collect(runs).groups] == [[("40%", "sgd")], [("40%", "sam")]]

@@ -234,9 +234,10 @@ def test_sweeps_are_found_among_runs_that_were_changed_alike():
     assert sweep.sweeps(TANH, runs[:2]) == []  # two values are two runs
 
 
-def test_runs_of_a_sweep_have_no_table_that_shows_their_test_accuracy():
+def test_runs_of_a_sweep_have_no_table_that_shows_their_test_accuracy(recorded):
     records = [run({"alpha": alpha}, 90.0).record for alpha in (0.1, 1.0, 10.0)]
-    groups, found = sweep.sort_out(collect(records))
+    baselines = [recorded(f"cifar10/resnet56/{method}", 0, 94.0) for method in ("sgd", "sam")]  # which have no alpha
+    groups, found = sweep.sort_out(collect(records + baselines))
     assert [group.changes for group in groups] == [""]
     assert len(found) == 1
 

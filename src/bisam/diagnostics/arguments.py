@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,5 +73,9 @@ def check_radius(name: str, value: float) -> None:
 
 
 def check_count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
+    try:
+        fits = not isinstance(value, bool) and operator.index(value) >= least
+    except TypeError:
+        fits = False
+    if not fits:
         raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -79,6 +79,8 @@ class Group:
     changes: str
     """As in "epochs=3, rho=0.1"; empty for the recipe as it is."""
     runs: dict[Cell, dict[int, Run]] = field(default_factory=lambda: defaultdict(dict))
+    borrowed: list[Run] = field(default_factory=list)
+    """Those among them that are another table's and count here too."""
 
     @property
     def title(self) -> str:
@@ -148,9 +150,11 @@ def collect(records: Iterable[Record]) -> Collection:
             seeds[run.config.seed], run = run, earlier  # what has ended counts, not what is under way elsewhere
         if run is not seeds[run.config.seed]:
             others.append(run)
+    found = {key: {cell: dict(runs) for cell, runs in group.runs.items()} for key, group in groups.items()}
     for (recipe, changes), group in groups.items():
-        if changes and (recipe, "") in groups:
-            _complete(group, groups[recipe, ""])
+        for other, runs in found.items():
+            if changes and other[0] == recipe and other[1] != changes:
+                _complete(group, other[1], runs)
     for group in groups.values():
         group.runs = {cell: dict(sorted(runs.items())) for cell, runs in group.runs.items()}
     order = [*RECIPES]
@@ -158,19 +162,29 @@ def collect(records: Iterable[Record]) -> Collection:
     return Collection([groups[key] for key in ordered], others, unreadable)
 
 
-def _complete(changed: Group, own: Group) -> None:
-    """Add the recipe's own runs that have the changed values anyway, as SAM's 200 epochs if SGD's were set to 200.
+def _complete(changed: Group, theirs: str, others: Mapping[Cell, Mapping[int, Run]]) -> None:
+    """Add runs of another table that have the changed values anyway, as SAM's 200 epochs if SGD's were set to 200.
 
     What a method has no use for, as SGD for ρ, may have any value.
     """
-    names = [change.partition("=")[0] for change in changed.changes.split(", ")]
+    names, changed_there = _names(changed.changes), _names(theirs)
     rows = {row for row, _ in changed.runs}
     config = next(run.config for runs in changed.runs.values() for run in runs.values())
-    for cell, runs in own.runs.items():
+    for cell, runs in others.items():
+        used = [name for name in (*names, *changed_there) if uses(cell[1], name)]
         for seed, run in runs.items():
-            matter = [name for name in names if uses(run.config.method, name)]
-            if cell[0] in rows and all(getattr(run.config, name) == getattr(config, name) for name in matter):
-                changed.runs[cell].setdefault(seed, run)
+            alike = all(name in names and getattr(run.config, name) == getattr(config, name) for name in used)
+            if cell[0] in rows and alike and seed not in changed.runs[cell]:
+                changed.runs[cell][seed] = run
+                changed.borrowed.append(run)
+
+
+def _names(changes: str) -> list[str]:
+    """
+    >>> _names("epochs=3, rho=0.1")
+    ['epochs', 'rho']
+    """
+    return [change.partition("=")[0] for change in changes.split(", ") if change]
 
 
 def fill(recipe: Recipe, records: Sequence[Record]) -> Group:

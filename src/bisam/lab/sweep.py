@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args, get_type_hints
 
@@ -198,12 +198,14 @@ def sort_out(collection: Collection) -> tuple[list[Group], list[Sweep]]:
     recipes = {group.recipe.name: group.recipe for group in collection.groups if group.changes}
     found = [sweep for recipe in recipes.values() for sweep in sweeps(recipe, collection.runs)]
     swept = {id(run) for sweep in found for run in sweep.runs}
-    groups = [
-        group
-        for group in collection.groups
-        if not group.changes or any(id(run) not in swept for runs in group.runs.values() for run in runs.values())
-    ]
-    return groups, found
+    return [group for group in collection.groups if not group.changes or not _only(group, swept)], found
+
+
+def _only(group: Group, swept: Container[int]) -> bool:
+    """Whether all runs of a table, but for those that are another's, are of sweeps."""
+    known = {id(run) for run in group.borrowed}
+    runs = [run for of_cell in group.runs.values() for run in of_cell.values()]
+    return all(id(run) in swept for run in runs if id(run) not in known)
 
 
 def sweeps(recipe: Recipe, runs: Sequence[Run]) -> list[Sweep]:
