@@ -35,7 +35,7 @@ from bisam.perturbation import Ball, Bucket, Perturbation, into_buckets, is_zero
 from bisam.settings import setting
 from bisam.snapshot import BufferSnapshot, RandomState, Snapshot
 from bisam.vectorized import Vectorized
-from bisam.work import Given, Planned, Runner, Work, precision
+from bisam.work import Given, Planned, Runner, Work, are_equal_batches, precision
 from bisam.wrapper import Wrapper
 
 
@@ -329,9 +329,9 @@ class SharpnessAware(Wrapper):
 
     def _run_perturbed(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
         """Leave the gradient of a perturbed step in `.grad`: each part of the work climbs by itself, and all add up."""
-        if self._fixed_radii is None:
+        if not self._captured:
             self.perturbation.begin_step()
-        if self.vectorize and len(work) > 1 and len({len(part.batch) for part in work}) == work[0].pieces == 1:  # type: ignore[attr-defined]
+        if self.vectorize and are_equal_batches(work):
             return self._run_vectorized(work, params)
         values: list[Any] = []
         at_weights: Gradients | None = None
@@ -369,11 +369,11 @@ class SharpnessAware(Wrapper):
             self.merge.perturbed(params, at_weights)
         return values
 
-    def _run_vectorized(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
+    def _run_vectorized(self, work: Sequence[Planned], params: list[Tensor]) -> list[Any]:
         """The same gradient as of one micro-batch after the other."""
         assert self.model is not None
         for part in work:
-            self.criterion.check_task(part.batch.y)  # type: ignore[attr-defined]
+            self.criterion.check_task(part.batch.y)
         self._save(self._buckets(with_gradients=False))
         of_name: dict[Tensor, str] = {param: name for name, param in self.model.named_parameters()}
 
@@ -383,14 +383,14 @@ class SharpnessAware(Wrapper):
                 bucket.weights = self._weights.copies_of(bucket.owners)
             self.telemetry._ascent_norms.append(self.perturbation(buckets))
             for bucket in buckets:
-                bucket.gradients  # noqa: B018 - settles them
+                bucket.settle()
             perturbed = {of_name[owner] for bucket in buckets for owner in bucket.owners}
             left_out = [value for name, value in gradient.items() if name not in perturbed]
             if left_out:
                 torch._foreach_zero_(left_out)
 
         with torch.no_grad(), precision(self.autocast, params[0].device):
-            micro_batches = [part.batch for part in work]  # type: ignore[attr-defined]
+            micro_batches = [part.batch for part in work]
             shares = [part.share for part in work]
             found = Vectorized(self.model, self.criterion, micro_batches).gradients(perturb, shares)
         self._bring_back()
@@ -403,8 +403,8 @@ class SharpnessAware(Wrapper):
             if self.perturbation.acts_before_ascent:
                 self._save(buckets := self._buckets(with_gradients=False))
                 with torch.no_grad():
-                    compiled, captured = _is_compiled(self.model), self._fixed_radii is not None
-                    self.perturbation.before_ascent(buckets, compiled=compiled, captured=captured)
+                    compiled = _is_compiled(self.model)
+                    self.perturbation.before_ascent(buckets, compiled=compiled, captured=self._captured)
                 torch.clear_autocast_cache()
             random = RandomState(self._devices()) if self.same_dropout else None
             # a perturbation may have left nobody to climb; then the descent has to find gradients
@@ -544,6 +544,11 @@ class SharpnessAware(Wrapper):
     def _radii(self) -> Sequence[float | Tensor]:
         """The radius of each group in this step: of the host's arithmetic, but in a captured step, which is told."""
         return self._fixed_radii or [self.perturbation.radius(group) for group in self.param_groups]
+
+    @property
+    def _captured(self) -> bool:
+        """Whether a captured step is being recorded, or run with its numbers."""
+        return self._fixed_radii is not None
 
     def _perturbs(self) -> bool:
         self._complete_groups()

@@ -55,12 +55,16 @@ class Bucket:
         else:  # made on the device: a graph cannot copy it there
             self.factor = torch.full((), factor, dtype=torch.float64, device=self.params[0].device)
 
-    @property
-    def gradients(self) -> list[Tensor]:
-        """The gradients, multiplied now by what was left to multiply them by."""
+    def settle(self) -> None:
+        """Multiply the gradients by what was left to multiply them by."""
         if self.factor is not None and self.unsettled:
             torch._foreach_mul_(self.unsettled, self.factor.to(self.unsettled[0].device))
         self.factor = None
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Settled."""
+        self.settle()
         return self.unsettled
 
     def move(self) -> None:

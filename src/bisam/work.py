@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,12 @@ from bisam.batches import Batch, Plan, ignored, per_sample, share
 from bisam.checks import Closure
 from bisam.criterion import Criterion
 from bisam.objectives import Objective, logits_of
+
+
+def are_equal_batches(work: Sequence[Work]) -> TypeGuard[Sequence[Planned]]:
+    """Whether these are several micro-batches of one size, each to be run in one piece."""
+    planned = [part for part in work if isinstance(part, Planned) and part.pieces == 1]
+    return len(planned) == len(work) > 1 and len({len(part.batch) for part in planned}) == 1
 
 
 def precision(autocast: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
