@@ -349,6 +349,25 @@ def test_what_a_closure_of_a_list_may_not_clear_is_an_error_that_changes_nothing
         assert_identical([p.detach() for p in model.parameters()], before)
 
 
+def test_a_closure_of_a_list_may_ask_for_gradients_before_it_clears():
+    """A penalty on the norm of the gradient, as it is usually written."""
+    results = []
+    for clear in (True, False):
+        model, optimizer = build("SAM", net=mlp, dtype=torch.float64)
+
+        def closure(x, y, model=model, optimizer=optimizer, clear=clear):
+            loss = optimizer.criterion(model(x), y)
+            slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            if clear:
+                optimizer.zero_grad()
+            (loss + sum(slope.square().sum() for slope in slopes)).backward()
+            return loss.detach().numpy()
+
+        value = optimizer.step([partial(closure, *batch(seed, dtype=torch.float64)) for seed in range(3)])
+        results.append([*(p.detach() for p in model.parameters()), torch.as_tensor(value)])
+    assert_identical(*results)
+
+
 @pytest.mark.parametrize("whose", ["base", "model"])
 def test_a_list_of_closures_that_clear_each_other_s_gradients_is_an_error(whose):
     model, optimizer = build(net=mlp)
@@ -1016,6 +1035,25 @@ def test_a_checkpoint_loaded_into_the_base_leaves_each_group_its_own_radius():
         copied = copy.deepcopy(optimizer)
         copied.base.load_state_dict(plain)
         assert [group["rho"] for group in copied.param_groups] == [0.2, 0.0]
+
+
+class LoadsByItself(torch.optim.SGD):
+    """As 8-bit optimizers do, without a hook."""
+
+    def load_state_dict(self, state_dict):
+        for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            kept = group["params"]
+            group.clear()
+            group.update({**loaded, "params": kept})
+
+
+def test_a_base_that_loads_in_a_way_of_its_own_leaves_each_group_its_radius():
+    model = mlp()
+    groups = [{"params": [model[0].weight], "rho": 0.2}, {"params": [model[2].weight], "rho": 0.0}]
+    plain = torch.optim.SGD([{"params": [model[0].weight]}, {"params": [model[2].weight]}], lr=0.3).state_dict()
+    optimizer = SAM(LoadsByItself(groups, lr=0.1), model, rho=0.05)
+    optimizer.load_state_dict(plain)
+    assert [(group["rho"], group["lr"]) for group in optimizer.param_groups] == [(0.2, 0.3), (0.0, 0.3)]
 
 
 class Shared(nn.Module):

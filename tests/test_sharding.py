@@ -1,5 +1,7 @@
 """Data-parallel and sharded training, in two real processes, against one process that does the same by itself."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -217,7 +219,16 @@ class Branches(torch.nn.Module):
     def forward(self, x):
         self.passes += 1
         rank = dist.get_rank() if dist.is_initialized() else 0
-        return self.trunk(x) + self.branches[{"rank": rank, "pass": self.passes % 2}[self.which]](x)
+        first = int(self.passes % 4 == 1)  # of the four of two micro-batches
+        return self.trunk(x) + self.branches[{"rank": rank, "pass": self.passes % 2, "first": first}[self.which]](x)
+
+
+def forget_backward(optimizer, x, y):
+    """A closure that forgets it in the second pass."""
+    loss = optimizer.criterion(optimizer.model(x), y)
+    if optimizer.phase == "ascent":
+        loss.backward()
+    return loss
 
 
 def train_branches():
@@ -230,12 +241,21 @@ def train_branches():
             for seed in range(STEPS):
                 optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
             results[variant, which] = weights_of(model)
+    for variant in ("SAM", "GSAM(log)"):
+        model = DistributedDataParallel(Branches("first"), find_unused_parameters=True)
+        optimizer = VARIANTS[variant](torch.optim.SGD(model.parameters(), lr=0.1), model, micro_batch=4)
+        for seed in range(STEPS):
+            optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
+        results[variant, "first"] = weights_of(model)
     groups = [dist.new_group([rank]) for rank in range(ranks.RANKS)]
     for variant in ("GSAM", "LookSAM"):
         _, optimizer = build_replicas(variant, wrap={"process_group": groups[dist.get_rank()]})
         for seed in range(STEPS):
             optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
         results[variant, "alone"] = weights_of(optimizer.model)
+    _, optimizer = build_replicas("SAM", wrap={"find_unused_parameters": True})
+    with pytest.raises(RuntimeError, match=r"step\(\) found no gradients"):
+        optimizer.step(partial(forget_backward, optimizer, *(ranks.mine(t) for t in data(0))))
     build_replicas("SAM", wrap={"static_graph": True}, sharpness="global")
     with pytest.raises(ValueError, match=r'averages in its first pass, which is an ascent.*use sharpness="global"'):
         build_replicas("SAM", wrap={"static_graph": True})
@@ -247,6 +267,8 @@ def test_ranks_may_use_other_parameters_in_other_passes_and_other_groups():
     for variant in ("SAM", "GSAM", "LookSAM"):
         for which in ("rank", "pass"):
             assert_identical(first[variant, which], second[variant, which])
+    for variant in ("SAM", "GSAM(log)"):
+        assert_identical(first[variant, "first"], second[variant, "first"])
     model = Branches("pass")
     optimizer = VARIANTS["SAM"](torch.optim.SGD(model.parameters(), lr=0.1), model, micro_batch=8)
     for seed in range(STEPS):

@@ -852,10 +852,23 @@ class Replacing(nn.Module):
         return self.net(x)
 
 
-def test_a_buffer_that_is_replaced_cannot_be_vectorized_and_stays_what_it_was():
-    model, optimizer = build("SAM", net=Replacing, micro_batch=4, vectorize=True)
+class RaisingAfter(Replacing):
+    def forward(self, x):
+        super().forward(x)
+        raise ValueError("after a buffer was replaced")
+
+
+@pytest.mark.parametrize(
+    ("net", "error", "words"),
+    [
+        (Replacing, RuntimeError, r"another tensor in the place of a buffer.*Use vectorize=False"),
+        (RaisingAfter, ValueError, "after a buffer was replaced"),
+    ],
+)
+def test_a_buffer_that_is_replaced_cannot_be_vectorized_and_stays_what_it_was(net, error, words):
+    model, optimizer = build("SAM", net=net, micro_batch=4, vectorize=True)
     before = model.mean
-    with pytest.raises(RuntimeError, match=r"another tensor in the place of a buffer.*Use vectorize=False"):
+    with pytest.raises(error, match=words):
         optimizer.minimize(*batch())
     assert model.mean is before
     assert not before.any()

@@ -105,10 +105,18 @@ def any_marked(params: Iterable[Tensor], what: str) -> bool:
     return any(param.grad is not None and getattr(param.grad, _MARK, ("", None))[0] == what for param in params)
 
 
-def drop(params: Iterable[Tensor], what: str) -> None:
-    """Take away those that were marked as that, and to which nothing was added."""
+def fill(params: Iterable[Tensor]) -> None:
+    """Zeros, marked as such, for those that have none."""
+    missing = [param for param in params if param.grad is None and param.requires_grad]
+    for param in missing:
+        param.grad = torch.zeros_like(param)
+    mark(missing, "zeros")
+
+
+def drop_zeros(params: Iterable[Tensor]) -> None:
+    """Take away what was marked as zeros, and to which nothing was added."""
     for param in params:
-        if param.grad is not None and getattr(param.grad, _MARK, None) == (what, _version(param.grad)):
+        if param.grad is not None and getattr(param.grad, _MARK, None) == ("zeros", _version(param.grad)):
             param.grad = None
 
 
@@ -116,16 +124,23 @@ def _version(gradient: Tensor) -> int:
     return getattr(gradient, "_local_tensor", gradient)._version
 
 
-class Earlier:
-    """Gradients of the closures before one in a list, which its own are to be added to: what came of them meanwhile."""
+class Arrivals:
+    """What backward passes add to the gradients of parameters, and whether there was one to add it to."""
 
     def __init__(self, params: Iterable[Tensor]) -> None:
-        self.grew = False
-        """Whether new ones have come."""
-        self.cleared = False
-        """Whether any was away when the new one came."""
-        held = [param for param in params if param.grad is not None and param.requires_grad]
-        self._handles = [param.register_hook(partial(self._arrives, param)) for param in held]  # type: ignore[no-untyped-call]
+        self.added: set[Tensor] = set()
+        """Whose gradient was made or added to."""
+        self.first: set[Tensor] = set()
+        """Those that had none when one came, for them or for whoever asked by `autograd.grad`."""
+        self._handles = []
+        for param in params:
+            if param.requires_grad:
+                self._handles.append(param.register_hook(partial(self._arrives, param)))  # type: ignore[no-untyped-call]
+                self._handles.append(param.register_post_accumulate_grad_hook(self.added.add))  # type: ignore[no-untyped-call]
+
+    def forget(self) -> None:
+        self.added.clear()
+        self.first.clear()
 
     def close(self) -> None:
         """Look no more."""
@@ -133,8 +148,8 @@ class Earlier:
             handle.remove()
 
     def _arrives(self, param: Tensor, _: Tensor) -> None:
-        self.grew = True
-        self.cleared = self.cleared or param.grad is None
+        if param.grad is None:
+            self.first.add(param)
 
 
 class Before:
@@ -142,28 +157,13 @@ class Before:
 
     def __init__(self, params: Iterable[Tensor]) -> None:
         self._held = {param: param.grad for param in params if param.grad is not None}
-        self._cleared: set[Tensor] = set()
-        self._mixed: set[Tensor] = set()
-        self._handles = []
-        for param in self._held:
-            if param.requires_grad:
-                self._handles.append(param.register_hook(partial(self._arrives, param)))  # type: ignore[no-untyped-call]
-                self._handles.append(param.register_post_accumulate_grad_hook(self._has_arrived))  # type: ignore[no-untyped-call]
+        self._arrivals = Arrivals(self._held)
 
     def are_cleared(self) -> bool:
-        left = any(param.grad is gradient and param not in self._cleared for param, gradient in self._held.items())
-        return not left and not self._mixed
+        cleared, added = self._arrivals.first, self._arrivals.added
+        left = any(param.grad is gradient and param not in cleared for param, gradient in self._held.items())
+        return not left and added <= cleared
 
     def close(self) -> None:
         """Look no more."""
-        for handle in self._handles:
-            handle.remove()
-
-    def _arrives(self, param: Tensor, _: Tensor) -> None:
-        """A gradient is there, for the parameter or for whoever asked by `autograd.grad`."""
-        if param.grad is None:
-            self._cleared.add(param)
-
-    def _has_arrived(self, param: Tensor) -> None:
-        if param not in self._cleared:
-            self._mixed.add(param)
+        self._arrivals.close()

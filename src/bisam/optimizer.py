@@ -28,7 +28,7 @@ from bisam.checks import (
     warn_unless_asked,
 )
 from bisam.criterion import Criterion, Phase, Telemetry
-from bisam.gradients import Before, Earlier, Gradients
+from bisam.gradients import Arrivals, Before, Gradients
 from bisam.merge import Merge, Perturbed
 from bisam.objectives import Objective
 from bisam.perturbation import Ball, Bucket, Perturbation, into_buckets, is_zero
@@ -122,7 +122,7 @@ class SharpnessAware(Wrapper):
         self._inside_pass = False
         self._pass_began_clear = True
         self._adds_up = False
-        self._earlier: Earlier | None = None
+        self._arrivals: Arrivals | None = None
         self._before: Before | None = None
         self._fixed_radii: list[Tensor] | None = None
         super().__init__(base)
@@ -152,7 +152,7 @@ class SharpnessAware(Wrapper):
         if self._inside_pass and self._adds_up and self._pass_began_clear:
             self._refuse_to_clear_half()
             return
-        set_to_none = set_to_none and not (self._perturbed and self._sync.needs_gradients_of_ascent)
+        set_to_none = set_to_none and not (self._sync.wants_zeros and (self._perturbed or self._inside_pass))
         gradients.unmark(self._parameters())
         self.base.zero_grad(set_to_none)
         self._pass_began_clear, self._adds_up = True, False
@@ -240,7 +240,7 @@ class SharpnessAware(Wrapper):
 
     def plan_closure(self, closure: Closure | Sequence[Closure] | None) -> Sequence[Work]:
         """What `step` runs."""
-        work = [Given([partial(self._run_closure, each) for each in as_closures(closure)])]
+        work = [Given([partial(self.criterion.run, each) for each in as_closures(closure)])]
         check_sees_batch(self, "step(closure)")
         self._refuse_while_perturbed("step()")
         return work
@@ -274,8 +274,7 @@ class SharpnessAware(Wrapper):
     def run(self, work: Sequence[Work]) -> Any:
         """The step on this work. Returns the loss, as `step` does."""
         values = self._run(work)
-        numbers = all(isinstance(each, (Tensor, int, float)) for each in values)
-        value = sum(values) / len(values) if len(values) > 1 and numbers else values[0]
+        value = _mean(values)
         loss = self.telemetry.loss
         if isinstance(work[0], Given):
             if loss is None or (not self.criterion.bilevel and value is not None):
@@ -353,9 +352,8 @@ class SharpnessAware(Wrapper):
             closures = part.descent()  # which may look at the samples
             if random is not None:
                 random.restore()
-            if before_ascent is not None:  # what the parts before have left; this one's adds up in place
-                kept = zip(params, before_ascent, strict=True)
-                gradients.put(params, [param.grad if earlier is None else earlier for param, earlier in kept])
+            if before_ascent is not None:
+                gradients.put(params, before_ascent)  # what the parts before have left; this one's adds up in place
             self._pass("descent", closures, part.divisor, last=number == len(work))
             self._bring_back(last=number == len(work))
         if at_weights is not None and self._sync.leaves_ascent_to_each_rank and not own_pass:
@@ -436,41 +434,33 @@ class SharpnessAware(Wrapper):
         may_be_idle: bool = False,
     ) -> list[Any]:
         """Run all closures of one phase; their gradients, over the divisor, add up in `.grad`."""
+        params = self._parameters()
         self.criterion.enter(phase, silent=self.criterion.silent if silent is None else silent)
         self._inside_pass = True
+        self._arrivals = Arrivals(params) if divisor > 1 else None  # of a list of the user's closures
         try:
             values = []
             for number, closure in enumerate(closures, start=1):
-                averaged = last and number == len(closures)
-                self._adds_up = self._has_gradients_of_earlier_closures()
-                with torch.enable_grad(), self._sync.during(ascent=phase == "ascent", last=averaged):
+                averaged = last and number == len(closures) and not (phase == "ascent" and self._sync.is_local)
+                held = self._gradients_of_earlier_closures(params)
+                if averaged and self._sync.wants_zeros:
+                    gradients.fill(params)
+                with torch.enable_grad(), self._sync.during(averaged=averaged):
                     value = closure()
                 values.append(value.detach() if isinstance(value, Tensor) else value)
                 self._refuse_gradients_of_before()
+                self._refuse_cleared(held)
         finally:
-            self._inside_pass = self._adds_up = False
+            if self._arrivals is not None:
+                self._arrivals.close()
+            self._inside_pass, self._adds_up, self._arrivals = False, False, None
             self.criterion.silent = False
+        if self._sync.wants_zeros:
+            gradients.drop_zeros(params)
         if not may_be_idle:
             self._require_gradients("step()", "the closure")
         gradients.scale_(self._parameters(), 1 / divisor)
         return values
-
-    def _run_closure(self, closure: Closure) -> Any:
-        """A closure of the user's, which adds its gradients to those of the closures before it in a list."""
-        params = self._parameters()
-        self._earlier = Earlier(params) if self._pass_began_clear and self._adds_up else None
-        try:
-            value = self.criterion.run(closure)
-            if self._earlier is not None and self._earlier.cleared:
-                raise RuntimeError(
-                    "a closure has cleared the gradients of those before it in the list, which add up to one step. "
-                    "Clear by optimizer.zero_grad(), which knows of them, or not at all"
-                )
-            return value
-        finally:
-            if self._earlier is not None:
-                self._earlier.close()
-            self._earlier = None
 
     @torch.no_grad()
     def _ascend(self) -> None:
@@ -493,9 +483,9 @@ class SharpnessAware(Wrapper):
         except BaseException:
             self.restore()
             raise
-        self.base.zero_grad(set_to_none=not self._sync.needs_gradients_of_ascent)
-        if self._sync.needs_gradients_of_ascent:
-            gradients.mark(self._parameters(), "zeros")
+        self.base.zero_grad(set_to_none=True)
+        if self._sync.wants_zeros:
+            gradients.fill(self._parameters())
 
     @torch.no_grad()
     def _save(self, buckets: list[Bucket]) -> None:
@@ -514,8 +504,8 @@ class SharpnessAware(Wrapper):
         self._weights.restore()  # last, for a buffer may share memory with a weight
         self._sync.forget_gathered()
         torch.clear_autocast_cache()
-        if self._sync.needs_gradients_of_ascent:
-            gradients.drop(self._parameters(), "zeros")
+        if self._sync.wants_zeros:
+            gradients.drop_zeros(self._parameters())
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -557,9 +547,13 @@ class SharpnessAware(Wrapper):
     def _has_radius(self) -> bool:
         return not all(is_zero(group["rho"]) for group in self.param_groups)
 
-    def _has_gradients_of_earlier_closures(self) -> bool:
-        params = self._parameters()
-        return gradients.present(params) and not gradients.are_as_marked(params)  # zeros are none
+    def _gradients_of_earlier_closures(self, params: list[Tensor]) -> list[Tensor]:
+        """Who has some, of those that are added to; noted, so that `zero_grad` leaves them."""
+        self._adds_up = gradients.present(params) and not gradients.are_as_marked(params)  # zeros are none
+        if self._arrivals is None or not (self._adds_up and self._pass_began_clear):
+            return []
+        self._arrivals.forget()
+        return [param for param in params if param.grad is not None]
 
     def _take(self, params: list[Tensor]) -> Gradients:
         return gradients.take(params, copied=self._sync.reuses_gradient_memory)
@@ -574,10 +568,17 @@ class SharpnessAware(Wrapper):
             raise RuntimeError(f"{method} needs gradients, which torch.inference_mode() rules out: leave that first")
 
     def _refuse_to_clear_half(self) -> None:
-        if self._earlier is not None and self._earlier.grew:
+        if self._arrivals is not None and self._arrivals.added:
             raise RuntimeError(
                 "zero_grad() found gradients of this closure added to those of the closures before it, and cannot tell "
                 "them apart. Have the first backward pass leave none, by torch.autograd.grad, or give one closure"
+            )
+
+    def _refuse_cleared(self, held: Sequence[Tensor]) -> None:
+        if self._arrivals is not None and any(param in self._arrivals.first for param in held):
+            raise RuntimeError(
+                "a closure has cleared the gradients of those before it in the list, which add up to one step. Clear "
+                "by optimizer.zero_grad(), which knows of them, or not at all"
             )
 
     def _forget_before(self) -> None:
@@ -628,6 +629,16 @@ class Prepared:
     """A whole step, on its way through `step`, so that hooks and schedulers see that there is one."""
 
     run: Callable[[], Any]
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Of what the closures of a list returned; what cannot be added up is the first one's."""
+    if len(values) == 1 or values[0] is None:
+        return values[0]
+    try:
+        return sum(values) / len(values)
+    except TypeError:
+        return values[0]
 
 
 def _is_compiled(model: nn.Module | None) -> bool:

@@ -119,8 +119,8 @@ class GradientSync:
                 'sharpness="local" keeps DistributedDataParallel from averaging the ascent gradient, and needs to see '
                 "it: give the wrapped model, as in SAM(base, DistributedDataParallel(model))"
             )
-        self._local = sharpness != "global" and not self._sharded
-        if self._local and any(replica.static_graph for replica in self._replicas):
+        self.is_local = sharpness != "global" and not self._sharded
+        if self.is_local and any(replica.static_graph for replica in self._replicas):
             raise ValueError(
                 "DistributedDataParallel with static_graph=True averages in its first pass, which is an ascent that "
                 'each rank makes by itself: use sharpness="global", or leave static_graph away'
@@ -139,12 +139,12 @@ class GradientSync:
     @property
     def perturbs_each_rank(self) -> bool:
         """Whether each rank has a perturbation of its own, or there is one rank only."""
-        return not self._sharded and (self._local or ranks() == 1)
+        return not self._sharded and (self.is_local or ranks() == 1)
 
     @property
     def leaves_ascent_to_each_rank(self) -> bool:
         """Whether the gradients of an ascent pass differ between ranks."""
-        return bool(self._replicas) and self._local and ranks() > 1
+        return bool(self._replicas) and self.is_local and ranks() > 1
 
     @property
     def averages(self) -> bool:
@@ -152,10 +152,10 @@ class GradientSync:
         return ranks() == 1 or bool(self._replicas) or self._sharded
 
     @property
-    def needs_gradients_of_ascent(self) -> bool:
-        """Whether who had a gradient in the ascent has to have one after it: DistributedDataParallel, told that not all
-        are used in each pass, has noted the use and averages what it then takes to be there."""
-        return self._local and any(replica.find_unused_parameters for replica in self._replicas)
+    def wants_zeros(self) -> bool:
+        """Whether parameters must have a gradient before a pass that averages, be it zeros: of one that an ascent has
+        used, which did not average, DistributedDataParallel believes that it has one."""
+        return self.is_local and any(replica.find_unused_parameters for replica in self._replicas)
 
     def forget_gathered(self) -> None:
         """The weights were moved: what FSDP2 has gathered of them is out of date."""
@@ -172,10 +172,10 @@ class GradientSync:
         _average_(dense, self._replicas[0].process_group)
         return whole
 
-    def during(self, *, ascent: bool, last: bool) -> AbstractContextManager[Any]:
-        """The context of one forward-backward; `last` of those whose gradients add up to one pass."""
+    def during(self, *, averaged: bool) -> AbstractContextManager[Any]:
+        """The context of one forward-backward: whether its gradients, and those they are added to, are averaged."""
         stack = ExitStack()
-        if not last or (ascent and self._local):
+        if not averaged:
             for replica in self._replicas:
                 stack.enter_context(replica.no_sync())
         return stack

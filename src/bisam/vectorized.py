@@ -61,9 +61,11 @@ class Vectorized:
         try:
             gradients, (_, logits) = run(params, self.x, self.y)
             if buffers.are_replaced():
-                buffers.restore()
                 raise RuntimeError("the forward pass puts another tensor in the place of a buffer")
-        except RuntimeError as error:
+        except BaseException as error:
+            buffers.restore()
+            if not isinstance(error, RuntimeError):
+                raise
             raise RuntimeError(
                 f"the micro-batches cannot run as one batched computation: {error}. Use vectorize=False, which runs "
                 "them one after the other (batch norm, for one, needs that)"

@@ -100,7 +100,9 @@ class Wrapper(torch.optim.Optimizer):
         sharpness = state_dict.get("sharpness", {"steps": 0, "memory": {}})
         steps, params = int(sharpness["steps"]), self._parameters()
         memories = {name: Memory.from_state_dict(entry, params) for name, entry in sharpness["memory"].items()}
+        self._keep_options()
         self.base.load_state_dict({key: value for key, value in state_dict.items() if key != "sharpness"})
+        self._put_options_back()  # again, for a base with a way of its own to load runs no hooks
         self._steps = steps
         for name, part in self._parts_with_memory().items():
             part.memory = memories.get(name, Memory())
