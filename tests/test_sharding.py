@@ -1,5 +1,6 @@
 """Data-parallel and sharded training, in two real processes, against one process that does the same by itself."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -241,12 +242,13 @@ def train_branches():
             for seed in range(STEPS):
                 optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
             results[variant, which] = weights_of(model)
-    for variant in ("SAM", "GSAM(log)"):
+    for variant, sharpness in itertools.product(("SAM", "GSAM(log)"), ("local", "global")):
         model = DistributedDataParallel(Branches("first"), find_unused_parameters=True)
-        optimizer = VARIANTS[variant](torch.optim.SGD(model.parameters(), lr=0.1), model, micro_batch=4)
-        for seed in range(STEPS):
+        base = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = VARIANTS[variant](base, model, micro_batch=4, sharpness=sharpness)
+        for seed in range(2 * STEPS):
             optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
-        results[variant, "first"] = weights_of(model)
+        results[variant, "first", sharpness] = weights_of(model)
     groups = [dist.new_group([rank]) for rank in range(ranks.RANKS)]
     for variant in ("GSAM", "LookSAM"):
         _, optimizer = build_replicas(variant, wrap={"process_group": groups[dist.get_rank()]})
@@ -267,8 +269,8 @@ def test_ranks_may_use_other_parameters_in_other_passes_and_other_groups():
     for variant in ("SAM", "GSAM", "LookSAM"):
         for which in ("rank", "pass"):
             assert_identical(first[variant, which], second[variant, which])
-    for variant in ("SAM", "GSAM(log)"):
-        assert_identical(first[variant, "first"], second[variant, "first"])
+    for case in itertools.product(("SAM", "GSAM(log)"), ["first"], ("local", "global")):
+        assert_identical(first[case], second[case])
     model = Branches("pass")
     optimizer = VARIANTS["SAM"](torch.optim.SGD(model.parameters(), lr=0.1), model, micro_batch=8)
     for seed in range(STEPS):

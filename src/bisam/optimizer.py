@@ -354,8 +354,9 @@ class SharpnessAware(Wrapper):
                 random.restore()
             if before_ascent is not None:
                 gradients.put(params, before_ascent)  # what the parts before have left; this one's adds up in place
-            self._pass("descent", closures, part.divisor, last=number == len(work))
-            self._bring_back(last=number == len(work))
+            last = number == len(work)
+            self._pass("descent", closures, part.divisor, last=last or self._sync.averages_what_is_used)
+            self._bring_back(last=last)
         if at_weights is not None and self._sync.leaves_ascent_to_each_rank and not own_pass:
             at_weights = self._sync.average_(params, at_weights)
         if at_weights is not None and scaling.is_unscaled(self.scaler, self):

@@ -152,10 +152,16 @@ class GradientSync:
         return ranks() == 1 or bool(self._replicas) or self._sharded
 
     @property
+    def averages_what_is_used(self) -> bool:
+        """Whether DistributedDataParallel averages those alone that were used since it last did: then each part of a
+        step that has passes in between is to be averaged by itself."""
+        return any(replica.find_unused_parameters for replica in self._replicas)
+
+    @property
     def wants_zeros(self) -> bool:
         """Whether parameters must have a gradient before a pass that averages, be it zeros: of one that an ascent has
         used, which did not average, DistributedDataParallel believes that it has one."""
-        return self.is_local and any(replica.find_unused_parameters for replica in self._replicas)
+        return self.is_local and self.averages_what_is_used
 
     def forget_gathered(self) -> None:
         """The weights were moved: what FSDP2 has gathered of them is out of date."""
