@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -122,48 +121,3 @@ def drop_zeros(params: Iterable[Tensor]) -> None:
 
 def _version(gradient: Tensor) -> int:
     return getattr(gradient, "_local_tensor", gradient)._version
-
-
-class Arrivals:
-    """What backward passes add to the gradients of parameters, and whether there was one to add it to."""
-
-    def __init__(self, params: Iterable[Tensor]) -> None:
-        self.added: set[Tensor] = set()
-        """Whose gradient was made or added to."""
-        self.first: set[Tensor] = set()
-        """Those that had none when one came, for them or for whoever asked by `autograd.grad`."""
-        self._handles = []
-        for param in params:
-            if param.requires_grad:
-                self._handles.append(param.register_hook(partial(self._arrives, param)))  # type: ignore[no-untyped-call]
-                self._handles.append(param.register_post_accumulate_grad_hook(self.added.add))  # type: ignore[no-untyped-call]
-
-    def forget(self) -> None:
-        self.added.clear()
-        self.first.clear()
-
-    def close(self) -> None:
-        """Look no more."""
-        for handle in self._handles:
-            handle.remove()
-
-    def _arrives(self, param: Tensor, _: Tensor) -> None:
-        if param.grad is None:
-            self.first.add(param)
-
-
-class Before:
-    """Gradients from before a pass, which it must clear: whether new ones were added to them, or any is left."""
-
-    def __init__(self, params: Iterable[Tensor]) -> None:
-        self._held = {param: param.grad for param in params if param.grad is not None}
-        self._arrivals = Arrivals(self._held)
-
-    def are_cleared(self) -> bool:
-        cleared, added = self._arrivals.first, self._arrivals.added
-        left = any(param.grad is gradient and param not in cleared for param, gradient in self._held.items())
-        return not left and added <= cleared
-
-    def close(self) -> None:
-        """Look no more."""
-        self._arrivals.close()

@@ -27,8 +27,9 @@ from bisam.checks import (
     check_vectorize,
     warn_unless_asked,
 )
+from bisam.clearing import Clearing
 from bisam.criterion import Criterion, Phase, Telemetry
-from bisam.gradients import Arrivals, Before, Gradients
+from bisam.gradients import Gradients
 from bisam.merge import Merge, Perturbed
 from bisam.objectives import Objective
 from bisam.perturbation import Ball, Bucket, Perturbation, into_buckets, is_zero
@@ -119,11 +120,7 @@ class SharpnessAware(Wrapper):
         self.base = base
         self.model = model
         self._weights = Snapshot()
-        self._inside_pass = False
-        self._pass_began_clear = True
-        self._adds_up = False
-        self._arrivals: Arrivals | None = None
-        self._before: Before | None = None
+        self._clearing = Clearing()
         self._fixed_radii: list[Tensor] | None = None
         super().__init__(base)
 
@@ -149,14 +146,12 @@ class SharpnessAware(Wrapper):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. In a closure of `step` those of the closures before it in a list stay: they add up."""
-        if self._inside_pass and self._adds_up and self._pass_began_clear:
-            self._refuse_to_clear_half()
+        if self._clearing.keeps_gradients():
             return
-        set_to_none = set_to_none and not (self._sync.wants_zeros and (self._perturbed or self._inside_pass))
+        set_to_none = set_to_none and not (self._sync.wants_zeros and (self._perturbed or self._clearing.inside_pass))
         gradients.unmark(self._parameters())
         self.base.zero_grad(set_to_none)
-        self._pass_began_clear, self._adds_up = True, False
-        self._forget_before()
+        self._clearing.note_cleared()
         if not set_to_none:
             gradients.mark(self._parameters(), "zeros")
 
@@ -299,9 +294,7 @@ class SharpnessAware(Wrapper):
             torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
             if gradients.are_as_marked(params):
                 self.zero_grad()
-            self._pass_began_clear = not gradients.present(params)
-            if not self._pass_began_clear:
-                self._before = Before(params)
+            self._clearing.begin_step(params)
             if self._perturbs():
                 values = self._run_perturbed(work, params)
             else:
@@ -318,11 +311,11 @@ class SharpnessAware(Wrapper):
             self.restore()
             scaling.forget(self.scaler, self)
             self._buffers.forget()
-            if self._pass_began_clear:  # what a broken pass left is of no use
+            if self._clearing.began_clear:  # what a broken pass left is of no use
                 self.zero_grad()
             raise
         finally:
-            self._forget_before()
+            self._clearing.end_step()
             self.criterion.finish()
         return values
 
@@ -437,24 +430,19 @@ class SharpnessAware(Wrapper):
         """Run all closures of one phase; their gradients, over the divisor, add up in `.grad`."""
         params = self._parameters()
         self.criterion.enter(phase, silent=self.criterion.silent if silent is None else silent)
-        self._inside_pass = True
-        self._arrivals = Arrivals(params) if divisor > 1 else None  # of a list of the user's closures
+        values = []
         try:
-            values = []
-            for number, closure in enumerate(closures, start=1):
-                averaged = last and number == len(closures) and not (phase == "ascent" and self._sync.is_local)
-                held = self._gradients_of_earlier_closures(params)
-                if averaged and self._sync.wants_zeros:
-                    gradients.fill(params)
-                with torch.enable_grad(), self._sync.during(averaged=averaged):
-                    value = closure()
-                values.append(value.detach() if isinstance(value, Tensor) else value)
-                self._refuse_gradients_of_before()
-                self._refuse_cleared(held)
+            with self._clearing.during_pass(params, listed=divisor > 1):
+                for number, closure in enumerate(closures, start=1):
+                    averaged = last and number == len(closures) and not (phase == "ascent" and self._sync.is_local)
+                    self._clearing.begin_closure(params)
+                    if averaged and self._sync.wants_zeros:
+                        gradients.fill(params)
+                    with torch.enable_grad(), self._sync.during(averaged=averaged):
+                        value = closure()
+                    values.append(value.detach() if isinstance(value, Tensor) else value)
+                    self._clearing.end_closure()
         finally:
-            if self._arrivals is not None:
-                self._arrivals.close()
-            self._inside_pass, self._adds_up, self._arrivals = False, False, None
             self.criterion.silent = False
         if self._sync.wants_zeros:
             gradients.drop_zeros(params)
@@ -548,14 +536,6 @@ class SharpnessAware(Wrapper):
     def _has_radius(self) -> bool:
         return not all(is_zero(group["rho"]) for group in self.param_groups)
 
-    def _gradients_of_earlier_closures(self, params: list[Tensor]) -> list[Tensor]:
-        """Who has some, of those that are added to; noted, so that `zero_grad` leaves them."""
-        self._adds_up = gradients.present(params) and not gradients.are_as_marked(params)  # zeros are none
-        if self._arrivals is None or not (self._adds_up and self._pass_began_clear):
-            return []
-        self._arrivals.forget()
-        return [param for param in params if param.grad is not None]
-
     def _take(self, params: list[Tensor]) -> Gradients:
         return gradients.take(params, copied=self._sync.reuses_gradient_memory)
 
@@ -567,34 +547,6 @@ class SharpnessAware(Wrapper):
     def _refuse_inference(self, method: str) -> None:
         if torch.is_inference_mode_enabled():
             raise RuntimeError(f"{method} needs gradients, which torch.inference_mode() rules out: leave that first")
-
-    def _refuse_to_clear_half(self) -> None:
-        if self._arrivals is not None and self._arrivals.added:
-            raise RuntimeError(
-                "zero_grad() found gradients of this closure added to those of the closures before it, and cannot tell "
-                "them apart. Have the first backward pass leave none, by torch.autograd.grad, or give one closure"
-            )
-
-    def _refuse_cleared(self, held: Sequence[Tensor]) -> None:
-        if self._arrivals is not None and any(param in self._arrivals.first for param in held):
-            raise RuntimeError(
-                "a closure has cleared the gradients of those before it in the list, which add up to one step. Clear "
-                "by optimizer.zero_grad(), which knows of them, or not at all"
-            )
-
-    def _forget_before(self) -> None:
-        if self._before is not None:
-            self._before.close()
-        self._before = None
-
-    def _refuse_gradients_of_before(self) -> None:
-        if self._before is not None and not self._before.are_cleared():
-            raise RuntimeError(
-                "step() found gradients from before it, and the closure did not clear them. Gradients cannot be "
-                "accumulated outside, because the second pass would miss them: give step() a list of closures, one for "
-                "each micro-batch, or use minimize(x, y, accumulate=n). If they are left over, call zero_grad() first."
-            )
-        self._forget_before()
 
     def _refuse_leftovers(self) -> None:
         if gradients.any_marked(self._parameters(), "of the last step"):
@@ -622,7 +574,7 @@ class SharpnessAware(Wrapper):
         self._refuse_while_perturbed("copying or pickling")
         state = {name: value for name, value in self.__dict__.items() if "_hooks" not in name and name != "step"}
         own = {"_weights": Snapshot(), "_buffers": BufferSnapshot(self.model)}
-        return {**state, **own, "_before": None}
+        return {**state, **own, "_clearing": Clearing()}
 
 
 @dataclass
