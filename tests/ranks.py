@@ -1,29 +1,101 @@
-"""Two real processes, joined by gloo."""
+"""Two real processes, joined by gloo, which run one function after the other."""
 
+import atexit
 import os
+import pickle
 import tempfile
-from pathlib import Path
+import traceback
+from multiprocessing import connection
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 2
+LIMIT, GRACE = 120, 5
+"""Seconds that a function may take, and that others may go on when one has failed: they may wait for it for ever."""
+
+
+class _Pool:
+    """Starting takes longer than most of what is run, so the processes stay until one of them fails."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        context = mp.get_context("spawn")
+        self._processes, self._pipes = [], []
+        for rank in range(RANKS):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self._folder.name, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def run(self, function, args) -> list:
+        for pipe in self._pipes:
+            pipe.send_bytes(pickle.dumps((function, args)))
+        answers: dict[int, tuple] = {}
+        while len(answers) < RANKS:
+            failed = any(text for text, _ in answers.values())
+            waited_for = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in answers}
+            ready = connection.wait(waited_for, GRACE if failed else LIMIT)
+            for pipe in ready or waited_for:
+                answers[waited_for[pipe]] = self._answer(waited_for[pipe]) if ready else ("no answer", None)
+        failures = [f"rank {rank}: {text}" for rank, (text, _) in sorted(answers.items()) if text]
+        if failures:
+            raise RuntimeError("\n".join(failures))
+        return [answers[rank][1] for rank in range(RANKS)]
+
+    def _answer(self, rank: int) -> tuple:
+        try:
+            return pickle.loads(self._pipes[rank].recv_bytes())
+        except EOFError:
+            self._processes[rank].join(GRACE)
+            return f"it ended with exit code {self._processes[rank].exitcode}", None
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+        self._folder.cleanup()
+
+
+_pool: _Pool | None = None
 
 
 def run(function, *args) -> list:
-    """What function(*args) returns on each rank. It must be importable: the processes are fresh ones."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (folder, function, args), nprocs=RANKS)
-        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
+    """What function(*args) returns on each rank. It must be importable: the processes are others."""
+    global _pool
+    if _pool is None:
+        _pool = _Pool()
+        atexit.register(_close)
+    try:
+        return _pool.run(function, args)
+    except BaseException:
+        _close()
+        raise
 
 
-def _rank(rank: int, folder: str, function, args) -> None:
+def _close() -> None:
+    global _pool
+    if _pool is not None:
+        _pool.close()
+    _pool = None
+
+
+def _serve(rank: int, folder: str, pipe) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
-    torch.save(function(*args), Path(folder) / f"{rank}.pt")
-    dist.barrier()  # nobody leaves while another still listens
-    os._exit(0)  # gloo's threads now and then abort the interpreter's own way out
+    while True:
+        try:
+            function, args = pickle.loads(pipe.recv_bytes())
+        except EOFError:  # whoever asked is gone
+            os._exit(0)
+        try:
+            answer = "", function(*args)
+            dist.barrier()  # nobody goes on while another still listens
+        except BaseException:
+            answer = traceback.format_exc(), None
+        pipe.send_bytes(pickle.dumps(answer))
 
 
 def mine(whole: torch.Tensor) -> torch.Tensor:
