@@ -23,7 +23,7 @@ class Clearing:
         """Whether the step found no gradients, or those that it found were cleared."""
         self._before: Before | None = None
         self._adds_up = False
-        self._held: list[Tensor] = []
+        self._held: dict[Tensor, tuple[int, int]] = {}
         self._arrivals: Arrivals | None = None
 
     def begin_step(self, params: Sequence[Tensor]) -> None:
@@ -38,19 +38,21 @@ class Clearing:
     def during_pass(self, params: Sequence[Tensor], *, listed: bool) -> Iterator[None]:
         """Around the closures of a pass; `listed` are several of the user's, which are looked after."""
         self.inside_pass = True
-        self._arrivals = Arrivals(params) if listed else None
+        trained = [param for param in params if param.requires_grad] if listed else []
+        # two stand for all, which are cleared together; to watch each would cost a call for each of its gradients
+        self._arrivals = Arrivals({*trained[:1], *trained[-1:]}) if listed else None
         try:
             yield
         finally:
             if self._arrivals is not None:
                 self._arrivals.close()
-            self.inside_pass, self._adds_up, self._held, self._arrivals = False, False, [], None
+            self.inside_pass, self._adds_up, self._held, self._arrivals = False, False, {}, None
 
     def begin_closure(self, params: Sequence[Tensor]) -> None:
         self._adds_up = gradients.present(params) and not gradients.are_as_marked(params)  # zeros are none
         if self._arrivals is not None:
             self._arrivals.forget()
-            self._held = [param for param in params if param.grad is not None] if self._keeps else []
+            self._held = gradients.versions(params) if self._keeps else {}
 
     def end_closure(self) -> None:
         if self._before is not None and not self._before.are_cleared():
@@ -68,7 +70,7 @@ class Clearing:
 
     def keeps_gradients(self) -> bool:
         """Whether `zero_grad` is to leave them."""
-        if self._keeps and self._arrivals is not None and self._arrivals.added:
+        if self._keeps and self._held and gradients.versions(self._held) != self._held:
             raise RuntimeError(
                 "zero_grad() found gradients of this closure added to those of the closures before it, and cannot tell "
                 "them apart. Have the first backward pass leave none, by torch.autograd.grad, or give one closure"

@@ -104,6 +104,11 @@ def any_marked(params: Iterable[Tensor], what: str) -> bool:
     return any(param.grad is not None and getattr(param.grad, _MARK, ("", None))[0] == what for param in params)
 
 
+def versions(params: Iterable[Tensor]) -> dict[Tensor, tuple[int, int]]:
+    """Which gradient each has, of those that have one, and how often it was written to: another one if any changed."""
+    return {param: (id(param.grad), _version(param.grad)) for param in params if param.grad is not None}
+
+
 def fill(params: Iterable[Tensor]) -> None:
     """Zeros, marked as such, for those that have none."""
     missing = [param for param in params if param.grad is None and param.requires_grad]
@@ -120,4 +125,6 @@ def drop_zeros(params: Iterable[Tensor]) -> None:
 
 
 def _version(gradient: Tensor) -> int:
+    if type(gradient) is Tensor:  # asking a tensor for what it has not is slow
+        return gradient._version
     return getattr(gradient, "_local_tensor", gradient)._version

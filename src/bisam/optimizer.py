@@ -146,14 +146,15 @@ class SharpnessAware(Wrapper):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. In a closure of `step` those of the closures before it in a list stay: they add up."""
-        if self._clearing.keeps_gradients():
+        params, inside_pass = self._parameters(), self._clearing.inside_pass
+        if self._clearing.keeps_gradients() or (inside_pass and not gradients.present(params)):
             return
-        set_to_none = set_to_none and not (self._sync.wants_zeros and (self._perturbed or self._clearing.inside_pass))
-        gradients.unmark(self._parameters())
+        set_to_none = set_to_none and not (self._sync.wants_zeros and (self._perturbed or inside_pass))
+        gradients.unmark(params)
         self.base.zero_grad(set_to_none)
         self._clearing.note_cleared()
         if not set_to_none:
-            gradients.mark(self._parameters(), "zeros")
+            gradients.mark(params, "zeros")
 
     # The step, in its three forms.
 
