@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,24 +39,17 @@ class Wrapper(torch.optim.Optimizer):
             setattr(self, name, getattr(self.base, name))
         this = weakref.ref(self)
 
-        def refuse_while_perturbed(*_: Any) -> None:
-            wrapper = this()
-            if wrapper is not None:
-                wrapper._refuse_while_perturbed("the base optimizer's step()")
+        def told(method: Callable[[Wrapper], None]) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                wrapper = this()
+                if wrapper is not None:
+                    method(wrapper)
 
-        def keep_options(*_: Any) -> None:
-            wrapper = this()
-            if wrapper is not None:
-                wrapper._keep_options()
+            return hook
 
-        def put_options_back(*_: Any) -> None:
-            wrapper = this()
-            if wrapper is not None:
-                wrapper._put_options_back()
-
-        self.base.register_step_pre_hook(refuse_while_perturbed)
-        self.base.register_load_state_dict_pre_hook(keep_options)
-        self.base.register_load_state_dict_post_hook(put_options_back, prepend=True)
+        self.base.register_step_pre_hook(told(Wrapper._refuse_step_of_base))
+        self.base.register_load_state_dict_pre_hook(told(Wrapper._keep_options))
+        self.base.register_load_state_dict_post_hook(told(Wrapper._put_options_back), prepend=True)
 
     # What is the base optimizer's is this optimizer's: one list of groups, one state, whoever replaces them.
 
@@ -173,6 +167,9 @@ class Wrapper(torch.optim.Optimizer):
                 f"{method} called between ascend() and descend(): the weights are perturbed now. Call descend() first, "
                 "or restore() to give the step up."
             )
+
+    def _refuse_step_of_base(self) -> None:
+        self._refuse_while_perturbed("the base optimizer's step()")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

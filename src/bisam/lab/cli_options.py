@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -69,7 +68,7 @@ def told_in_a_line() -> Iterator[None]:
         raise typer.Exit(130) from None
     except (DataError, ValueError, records.RunInUse, records.RecordError, CheckpointError, OSError) as error:
         told = str(error)
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # which any look at a path may raise
+        if isinstance(error, OSError) and error.filename is not None:  # as any look at a path may raise it
             told = explained(error, f"cannot use {error.filename}")
         _say_as_it_is(f"Error: {told}")
         raise typer.Exit(1) from None

@@ -1,0 +1,127 @@
+"""What closures may clear: gradients from before a step, those of their own, never each other's."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from family import assert_identical, batch, build, closure_of, mlp, tensors
+
+
+def test_gradients_accumulated_before_a_step_are_never_lost_in_silence():
+    """As a framework does that accumulates by calling closures and stepping with the last one."""
+    model, optimizer = build(net=mlp)
+    first, last = batch(0), batch(1)
+
+    def backward(x, y):
+        loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        return loss
+
+    backward(*first)
+    weights = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match=r"found gradients from before.*list of closures.*zero_grad"):
+        optimizer.step(lambda: backward(*last))
+    assert_identical([p.detach() for p in model.parameters()], weights)
+    assert all(p.grad is not None for p in model.parameters())
+    optimizer.step(closure_of(model, optimizer, *last))  # this closure clears them, as torch's convention has it
+    twin, twin_optimizer = build(net=mlp)
+    twin_optimizer.minimize(*last)
+    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+
+def attacked(model, optimizer, x, y, clear):
+    """Training on samples that a first backward pass of the closure has moved to where the loss is larger."""
+
+    def closure():
+        optimizer.zero_grad()
+        moved = x.clone().requires_grad_()
+        F.cross_entropy(model(moved), y).backward()
+        clear()
+        loss = optimizer.criterion(model(x + 0.1 * moved.grad.sign()), y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@pytest.mark.parametrize("variant_name", ["SAM", "BiSAM(log)"])
+def test_gradients_of_a_first_backward_pass_in_a_closure_can_be_cleared_either_way(variant_name):
+    results = []
+    for way in ("optimizer", "model", "none was left"):
+        model, optimizer = build(variant_name, net=mlp, dtype=torch.float64)
+        x, y = batch(dtype=torch.float64)
+        clear = {"optimizer": optimizer.zero_grad, "model": model.zero_grad, "none was left": lambda: None}[way]
+        if way == "none was left":
+
+            def closure(model=model, optimizer=optimizer, x=x, y=y):
+                moved = x.clone().requires_grad_()
+                (slope,) = torch.autograd.grad(F.cross_entropy(model(moved), y), moved)
+                loss = optimizer.criterion(model(x + 0.1 * slope.sign()), y)
+                loss.backward()
+                return loss
+
+        else:
+            closure = attacked(model, optimizer, x, y, clear)
+        optimizer.step(closure)
+        results.append([p.detach() for p in model.parameters()])
+    assert_identical(results[0], results[2])
+    assert_identical(results[1], results[2])
+
+
+def test_what_a_closure_of_a_list_may_not_clear_is_an_error_that_changes_nothing():
+    for way, words in (("optimizer", "cannot tell them apart"), ("model", "which add up to one step")):
+        model, optimizer = build("SAM", net=mlp)
+        clear = optimizer.zero_grad if way == "optimizer" else model.zero_grad
+        closures = [attacked(model, optimizer, *batch(seed), clear) for seed in range(2)]
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(RuntimeError, match=words):
+            optimizer.step(closures)
+        assert_identical([p.detach() for p in model.parameters()], before)
+
+
+def test_a_closure_of_a_list_may_ask_for_gradients_before_it_clears():
+    """A penalty on the norm of the gradient, as it is usually written."""
+    results = []
+    for clear in (True, False):
+        model, optimizer = build("SAM", net=mlp, dtype=torch.float64)
+
+        def closure(x, y, model=model, optimizer=optimizer, clear=clear):
+            loss = optimizer.criterion(model(x), y)
+            slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            if clear:
+                optimizer.zero_grad()
+            (loss + sum(slope.square().sum() for slope in slopes)).backward()
+            return loss.detach().numpy()
+
+        value = optimizer.step([partial(closure, *batch(seed, dtype=torch.float64)) for seed in range(3)])
+        results.append([*(p.detach() for p in model.parameters()), torch.as_tensor(value)])
+    assert_identical(*results)
+
+
+@pytest.mark.parametrize("whose", ["base", "model"])
+def test_a_list_of_closures_that_clear_each_other_s_gradients_is_an_error(whose):
+    model, optimizer = build(net=mlp)
+
+    def closure(x, y):
+        (optimizer.base if whose == "base" else model).zero_grad()
+        loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match=r"cleared the gradients of those before it.*optimizer.zero_grad\(\)"):
+        optimizer.step([partial(closure, *batch(seed)) for seed in range(2)])
+    optimizer.step(partial(closure, *batch()))  # one by itself may
+
+
+def test_a_list_of_closures_that_return_more_than_a_loss_is_a_step_all_the_same():
+    model, optimizer = build("SAM", net=mlp)
+
+    def closure(x, y):
+        optimizer.zero_grad()
+        loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        return loss, "more"
+
+    assert optimizer.step([partial(closure, *batch(seed)) for seed in range(2)])[1] == "more"
