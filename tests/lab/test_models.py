@@ -138,19 +138,41 @@ def test_the_seed_decides_the_weights(name):
     assert not any(torch.equal(first[key], other[key]) for key in first if first[key].ndim > 1)
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_convolutions_start_with_variance_two_over_fan_out(name):
-    model = build(name, 10)
-    for module in model.modules():
+def has_std(weight, expected):
+    """Within five standard deviations of a sample's deviation."""
+    return weight.std().item() == pytest.approx(expected, rel=5 / math.sqrt(2 * weight.numel()))
+
+
+INITIAL = {
+    "resnet20": lambda fan_in, fan_out: math.sqrt(2 / fan_in),
+    "wrn28-2": lambda fan_in, fan_out: math.sqrt(2 / fan_in),
+    "vgg19bn": lambda fan_in, fan_out: math.sqrt(2 / fan_out),
+    "digitsnet": lambda fan_in, fan_out: math.sqrt(2 / fan_out),
+    "resnet50": lambda fan_in, fan_out: math.sqrt(2 / fan_out),
+    "densenet121": lambda fan_in, fan_out: math.sqrt(1 / (3 * fan_in)),  # torch's: uniform within ±1/√fan_in
+}
+
+
+@pytest.mark.parametrize("name", INITIAL)
+def test_convolutions_start_as_in_the_authors_code(name):
+    for module in build(name, 10).modules():
         if isinstance(module, nn.Conv2d):
-            out, _, height, width = module.weight.shape
-            expected = math.sqrt(2 / (out * height * width))
-            spread = 5 / math.sqrt(2 * module.weight.numel())  # five standard deviations of a sample's
-            assert module.weight.std().item() == pytest.approx(expected, rel=spread)
+            outputs, inputs, height, width = module.weight.shape
+            assert has_std(module.weight, INITIAL[name](inputs * height * width, outputs * height * width))
+            assert module.bias is None or not module.bias.any()
         elif isinstance(module, nn.BatchNorm2d):
             assert module.weight.eq(1).all()
-        if getattr(module, "bias", None) is not None:
             assert not module.bias.any()
+
+
+def test_linear_layers_start_as_in_the_authors_code():
+    assert has_std(build("resnet20", 100).classifier.weight, math.sqrt(2 / 64))  # He, fan in
+    wide = build("wrn28-2", 10).classifier
+    assert not wide.weight.any()
+    assert not wide.bias.any()
+    for linear in (build("densenet121", 100).classifier, build("vgg19bn", 10).classifier[1]):
+        assert has_std(linear.weight, math.sqrt(1 / (3 * linear.in_features)))  # torch's
+        assert linear.bias.any()
 
 
 @pytest.mark.parametrize("name", SMALL)

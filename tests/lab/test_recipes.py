@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import bisam
 from bisam.lab.cli import app
 from bisam.lab.recipes import RECIPES, find
 
@@ -36,6 +38,22 @@ def folder(tmp_path, hub_layout):
     make("cifar100", 32, ("img", "fine_label"), 100, {"train": 60, "test": 12})
     make("imagenet", 64, ("image", "label"), 1000, {"train": 12, "validation": 4})
     return tmp_path
+
+
+@pytest.mark.parametrize(("table", "classes"), [("cifar10", 10), ("cifar100", 100)])
+def test_label_smoothing_is_that_of_the_authors_code(table, classes):
+    """Which has 0.1/(K − 1) on each wrong class and 0.9 on the right one."""
+    (config,) = find(f"{table}/vgg19bn/sam").cells.values()
+    logits, labels = torch.randn(7, classes, dtype=torch.float64), torch.randint(classes, (7,))
+    targets = torch.full_like(logits, 0.1 / (classes - 1)).scatter(1, labels[:, None], 0.9)
+    expected = -(targets * logits.log_softmax(1)).sum(1).mean()
+    ours = bisam.CrossEntropy(label_smoothing=config.label_smoothing)(logits, labels)
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)  # the recipe rounds to six digits
+
+
+@pytest.mark.parametrize("table", ["cifar10", "cifar100", "adaptive", "efficient", "label_noise"])
+def test_the_tables_of_cifar_cut_16_by_16_out_of_half_of_the_images(table):
+    assert {(config.cutout, config.cutout_probability) for config in find(table).cells.values()} == {(16, 0.5)}
 
 
 def test_every_recipe_has_a_family_here():

@@ -56,7 +56,9 @@ class Config:
     """Black pixels around an image before it is cropped at random."""
     flip: bool = True
     cutout: int = 0
-    """Side of the square that is blackened at random; the paper has none, its public code has."""
+    """Side of a square at a random place that is set to 0 after normalisation; 0 for none."""
+    cutout_probability: float = 0.5
+    """Part of the training images that `cutout` is applied to."""
 
     partial_data: bool = False
     """Whether only a part of the data set was there, to try things out."""
@@ -83,9 +85,9 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        """What `as_dict` gave, also of an older version: fields that it does not know keep their defaults."""
+        """The inverse of `as_dict`, also for records of older versions: see `completed`."""
         known = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})
+        return cls(**{name: value for name, value in completed(values).items() if name in known})
 
     def with_changes(self, changes: Mapping[str, str]) -> Config:
         """Fields set from text, as from a command line.
@@ -120,12 +122,18 @@ def recorded(values: Mapping[str, Any]) -> Config:
 
 
 def completed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a record has, and the defaults of what its version did not have yet.
+    """The fields of a record, and for those that its version did not have yet the value that it trained with.
+
+    Versions without `cutout_probability` cut every image, or none.
 
     >>> completed({"epochs": 3})["lr"]
     0.1
+    >>> completed({"epochs": 3, "cutout": 16})["cutout_probability"]
+    1.0
     """
     later = {name: value for name, value in Config().as_dict().items() if name not in (*ESSENTIAL, *values)}
+    if "cutout_probability" in later and values.get("cutout"):
+        later["cutout_probability"] = 1.0
     return {**values, **later}
 
 
@@ -163,6 +171,7 @@ _RANGES = [
     ("validation", 0.001, 0.9),
     ("padding", 0, 64),
     ("cutout", 0, 512),
+    ("cutout_probability", 0, 1),
 ]
 
 

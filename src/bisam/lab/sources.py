@@ -63,7 +63,7 @@ class InMemory:
             return Batches(
                 pixels, labels, batch=config.batch if train else EVALUATION_BATCH["memory"], mean=data.mean,
                 std=data.std, device=device, seed=config.seed, augment=train, padding=config.padding,
-                flip=config.flip, cutout=config.cutout, drop_last=train,
+                flip=config.flip, cutout=config.cutout, cutout_probability=config.cutout_probability, drop_last=train,
             )  # fmt: skip
 
         pixels = data.train.pixels

@@ -1,3 +1,4 @@
+import random
 from collections import Counter
 from itertools import product
 
@@ -168,7 +169,7 @@ def test_epochs_may_be_read_at_the_same_time():
 def test_cutout_is_a_square_of_zeros_clipped_at_the_border(side):
     images, labels = some()
     plain, _ = together(batches(images, labels).epoch(0))
-    cut, _ = together(batches(images, labels, cutout=side).epoch(0))
+    cut, _ = together(batches(images, labels, cutout=side, cutout_probability=1).epoch(0))
     sizes = Counter()
     for before, after in zip(plain, cut, strict=True):  # the same crops and flips: cutout has its draws after theirs
         changed = (before != after).any(0)
@@ -181,6 +182,33 @@ def test_cutout_is_a_square_of_zeros_clipped_at_the_border(side):
         assert width == side or columns[0] == 0 or columns[-1] == WIDTH - 1
         sizes[height, width] += 1
     assert max(sizes) == (side, side)
+
+
+def cut_by_hand(image, draws):
+    """A 16×16 square of zeros in half of the images; its centre is any pixel, and it is clipped at the border."""
+    if draws.random() < 0.5:
+        row, column = draws.randrange(32), draws.randrange(32)
+        image[:, max(0, row - 8) : row + 8, max(0, column - 8) : column + 8] = 0
+    return image
+
+
+def test_cutout_has_the_areas_of_a_loop_over_images():
+    count = 20_000
+    images = torch.full((count, 1, 32, 32), 200, dtype=torch.uint8)
+    made = Batches(
+        images, torch.zeros(count, dtype=torch.int64), batch=1000, mean=[0.5], std=[0.25], device="cpu", seed=0,
+        augment=True, padding=0, cutout=16,
+    )  # fmt: skip
+    x, _ = together(made.epoch(0))
+    draws = random.Random(0)
+    by_hand = torch.stack([cut_by_hand(image, draws) for image in torch.ones(count, 1, 32, 32)])
+    ours, theirs = ((batch == 0).sum((1, 2, 3)).bincount(minlength=257) / count for batch in (x, by_hand))
+    assert len(ours) == len(theirs) == 257  # areas of 0 to 256 pixels
+    assert ours[0].item() == pytest.approx(0.5, abs=0.015)  # four deviations
+    # two samples of 20 000 from one distribution: their cumulative counts differ by more in one of 10 000 cases
+    assert (ours.cumsum(0) - theirs.cumsum(0)).abs().max() < 0.0223
+    # the place too: how often each pixel is cut, four deviations of a difference at probability ½ · ¼
+    assert ((x == 0).float().mean((0, 1)) - (by_hand == 0).float().mean((0, 1))).abs().max() < 0.0141
 
 
 @pytest.mark.parametrize("augment", [True, False])
@@ -238,6 +266,7 @@ def test_normalisation_agrees_with_float64():
         ({"batch": 0}, "batch must be positive, got 0"),
         ({"padding": -1}, "must not be negative, got -1"),
         ({"cutout": -1}, "must not be negative.*-1"),
+        ({"cutout_probability": 1.5}, r"in \[0, 1\], got 1.5"),
         ({"mean": [0.5]}, "3 values, one a channel, got 1 and 3"),
         ({"std": [0.5, 0.0, 0.5]}, "std must be positive"),
         ({"images": torch.zeros(2, 3, 4, 4), "labels": torch.zeros(2)}, "uint8.*float32"),

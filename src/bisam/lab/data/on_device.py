@@ -40,8 +40,9 @@ class Batches:
     """Images and labels, cut into batches that are put together on the device.
 
     With `augment`, samples come in random order, and each is padded with `padding` black pixels on every side, cropped
-    to its size at a random place, mirrored with probability ½ (`flip`), and, after normalisation, has a square of side
-    `cutout` at a random place set to 0 (DeVries and Taylor 2017; clipped at the border). `shuffle` is the order alone.
+    to its size at a random place, mirrored with probability ½ (`flip`), and, after normalisation and with probability
+    `cutout_probability`, has a square of side `cutout` set to 0 (DeVries and Taylor 2017). The square's centre is any
+    pixel, so it is clipped at the border. `shuffle` is the order alone.
 
     Order and augmentation depend on seed and epoch only, and are the same on every device. All random numbers of an
     epoch are drawn when it begins; nothing waits for the device.
@@ -66,6 +67,7 @@ class Batches:
         padding: int = 4,
         flip: bool = True,
         cutout: int = 0,
+        cutout_probability: float = 0.5,
         shuffle: bool | None = None,
         drop_last: bool = True,
         dtype: torch.dtype = torch.float32,
@@ -83,10 +85,13 @@ class Batches:
             raise ValueError(f"batch must be positive, got {batch}")
         if padding < 0 or cutout < 0:
             raise ValueError(f"padding and cutout must not be negative, got {padding} and {cutout}")
+        if not 0 <= cutout_probability <= 1:
+            raise ValueError(f"cutout_probability must be in [0, 1], got {cutout_probability}")
         self.device = torch.device(device)
         self.batch, self.seed, self.drop_last = batch, seed, drop_last
         self.augment, self.flip = augment, augment and flip
         self.padding, self.cutout = (padding, cutout) if augment else (0, 0)
+        self.cutout_probability = cutout_probability
         self.shuffle = augment if shuffle is None else shuffle
         self._height, self._width = images.shape[2:]
         stored = images.to(self.device).permute(0, 2, 3, 1)
@@ -138,9 +143,12 @@ class Batches:
             yield slice(number * self.batch, min((number + 1) * self.batch, len(self._labels)))
 
     def _holes(self, draws: torch.Generator) -> Tensor:
-        """Upper left corners of the squares to cut out, before clipping."""
-        centres = [torch.randint(side, (len(self._labels),), generator=draws) for side in (self._height, self._width)]
-        return _moved(torch.stack(centres) - self.cutout // 2, self.device)
+        """Upper left corners of the squares to cut out, before clipping; outside of the image where none is cut."""
+        count = len(self._labels)
+        centres = [torch.randint(side, (count,), generator=draws) for side in (self._height, self._width)]
+        corners = torch.stack(centres) - self.cutout // 2
+        is_cut = torch.rand(count, generator=draws) < self.cutout_probability
+        return _moved(torch.where(is_cut, corners, -self.cutout), self.device)
 
     def _inside(self, corners: Tensor) -> Tensor:
         top, left = corners.view(2, -1, 1, 1, 1)

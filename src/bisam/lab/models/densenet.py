@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bisam.lab.models.initialization import initialize
 
 
 class Layer(nn.Module):
@@ -40,7 +39,7 @@ class Transition(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """DenseNet-121 with a 3×3 first convolution and no pooling after it. Weights as `initialize` draws them."""
+    """DenseNet-121 with a 3×3 first convolution and no pooling after it. Initial weights are torch's."""
 
     def __init__(self, classes: int, growth: int = 32, layers: Sequence[int] = (6, 12, 24, 16)) -> None:
         super().__init__()
@@ -56,7 +55,6 @@ class DenseNet(nn.Module):
                 channels += growth
         self.norm = nn.BatchNorm2d(channels)
         self.classifier = nn.Linear(channels, classes)
-        initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.blocks(self.conv(x))))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from bisam.lab.models.initialization import initialize
+from bisam.lab.models.initialization import he_convolutions, zero_linear_biases
 
 
 class DigitsNet(nn.Module):
-    """Three convolutions with batch norm, two poolings, one linear layer. Weights as `initialize` draws them."""
+    """Three convolutions with batch norm, two poolings, one linear layer. Initial weights: He, fan out."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -19,7 +19,8 @@ class DigitsNet(nn.Module):
             if pooled:
                 self.features.append(nn.MaxPool2d(2))
         self.classifier = nn.Linear(64 * 2 * 2, classes)
-        initialize(self)
+        he_convolutions(self, "fan_out")
+        zero_linear_biases(self)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x).flatten(1))

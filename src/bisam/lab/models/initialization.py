@@ -1,16 +1,22 @@
-"""The weights every network here starts from."""
+"""The weights that networks start from."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from torch import nn
 
 
-def initialize(model: nn.Module) -> None:
-    """Convolutions N(0, 2/fan out) of He et al. 2015, batch norms 1 and 0, biases 0, linear weights torch's own."""
+def he_convolutions(model: nn.Module, mode: Literal["fan_in", "fan_out"]) -> None:
+    """Draw convolutions from N(0, 2/fan) of He et al. 2015, with biases 0; other layers keep torch's weights."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(module, nn.BatchNorm2d):
-            nn.init.ones_(module.weight)
-        if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.Linear)) and module.bias is not None:
+            nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def zero_linear_biases(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bisam.lab.models.initialization import initialize
+from bisam.lab.models.initialization import he_convolutions
 
 
 def shortcut(x: Tensor, channels: int) -> Tensor:
@@ -40,7 +40,10 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """6n + 2 layers: n blocks each of 16, 32 and 64 channels. Weights as `initialize` draws them."""
+    """6n + 2 layers: n blocks each of 16, 32 and 64 channels.
+
+    Initial weights as in the BiSAM authors' code: He, fan in, for convolutions and for the linear layer.
+    """
 
     def __init__(self, depth: int, classes: int) -> None:
         super().__init__()
@@ -51,7 +54,8 @@ class ResNet(nn.Module):
         widths = [width for width in (16, 32, 64) for _ in range(depth // 6)]
         self.blocks = nn.Sequential(*(Block(inputs, channels) for inputs, channels in pairwise([16, *widths])))
         self.classifier = nn.Linear(64, classes)
-        initialize(self)
+        he_convolutions(self, "fan_in")
+        nn.init.kaiming_normal_(self.classifier.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(F.relu(self.norm(self.conv(x))))

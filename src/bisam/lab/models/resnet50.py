@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bisam.lab.models.initialization import initialize
+from bisam.lab.models.initialization import he_convolutions, zero_linear_biases
 
 
 class Bottleneck(nn.Module):
@@ -32,7 +32,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """3, 4, 6 and 3 bottlenecks of width 64, 128, 256 and 512. Weights as `initialize` draws them.
+    """3, 4, 6 and 3 bottlenecks of width 64, 128, 256 and 512. Initial weights: He, fan out.
 
     The BiSAM authors' code has a 3×3 first convolution; here it is the paper's, 7×7.
     """
@@ -49,7 +49,8 @@ class ResNet50(nn.Module):
                 self.blocks.append(Bottleneck(inputs, width, stride=2 if i == 0 and width > 64 else 1))
                 inputs = 4 * width
         self.classifier = nn.Linear(inputs, classes)
-        initialize(self)
+        he_convolutions(self, "fan_out")
+        zero_linear_biases(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(self.pool(F.relu(self.norm(self.conv(x)))))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from bisam.lab.models.initialization import initialize
+from bisam.lab.models.initialization import he_convolutions
 
 
 class VGG(nn.Module):
-    """VGG19-BN: sixteen 3×3 convolutions, then three linear layers. Weights as `initialize` draws them.
+    """VGG19-BN: sixteen 3×3 convolutions, then three linear layers.
 
     The linear layers have 512 units, 4096 in the paper: five poolings leave 512 numbers of a 32×32 image. That, dropout
-    before the first two and convolutions with a bias, which batch norm undoes, are what the BiSAM authors' code has.
+    before the first two and convolutions with a bias, which batch norm undoes, are what the BiSAM authors' code has. So are the
+    initial weights: He, fan out, for convolutions, and torch's for linear layers.
     """
 
     def __init__(self, classes: int, dropout: float = 0.5) -> None:
@@ -32,7 +33,7 @@ class VGG(nn.Module):
             nn.ReLU(),
             nn.Linear(512, classes),
         )
-        initialize(self)
+        he_convolutions(self, "fan_out")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x).flatten(1))

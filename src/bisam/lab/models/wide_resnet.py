@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bisam.lab.models.initialization import initialize
+from bisam.lab.models.initialization import he_convolutions
 
 
 class Block(nn.Module):
@@ -34,7 +34,8 @@ class Block(nn.Module):
 class WideResNet(nn.Module):
     """WRN-depth-widen: 6n + 4 convolutions, n blocks each of 16, 32 and 64 times `widen` channels.
 
-    Weights as `initialize` draws them. The paper's dropout is 0 or 0.3.
+    Initial weights as in the BiSAM authors' code: He, fan in, for convolutions, zeros for the linear layer. The paper's
+    dropout is 0 or 0.3.
     """
 
     def __init__(self, depth: int, widen: int, classes: int, dropout: float = 0.0) -> None:
@@ -50,7 +51,9 @@ class WideResNet(nn.Module):
                 inputs = channels
         self.norm = nn.BatchNorm2d(inputs)
         self.classifier = nn.Linear(inputs, classes)
-        initialize(self)
+        he_convolutions(self, "fan_in")
+        nn.init.zeros_(self.classifier.weight)
+        nn.init.zeros_(self.classifier.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.blocks(self.conv(x))))
