@@ -176,6 +176,7 @@ numbers = {
     "padding": st.integers(0, 64),
     "flip": st.booleans(),
     "cutout": st.integers(0, 512),
+    "cutout_probability": st.floats(0, 1),
     "partial_data": st.booleans(),
     "precision": st.sampled_from(["bf16", "fp32"]),
     "compile": st.booleans(),
@@ -304,13 +305,21 @@ def test_a_run_of_no_table_is_among_the_others(changed, recorded):
 # Records of other versions, and of others.
 
 
-def test_an_older_configuration_has_the_defaults_of_the_fields_that_it_lacks(recorded):
+def test_an_older_configuration_has_what_its_version_trained_with(recorded):
     whole = recorded("cifar10/resnet56/sam")
     needed = {"recipe", "data", "model", "method", "seed", "epochs"}
     older = replace(whole, config={name: value for name, value in whole.config.items() if name in needed})
     group = only_group(older)
-    assert (only_cell(group), group.changes) == (("resnet56", "sam"), "")
-    assert group.of("resnet56", "sam")[0].config == Config.from_dict(whole.config)
+    assert (only_cell(group), group.changes) == (("resnet56", "sam"), "label_smoothing=0.1, cutout=0")
+    expected = replace(Config.from_dict(whole.config), label_smoothing=0.1, cutout=0)
+    assert group.of("resnet56", "sam")[0].config == expected
+
+
+@pytest.mark.parametrize(("cutout", "changes"), [(16, "cutout_probability=1"), (0, "cutout=0")])
+def test_a_configuration_without_a_cutout_probability_cut_every_image_or_none(cutout, changes, recorded):
+    record = recorded("cifar10/resnet56/sam", cutout=cutout)
+    del record.config["cutout_probability"]
+    assert only_group(record).changes == changes
 
 
 @pytest.mark.parametrize("name", ["recipe", "data", "model", "method", "seed", "epochs"])
