@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from bisam.batches import Batch, HighestLoss, MostSensitive, per_sample
+from bisam.engine.objective_options import per_sample
+from bisam.plan import Batch, HighestLoss, MostSensitive
 
 
 @pytest.mark.parametrize(("pieces", "sizes"), [(1, [10]), (2, [5, 5]), (3, [4, 4, 2]), (20, [1] * 10)])

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 import bisam
-from bisam.capture import MOST_GRAPHS, _explained, capture, capture_together
-from bisam.perturbation import Ball, RandomTensors, into_buckets
-from bisam.recording import Training
+from bisam.capture import capture, capture_together
+from bisam.capture.recording import Branch
+from bisam.capture.steps import MOST_GRAPHS, _explained
+from bisam.perturbation import Ball, RandomTensors
+from bisam.tensors.buckets import into_buckets
 
 from family import CLASSES, FEATURES, ConvNet, batch, build, kind_of, mlp
 
@@ -222,7 +224,7 @@ def test_a_captured_step_is_the_eager_step_of_every_variant(variant_alike_when_c
 def test_a_captured_step_of_esam_takes_an_adaptive_ball():
     """Whose gradients are settled before they are scaled by 1/β: that factor has to be on the device."""
     models = []
-    for run in (lambda o: capture(o), lambda o: lambda *batch: Training(o, None, None, None).like_captured(batch)):
+    for run in (lambda o: capture(o), lambda o: lambda *batch: Branch(o, None, None, None).like_captured(batch)):
         torch.manual_seed(0)
         model = deep().to("cuda")
         base = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -243,7 +245,7 @@ def test_a_captured_step_of_esam_chooses_as_one_that_is_not_captured(efficient, 
     if ran_before:
         for either in (optimizer, twin_optimizer):
             either.minimize(*batch(99, device="cuda"))
-    step, training = capture(optimizer), Training(twin_optimizer, None, None, None)
+    step, training = capture(optimizer), Branch(twin_optimizer, None, None, None)
     for seed in range(10):
         for either in (twin_optimizer, optimizer):
             either.param_groups[0].update(lr=0.1 / (1 + seed), rho=0.05 * (1 + seed))
@@ -260,7 +262,7 @@ def deep():
 @pytest.mark.parametrize("beta", [0.05, 0.5])
 def test_a_step_that_is_to_be_captured_perturbs_the_tensors_that_it_chose_by_rho_over_beta(beta, device):
     model, optimizer = build("ESAM", net=deep, rho=0.3, beta=beta, dtype=torch.float64, device=device)
-    training, moves = Training(optimizer, None, None, None), []
+    training, moves = Branch(optimizer, None, None, None), []
     x, y = batch(dtype=torch.float64, device=device)
 
     def note(*_):
@@ -293,7 +295,7 @@ def test_what_a_captured_step_leaves_out_need_not_be_finite():
     choice = RandomTensors(Ball(1.0), beta=0.5)._choice(40, torch.device("cpu"))
     for param, keep in zip(params, choice, strict=True):
         param.grad.fill_(1.0 if keep else float("inf"))
-    buckets = into_buckets([{"params": params, "rho": 1.0, "adaptive": False}], [1.0], lambda param: param.grad)
+    buckets = into_buckets([{"params": params, "rho": 1.0, "adaptive": False}], [1.0], [param.grad for param in params])
     perturbation.before_ascent(buckets, compiled=False, captured=True)
     norm = perturbation(buckets)
     torch.testing.assert_close(norm, (2.0 * choice.sum()).sqrt())
@@ -304,13 +306,13 @@ def test_what_a_captured_step_leaves_out_need_not_be_finite():
 def test_the_choices_of_a_captured_training_go_on_from_a_checkpoint():
     model, optimizer = build("ESAM", net=deep)
     twin, twin_optimizer = build("ESAM", net=deep)
-    training = Training(optimizer, None, None, None)
+    training = Branch(optimizer, None, None, None)
     for seed in range(3):
         training.like_captured(batch(seed))
     torch.manual_seed(123)
     twin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     twin.load_state_dict(model.state_dict())
-    resumed = Training(twin_optimizer, None, None, None)
+    resumed = Branch(twin_optimizer, None, None, None)
     for seed in range(3, 6):
         training.like_captured(batch(seed))
         resumed.like_captured(batch(seed))
@@ -647,7 +649,7 @@ def test_steps_of_a_captured_training_that_are_not_captured_are_the_eager_steps(
     model, optimizer = build(variant)
     twin, twin_optimizer = build(variant)
     twin_optimizer.param_groups[0].update(fused=True, foreach=False)
-    training = Training(optimizer, None, None, None)
+    training = Branch(optimizer, None, None, None)
     for seed in range(6):
         for either in (optimizer, twin_optimizer):
             either.param_groups[0].update(lr=0.1 / (1 + seed), rho=0.05 * (1 + seed))
@@ -675,7 +677,7 @@ def test_what_the_base_keeps_gets_the_layout_of_its_weight(device):
         either.minimize(x, y)
     for state in optimizer.state.values():
         state["momentum_buffer"] = state["momentum_buffer"].contiguous()
-    training = Training(optimizer, None, None, None)
+    training = Branch(optimizer, None, None, None)
     for _ in range(2):
         training.like_captured((x, y))
         twin_optimizer.minimize(x, y)

@@ -291,25 +291,28 @@ def test_sums_of_several_closures_are_returned_as_their_gradient_is_averaged(nam
     assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_two_objectives_are_not_one_because_nobody_asked():
+def test_a_bilevel_step_needs_its_criterion():
+    """With cross entropy in both passes it would be SAM. Reading the phase, as a logger may, changes nothing."""
     model, optimizer = build("BiSAM(log)", net=mlp)
     x, y = batch()
     weights = [p.detach().clone() for p in model.parameters()]
 
     def closure():
+        assert optimizer.phase in ("ascent", "descent")
+        assert optimizer.perturbed == (optimizer.phase == "descent")
         loss = F.cross_entropy(model(x), y)
         loss.backward()
         return loss
 
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"did not ask which.*optimizer.criterion.*optimizer.phase"):
+        with pytest.raises(RuntimeError, match=r"BiSAM needs two losses.*optimizer.criterion.*optimizer.phase.*SAM"):
             optimizer.step(closure)
         assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
-        optimizer.zero_grad()
+        assert all(p.grad is None for p in model.parameters())
 
     for _ in range(2):
         closure()
-        with pytest.warns(UserWarning, match=r"was not asked for their objective.*optimizer.criterion"):
+        with pytest.warns(UserWarning, match=r"did not call BiSAM's criterion.*optimizer.criterion"):
             optimizer.ascend()
         optimizer.restore()
 
@@ -322,8 +325,8 @@ def test_two_objectives_are_not_one_because_nobody_asked():
         lambda optimizer: not optimizer.perturbed,
     ],
 )
-def test_a_closure_may_choose_its_loss_by_itself(climbs):
-    model, optimizer = build("BiSAM(log)", net=mlp)
+def test_a_closure_may_compute_both_losses_by_itself_with_sam(climbs):
+    model, optimizer = build("SAM", net=mlp)
     twin, twin_optimizer = build("BiSAM(log)", net=mlp)
     x, y = batch()
 

@@ -264,7 +264,7 @@ def test_the_gradient_of_the_update_stays_readable_after_a_step_and_is_never_mix
         optimizer.minimize(x, y)
         assert all(p.grad is not None for p in model.parameters())
     optimizer.criterion(model(x), y).backward()  # on top of what the step left
-    with pytest.raises(RuntimeError, match=r"beneath the new one. Call zero_grad\(\)"):
+    with pytest.raises(RuntimeError, match=r"beneath the new one. Call optimizer.zero_grad\(\)"):
         optimizer.ascend()
     with pytest.raises(RuntimeError, match=r"found gradients from before"):
         optimizer.step(lambda: optimizer.criterion(model(x), y).backward())
@@ -660,38 +660,65 @@ def test_samples_are_chosen_by_a_function_as_by_a_module():
 # Gradients of before
 
 
-def test_gradients_set_to_zero_are_no_gradients_of_before():
+def test_a_gradient_added_to_zeros_is_a_gradient_of_before():
     model, optimizer = build(net=mlp)
-    twin, twin_optimizer = build(net=mlp)
-    for seed in range(3):
-        x, y = batch(seed)
-        optimizer.zero_grad(set_to_none=False)
-        optimizer.step(lambda x=x, y=y: optimizer.criterion(model(x), y).backward())
-        twin_optimizer.minimize(x, y)
-    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+    x, y = batch()
     optimizer.zero_grad(set_to_none=False)
     model[0].weight.square().sum().backward()
     with pytest.raises(RuntimeError, match="found gradients from before"):
         optimizer.step(lambda: optimizer.criterion(model(x), y).backward())
 
 
-def test_a_closure_may_clear_the_gradients_by_way_of_the_model():
+@pytest.mark.parametrize("clear", ["model", "base"])
+def test_gradients_of_before_are_cleared_by_the_optimizer_or_before_the_step(clear):
     """As in a training of two nets, where one's loss leaves gradients in the other."""
     model, optimizer = build(net=mlp)
+    x, y = batch()
+    clear = {"model": model.zero_grad, "base": optimizer.base.zero_grad}[clear]
+
+    def closure():
+        clear()  # which finds none: the step has put them aside, and does not see this call
+        loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        return loss
+
+    model(x).sum().backward()
+    found = [p.grad for p in model.parameters()]
+    with pytest.raises(RuntimeError, match=r"did not clear them by optimizer.zero_grad\(\).*call zero_grad\(\) first"):
+        optimizer.step(closure)
+    assert all(p.grad is gradient for p, gradient in zip(model.parameters(), found, strict=True))
+    clear()
+    optimizer.step(closure)
     twin, twin_optimizer = build(net=mlp)
+    twin_optimizer.minimize(x, y)
+    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+
+@pytest.mark.parametrize("whose", ["optimizer", "model", "base"])
+def test_zeros_from_before_a_step_count_as_cleared(whose):
+    model, optimizer = build(net=mlp)
+    twin, twin_optimizer = build(net=mlp)
+    clear = {"optimizer": optimizer, "model": model, "base": optimizer.base}[whose].zero_grad
     for seed in range(3):
         x, y = batch(seed)
-
-        def closure(x=x, y=y):
-            model.zero_grad()
-            loss = optimizer.criterion(model(x), y)
-            loss.backward()
-            return loss
-
-        model(x).sum().backward()
-        optimizer.step(closure)
+        clear(set_to_none=False)
+        optimizer.step(lambda x=x, y=y: optimizer.criterion(model(x), y).backward())
         twin_optimizer.minimize(x, y)
     assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+
+def test_a_gradient_that_descend_leaves_is_not_added_to_the_next_ascent():
+    model, optimizer = build(net=mlp)
+    x, y = batch()
+    perturb(model, optimizer)
+    optimizer.criterion(model(x), y).backward()
+    optimizer.descend(zero_grad=False)
+    assert all(p.grad is not None for p in model.parameters())
+    optimizer.criterion(model(x), y).backward()
+    with pytest.raises(RuntimeError, match="gradient of the last step beneath the new one"):
+        optimizer.ascend()
+    optimizer.zero_grad()
+    perturb(model, optimizer)
 
 
 @pytest.mark.parametrize("index", [0, 1, 3])
@@ -748,40 +775,31 @@ def test_gradients_are_freed_when_they_are_cleared_by_whomever():
         assert not any(ref() is not None for ref in held)
 
 
-def test_a_closure_may_clear_in_place_replace_or_ask_for_gradients_first():
+def test_closures_may_clear_in_place_or_replace_or_compute_gradients_twice():
     x, y = batch()
-    ways = {
-        "in place": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
-        "asked": lambda model, optimizer: (
-            torch.autograd.grad(F.cross_entropy(model(x), y), [*model.parameters()]),
-            model.zero_grad(),
-        ),
-    }
     twin, twin_optimizer = build(net=mlp)
     twin_optimizer.minimize(x, y)
-    for clear in ways.values():
-        model, optimizer = build(net=mlp)
-        model(x).sum().backward()
 
-        def closure(model=model, optimizer=optimizer, clear=clear):
-            clear(model, optimizer)
-            for _ in range(2):  # two backward passes on a clear start
-                (optimizer.criterion(model(x), y) / 2).backward()
+    def cleared_in_place(model, optimizer):
+        optimizer.zero_grad(set_to_none=False)
+        for _ in range(2):  # two backward passes
+            (optimizer.criterion(model(x), y) / 2).backward()
 
-        optimizer.step(closure)
-        assert_close(tensors(model, optimizer), tensors(twin, twin_optimizer), 1e-6)
-        assert not any(param._backward_hooks or param._post_accumulate_grad_hooks for param in model.parameters())
-    model, optimizer = build(net=mlp)
-    model(x).sum().backward()
+    def cleared_by_the_model(model, optimizer):
+        torch.autograd.grad(F.cross_entropy(model(x), y), [*model.parameters()])
+        model.zero_grad(set_to_none=False)
+        optimizer.criterion(model(x), y).backward()
 
-    def replacing():
-        loss = optimizer.criterion(model(x), y)
-        found = torch.autograd.grad(loss, [*model.parameters()])
+    def replaced(model, optimizer):
+        found = torch.autograd.grad(optimizer.criterion(model(x), y), [*model.parameters()])
         for param, gradient in zip(model.parameters(), found, strict=True):
             param.grad = gradient
 
-    optimizer.step(replacing)
-    assert_close(tensors(model, optimizer), tensors(twin, twin_optimizer), 1e-6)
+    for way in (cleared_in_place, cleared_by_the_model, replaced):
+        model, optimizer = build(net=mlp)
+        optimizer.step(partial(way, model, optimizer))
+        assert_close(tensors(model, optimizer), tensors(twin, twin_optimizer), 1e-6)
+        assert not any(param._backward_hooks or param._post_accumulate_grad_hooks for param in model.parameters())
 
 
 # What cannot be trained

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bisam import sharding
+from bisam.tensors import buckets
 
 import ranks
 from family import BASES, VARIANTS, WITH_CLOSURE, assert_close, assert_identical, batch, build, closure_of, kind_of, mlp
@@ -30,7 +30,7 @@ def build_replicas(variant, base="SGD(foreach)", wrap=None, **options):
 
 
 def weights_of(model):
-    return [sharding.full(p.detach()).clone() for p in model.parameters()]
+    return [buckets.full(p.detach()).clone() for p in model.parameters()]
 
 
 # DistributedDataParallel
@@ -204,6 +204,34 @@ def test_a_step_that_is_refused_leaves_replicas_that_train_on(wrap):
     assert_close(first, weights_of(model), 1e-12)
 
 
+def train_lists(wrap, clears):
+    """Steps on lists of two closures, each of which clears through the model, or does not clear."""
+    model, optimizer = build_replicas("BiSAM(log)", wrap=wrap, sharpness="global")
+
+    def closure(x, y):
+        if clears:
+            optimizer.model.zero_grad()
+        loss = optimizer.criterion(optimizer.model(x), y)
+        loss.backward()
+        return loss
+
+    for seed in range(STEPS):
+        x, y = (ranks.mine(t).chunk(2) for t in data(seed))
+        optimizer.step([partial(closure, *part) for part in zip(x, y, strict=True)])
+    return weights_of(optimizer.model)
+
+
+@pytest.mark.parametrize("clears", [True, False])
+@pytest.mark.parametrize("wrap", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}])
+def test_ranks_average_the_sum_of_a_list_of_closures(wrap, clears):
+    first, second = ranks.run(train_lists, wrap, clears)
+    assert_identical(first, second)
+    model, optimizer = build("BiSAM(log)", net=mlp, dtype=torch.float64)
+    for seed in range(STEPS):
+        optimizer.minimize(*data(seed))
+    assert_close(first, weights_of(model), 1e-12)
+
+
 class Branches(torch.nn.Module):
     """A trunk, and a branch that changes with the rank, with the pass, or not at all."""
 
@@ -238,7 +266,8 @@ def train_branches():
     for variant in ("SAM", "GSAM", "LookSAM"):
         for which in ("rank", "pass"):
             model = DistributedDataParallel(Branches(which), find_unused_parameters=True)
-            optimizer = VARIANTS[variant](torch.optim.SGD(model.parameters(), lr=0.1), model)
+            base = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = VARIANTS[variant](base, model)
             for seed in range(STEPS):
                 optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
             results[variant, which] = weights_of(model)
@@ -276,7 +305,7 @@ def test_ranks_may_use_other_parameters_in_other_passes_and_other_groups():
     for seed in range(STEPS):
         optimizer.minimize(*data(seed))
     assert_close(first["SAM", "pass"], weights_of(model), 1e-12)
-    for variant in ("GSAM", "LookSAM"):  # who is a group of its own trains as if there were nobody else
+    for variant in ("GSAM", "LookSAM"):  # a rank that is a group of its own trains as one process
         for rank, weights in enumerate([first, second]):
             model, optimizer = build(variant, net=mlp, dtype=torch.float64)
             for seed in range(STEPS):
@@ -335,13 +364,13 @@ def train_shards(base):
             VARIANTS[variant](BASES[base](model.parameters()), model, sharpness="local")
         for seed in range(STEPS):
             x, y = (ranks.mine(t) for t in data(seed))
-            before = [sharding.local(p).clone() for p in model.parameters()]
+            before = [buckets.local(p).clone() for p in model.parameters()]
             if variant in SIMPLE:
                 optimizer.zero_grad()
                 optimizer.criterion(model(x), y).backward()
                 optimizer.ascend()
                 optimizer.restore()
-                assert_identical([sharding.local(p) for p in model.parameters()], before)
+                assert_identical([buckets.local(p) for p in model.parameters()], before)
                 optimizer.zero_grad()
             optimizer.minimize(x, y)
         results[variant] = (weights_of(model), optimizer.telemetry.descent_norm, optimizer.telemetry.ascent_norm)
@@ -483,7 +512,7 @@ def train_in_parallel(variants):
         talks = sum(event.name == "gloo:all_reduce" for event in profile.events())
         for seed in range(1, STEPS):
             optimizer.minimize(*data(seed))
-        buffers = [sharding.full(buffer).clone() for buffer in model.buffers()]
+        buffers = [buckets.full(buffer).clone() for buffer in model.buffers()]
         results[variant] = [*weights_of(model), *buffers, optimizer.telemetry.descent_norm], talks
     return results
 
@@ -531,14 +560,14 @@ def peak_of_a_norm():
     mesh = init_device_mesh("cpu", (ranks.RANKS,))
     shards = [distribute_tensor(torch.ones(4096, 16, dtype=torch.bfloat16), mesh, [Shard(0)]) for _ in range(16)]
     with torch.profiler.profile(profile_memory=True) as profile:
-        norm = sharding.norm([shards])
+        norm = buckets.norm_of([shards])
     assert norm.item() == 1024.0
     held = peak = 0
     for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
             peak = max(peak, held)
-    return peak / sum(sharding.local(shard).nbytes for shard in shards)
+    return peak / sum(buckets.local(shard).nbytes for shard in shards)
 
 
 # Choices
@@ -571,13 +600,13 @@ def test_a_model_wrapped_after_the_optimizer_is_asked_for_and_then_trains_alike(
 def test_a_norm_of_mixed_types_is_the_norm_of_all():
     tensors = [[torch.randn(5)], [torch.randn(3, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)]]
     expected = torch.cat([t.double().flatten() for bucket in tensors for t in bucket]).norm()
-    torch.testing.assert_close(sharding.norm(tensors).double(), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(buckets.norm_of(tensors).double(), expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_norm_of_half_precision_gradients_is_computed_in_float32(dtype):
     tensors = [torch.randn(1000).to(dtype) * 100 for _ in range(50)]  # its square overflows float16
     expected = torch.cat([t.double() for t in tensors]).norm()
-    norm = sharding.norm([tensors])
+    norm = buckets.norm_of([tensors])
     assert norm.dtype == torch.float32
     torch.testing.assert_close(norm.double(), expected, rtol=1e-6, atol=0)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bisam import BiSAM
-from bisam.snapshot import BufferSnapshot, Snapshot
+from bisam.tensors.snapshot import BufferSnapshot, Snapshot
 
 from family import assert_identical, batch, build
 

@@ -7,8 +7,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import bisam
-from bisam.batches import HighestLoss
-from bisam.memory import Memory
+from bisam.plan import HighestLoss
+from bisam.tensors.memory import Memory
 from bisam.merge import SurrogateGap
 from bisam.perturbation import Ball, MinusMean, RandomStart, RandomTensors
 

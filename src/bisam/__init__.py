@@ -2,10 +2,15 @@
 
 from bisam import compat, diagnostics, objectives
 from bisam.capture import capture, capture_together
-from bisam.criterion import Criterion, Telemetry
+from bisam.engine.criterion import Criterion
+from bisam.engine.optimizer import SharpnessAware
+from bisam.engine.telemetry import Telemetry
+from bisam.merge import Merge
 from bisam.objectives import CrossEntropy, LowerBound, bound, lower_bound, zero_one_error
-from bisam.optimizer import SharpnessAware
-from bisam.perturbation import Ball, Perturbation
+from bisam.perturbation import Around, Ball, Perturbation
+from bisam.plan import Batch, Plan
+from bisam.tensors.buckets import Bucket
+from bisam.tensors.memory import Memory
 from bisam.tuning import RhoSweep, find_rho
 from bisam.variants import ASAM, ESAM, GSAM, KSAM, RSAM, SAM, ABiSAM, BiSAM, EBiSAM, FriendlySAM, LookSAM
 
@@ -19,15 +24,21 @@ __all__ = [
     "RSAM",
     "SAM",
     "ABiSAM",
+    "Around",
     "Ball",
+    "Batch",
     "BiSAM",
+    "Bucket",
     "Criterion",
     "CrossEntropy",
     "EBiSAM",
     "FriendlySAM",
     "LookSAM",
     "LowerBound",
+    "Memory",
+    "Merge",
     "Perturbation",
+    "Plan",
     "RhoSweep",
     "SharpnessAware",
     "Telemetry",

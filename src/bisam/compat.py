@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from bisam.optimizer import Prepared, SharpnessAware
+from bisam.engine.optimizer import SharpnessAware
 from bisam.perturbation import Ball
 
 
@@ -72,8 +72,6 @@ class SAM(SharpnessAware):
 
     def step(self, closure: Any = None) -> Any:
         """The form of that class: the first backward pass is done already, the closure does the second."""
-        if isinstance(closure, Prepared):  # of a captured step, which runs both passes
-            return super().step(closure)
         if closure is None:
             raise TypeError(
                 "step() needs a closure that runs the second forward and backward pass and returns the loss"

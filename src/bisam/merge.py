@@ -4,49 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bisam import sharding
-from bisam.gradients import Gradients
-from bisam.memory import Memory
+from bisam.tensors import buckets
+from bisam.tensors.gradients import Gradients
+from bisam.tensors.memory import Memory
 
 
-class Merge(Protocol):
-    every: int
-    """The weights are perturbed in every k-th step, beginning with the first."""
+class Merge:
+    """The gradient at w + ε as it is, in every k-th step; the plain gradient in between.
 
-    needs_gradient_at_weights: bool
-    """Whether perturbed steps need the descent's gradient at w beside that at w + ε."""
+    Subclass it for a merge of your own: docs/extending.md has an example.
+    """
 
-    memory: Memory | None
+    needs_gradient_at_weights = False
+    """Whether perturbed steps need the descent's gradient at w beside that at w + ε; then `perturbed` is called."""
 
-    def perturbed(self, params: Sequence[Tensor], at_weights: Gradients | None) -> None:
+    memory: Memory | None = None
+    """What it keeps from step to step, and in checkpoints."""
+
+    def __init__(self, every: int = 1) -> None:
+        self.every = _period(every)
+        """The weights are perturbed in every k-th step, beginning with the first."""
+
+    def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
         """After a perturbed step: `.grad` holds the gradient at w + ε; leave there what the update is to use."""
 
     def plain(self, params: Sequence[Tensor]) -> None:
         """After the pass of a step that does not perturb: `.grad` holds the gradient at w."""
 
 
-class Perturbed:
-    """The gradient at w + ε as it is, in every k-th step; the plain gradient in between."""
-
-    needs_gradient_at_weights = False
-    memory: Memory | None = None
-
-    def __init__(self, every: int = 1) -> None:
-        self.every = _period(every)
-
-    def perturbed(self, params: Sequence[Tensor], at_weights: Gradients | None) -> None:
-        pass
-
-    def plain(self, params: Sequence[Tensor]) -> None:
-        pass
-
-
-class SurrogateGap(Perturbed):
+class SurrogateGap(Merge):
     """GSAM: g ← g_p − α g_⊥, with g_⊥ the part of ∇L(w) orthogonal to g_p = ∇L(w + ε).
 
     The update still descends the perturbed loss; along g_⊥ it ascends the loss at w, which does not change the
@@ -59,20 +49,42 @@ class SurrogateGap(Perturbed):
         super().__init__(every)
         self.alpha = _non_negative("alpha", alpha)
 
-    def perturbed(self, params: Sequence[Tensor], at_weights: Gradients | None) -> None:
-        assert at_weights is not None
+    def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
         pairs = [(p.grad, g) for p, g in zip(params, at_weights, strict=True) if _dense(p.grad) and _dense(g)]
         if not pairs:
             return
         at_perturbed: list[Tensor] = [p for p, _ in pairs]  # type: ignore[misc]
         plain: list[Tensor] = [g for _, g in pairs]  # type: ignore[misc]
-        along = _ratio(sharding.dot(plain, at_perturbed), sharding.dot(at_perturbed, at_perturbed))
+        along = _ratio(buckets.dot(plain, at_perturbed), buckets.dot(at_perturbed, at_perturbed))
         # g_p − α(g − c g_p) = (1 + αc) g_p − α g, in place
         torch._foreach_mul_(_local(at_perturbed), 1 + self.alpha * along)
         torch._foreach_sub_(_local(at_perturbed), _local(plain), alpha=self.alpha)
 
 
-class Reuse(Perturbed):
+class WeightedSharpness(Merge):
+    """WSAM: g ← ∇L(w) + γ/(1 − γ) (∇L(w + ε) − ∇L(w)), the gradient of the loss plus weighted sharpness.
+
+    γ = ½ is SAM, γ = 0 the plain gradient.
+    """
+
+    needs_gradient_at_weights = True
+
+    def __init__(self, gamma: float, every: int = 1) -> None:
+        super().__init__(every)
+        if not 0 <= gamma < 1:
+            raise ValueError(f"gamma must lie in [0, 1), got {gamma}")
+        self.gamma = gamma
+
+    def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
+        pairs = [(p.grad, g) for p, g in zip(params, at_weights, strict=True) if _dense(p.grad) and _dense(g)]
+        if pairs:
+            at_perturbed, plain = (_local(tensors) for tensors in zip(*pairs, strict=True))  # type: ignore[arg-type]
+            weight = self.gamma / (1 - self.gamma)
+            torch._foreach_mul_(at_perturbed, weight)
+            torch._foreach_add_(at_perturbed, plain, alpha=1 - weight)
+
+
+class Reuse(Merge):
     """LookSAM: perturb in every k-th step and keep g_v, the part of g_s = ∇L(w + ε) orthogonal to g = ∇L(w); in the
     steps between use g + α (‖g‖/‖g_v‖) g_v in place of g_s.
 
@@ -86,8 +98,7 @@ class Reuse(Perturbed):
         self.alpha = _non_negative("alpha", alpha)
         self.memory: Memory | None = Memory()
 
-    def perturbed(self, params: Sequence[Tensor], at_weights: Gradients | None) -> None:
-        assert at_weights is not None
+    def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
         assert self.memory is not None
         known = [(p, g) for p, g in zip(params, at_weights, strict=True) if _dense(p.grad) and _dense(g)]
         owners, plain = [p for p, _ in known], [g for _, g in known if g is not None]
@@ -98,13 +109,13 @@ class Reuse(Perturbed):
         if not known:
             return
         at_perturbed: list[Tensor] = [p.grad for p in owners]  # type: ignore[misc]
-        along = _ratio(sharding.dot(at_perturbed, plain), sharding.dot(plain, plain))
-        # g_s − c g, by way of the storage of g, which nobody else needs
+        along = _ratio(buckets.dot(at_perturbed, plain), buckets.dot(plain, plain))
+        # g_s − c g, in the storage of g, which is not needed any more
         orthogonal = _local(plain)
         torch._foreach_mul_(orthogonal, -along)
         torch._foreach_add_(orthogonal, _local(at_perturbed))
         overflowed = ~along.isfinite()
-        for tensor in orthogonal:  # which is not to be remembered: the steps until the next look use their own
+        for tensor in orthogonal:  # not to be remembered: steps until the next perturbed one use plain gradients
             tensor.masked_fill_(overflowed, 0.0)
         torch._foreach_copy_(_local([*remembered.values()]), orthogonal)
 
@@ -115,7 +126,7 @@ class Reuse(Perturbed):
         if not known:
             return
         plain, orthogonal = [g for g, _ in known], [v for _, v in known]
-        factor = self.alpha * _ratio(sharding.dot(plain, plain), sharding.dot(orthogonal, orthogonal)).sqrt()
+        factor = self.alpha * _ratio(buckets.dot(plain, plain), buckets.dot(orthogonal, orthogonal)).sqrt()
         torch._foreach_add_(_local(plain), torch._foreach_mul(_local(orthogonal), factor))
 
 
@@ -125,7 +136,7 @@ def _dense(gradient: Tensor | None) -> bool:
 
 
 def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [sharding.local(tensor) for tensor in tensors]
+    return buckets.locals_of(tensors)
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:

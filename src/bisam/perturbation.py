@@ -9,186 +9,78 @@ here change what goes into this ball or what comes out of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bisam import sharding
-from bisam.memory import Memory
+from bisam.tensors.buckets import Bucket, norm_of
+from bisam.tensors.memory import Memory
 
 
-@dataclass
-class Bucket:
-    """Parameters of one group that share device and type, with their ascent gradients; together one foreach call.
+class Perturbation:
+    """Turns ascent gradients into ε. Subclass it, or go `Around` a ball, for a perturbation of your own.
 
-    `params`, `gradients` and `weights`, the saved copies of the parameters, are this rank's shards where there are
-    shards; `whole_gradients` are what a norm has to see, `owners` whom memory belongs to. The parameters are free to be
-    written to: whatever a perturbation leaves in them is where ε is added.
+    The engine calls, in a step that perturbs: `begin_step`, `check` and `radius` of each parameter group,
+    `before_ascent` and `after_ascent` around the ascent pass if `acts_before_ascent`, and the object itself with
+    buckets of parameters and gradients. docs/extending.md has an example.
     """
 
-    options: dict[str, Any]
-    radius: float | Tensor
-    owners: list[Tensor] = field(default_factory=list)
-    params: list[Tensor] = field(default_factory=list)
-    unsettled: list[Tensor] = field(default_factory=list)
-    whole_gradients: list[Tensor] = field(default_factory=list)
-    weights: list[Tensor] = field(default_factory=list)
-    factor: Tensor | None = None
-    """What `unsettled` is still to be multiplied by to be the gradients: where ε is added, that costs nothing."""
-
-    def add(self, param: Tensor, gradient: Tensor | None) -> None:
-        self.owners.append(param)
-        self.params.append(sharding.local(param))
-        if gradient is not None:
-            self.unsettled.append(sharding.local(gradient))
-            self.whole_gradients.append(gradient)
-
-    def multiply(self, factor: float | Tensor) -> None:
-        """Multiply the gradients, when they are read."""
-        if self.factor is not None:
-            self.factor = self.factor * factor
-        elif isinstance(factor, Tensor):
-            self.factor = factor
-        else:  # made on the device: a graph cannot copy it there
-            self.factor = torch.full((), factor, dtype=torch.float64, device=self.params[0].device)
-
-    def settle(self) -> None:
-        """Multiply the gradients by what was left to multiply them by."""
-        if self.factor is not None and self.unsettled:
-            torch._foreach_mul_(self.unsettled, self.factor.to(self.unsettled[0].device))
-        self.factor = None
-
-    @property
-    def gradients(self) -> list[Tensor]:
-        """Settled."""
-        self.settle()
-        return self.unsettled
-
-    def move(self) -> None:
-        """Add the gradients to the parameters: ε to w."""
-        if not self.params:
-            return
-        if self.factor is None or not self._is_one_kernel():
-            torch._foreach_add_(self.params, self.gradients)
-        else:  # a step of plain gradient ascent reads and writes everything once
-            torch._fused_sgd_(
-                self.params,
-                self.unsettled,
-                [],
-                lr=self.factor.to(self.params[0].device, torch.float32),
-                weight_decay=0.0,
-                momentum=0.0,
-                dampening=0.0,
-                nesterov=False,
-                maximize=True,
-                is_first_step=False,
-            )
-
-    def _is_one_kernel(self) -> bool:
-        """Whether torch's fused kernel takes them: CUDA, not float64, each gradient laid out as its parameter."""
-        first = self.params[0]
-        return (
-            first.is_cuda
-            and first.dtype in (torch.float32, torch.float16, torch.bfloat16)
-            and all(
-                p.stride() == g.stride() and p.dtype == g.dtype
-                for p, g in zip(self.params, self.unsettled, strict=True)
-            )
-        )
-
-    def leave_out(self, params: Sequence[Tensor]) -> None:
-        """Perturb these no more."""
-        out = {id(param) for param in params}
-        keep = [id(owner) not in out for owner in self.owners]
-        for name in ("owners", "params", "unsettled", "whole_gradients", "weights"):
-            setattr(self, name, [item for item, kept in zip(getattr(self, name), keep, strict=False) if kept])
-
-
-def into_buckets(
-    groups: Sequence[dict[str, Any]],
-    radii: Sequence[float | Tensor],
-    gradient_of: Callable[[Tensor], Tensor | None] | None,
-) -> list[Bucket]:
-    """The parameters of the groups that are perturbed, cut so that each bucket is one foreach call; with their
-    gradients, where they have one, or all of them without."""
-    buckets: dict[tuple[Any, ...], Bucket] = {}
-    for index, (group, radius) in enumerate(zip(groups, radii, strict=True)):
-        if is_zero(group["rho"]):
-            continue
-        for param in group["params"]:
-            gradient = None if gradient_of is None else gradient_of(param)
-            if gradient is None and (gradient_of is not None or not param.requires_grad):
-                continue
-            if gradient is not None and gradient.layout is not torch.strided:
-                raise RuntimeError(
-                    f"a parameter of shape {tuple(param.shape)} in group {index} has a sparse gradient, which "
-                    "cannot be perturbed. Build its layer with sparse=False, or put it into a group with rho=0."
-                )
-            key = (index, *sharding.kind(param))
-            if key not in buckets:
-                buckets[key] = Bucket(group, radius)
-            buckets[key].add(param, gradient)
-    return list(buckets.values())
-
-
-class Perturbation(Protocol):
-    """Turns ascent gradients into ε."""
-
     defaults: dict[str, Any]
-    """Options that each parameter group may set for itself, with their values where it does not."""
+    """Options that each parameter group may set for itself, with their default values. One is `rho`."""
 
-    radius_options: frozenset[str]
-    """Those of them that lead to the radius and to nothing else: a captured step is told the radius, not them."""
+    radius_options: frozenset[str] = frozenset({"rho"})
+    """Those of them that only change the radius: a captured step gets the radius as a number, not these."""
 
-    acts_before_ascent: bool
-    """Whether it has something to do before the ascent pass, so that the passes cannot be run by hand."""
+    needs_ascent = True
+    """Whether it needs the gradient of an ascent pass. Without one, a step is one pass, at w + ε."""
 
-    alike_on_all_ranks: bool
-    """Whether it gives equal ε for equal gradients: what draws random numbers does not."""
+    acts_before_ascent = False
+    """Whether `before_ascent` does something, so that the passes cannot be run by hand."""
 
-    memory: Memory | None
+    alike_on_all_ranks = True
+    """Whether it gives equal ε for equal gradients: one that draws random numbers does not."""
+
+    memory: Memory | None = None
+    """What it keeps from step to step, and in checkpoints."""
 
     def check(self, group: dict[str, Any]) -> None:
-        """Raise if a parameter group's options cannot be used."""
+        """Raise if the options of a group cannot be used."""
 
     def radius(self, options: dict[str, Any]) -> float | Tensor:
-        """The radius of a group in this step, from its options. The host asks once a step, also of a captured one."""
+        """The radius of a group in this step, from its options: arithmetic of the host, once a step."""
+        return options["rho"]
 
     def begin_step(self) -> None:
-        """A step that perturbs begins: what the host has to do for it, also for a captured one."""
+        """Called on the host when a step that perturbs begins, also for a captured step."""
 
     def generators(self) -> list[torch.Generator]:
         """The random generators, on their devices, that a step draws from beside torch's own."""
+        return []
 
     def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
         """Before the ascent pass: buckets hold all parameters to perturb, no gradients.
 
-        Of a compiled model the pass gives all gradients, whatever `requires_grad` says; of a captured step only the
-        device can decide anything.
+        A compiled model computes all gradients, whatever `requires_grad` says. A captured step can decide nothing on
+        the host.
         """
 
     def after_ascent(self) -> None:
         """After the ascent pass, also when it raised: undo what is not to last."""
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
-        """Replace the gradients by ε, in place or but for a factor, and return the norm that they were divided by."""
+        """Replace the gradients by ε, in place or by `Bucket.multiply`; return the norm that they were divided by."""
+        raise NotImplementedError
 
 
-class Ball:
+class Ball(Perturbation):
     """The farthest point of a ball along the gradient: round (SAM) or, with `adaptive`, scaled by the weights (ASAM).
 
     ε = ρ T² g / ‖T g‖ with T = |w| + η in adaptive groups and T = 1 in the others, so that ‖T⁻¹ε‖ = ρ over all groups
     of one ρ. The paper's A-BiSAM has η = 0 and every parameter adaptive. ASAM's authors leave biases out, also those of
     normalisation layers, which is `{"params": …, "adaptive": False}` in a parameter group, and then have ρ = 0.5.
     """
-
-    radius_options = frozenset({"rho"})
-    acts_before_ascent = False
-    alike_on_all_ranks = True
-    memory: Memory | None = None
 
     def __init__(self, rho: float | Tensor = 0.05, *, adaptive: bool = False, eta: float = 0.0) -> None:
         self.defaults: dict[str, Any] = {"rho": rho, "adaptive": adaptive, "eta": eta}
@@ -198,28 +90,13 @@ class Ball:
         for name in ("rho", "eta"):
             _check_radius(name, group[name])
 
-    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
-        pass
-
-    def after_ascent(self) -> None:
-        pass
-
-    def radius(self, options: dict[str, Any]) -> float | Tensor:
-        return options["rho"]
-
-    def begin_step(self) -> None:
-        pass
-
-    def generators(self) -> list[torch.Generator]:
-        return []
-
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         for bucket in buckets:
             if bucket.options["adaptive"]:
                 _scale_by_weights(bucket)
-        norm = sharding.norm(bucket.whole_gradients for bucket in buckets)
+        norm = norm_of(bucket.whole_gradients for bucket in buckets)
         # ε is 0 where the gradient is, and all NaN where it is not finite: then the second pass is not finite either,
-        # and whoever guards the update (a GradScaler) skips it, with no need to look at the norm on the host
+        # and a GradScaler skips the update, with no need to read the norm on the host
         unit = torch.where(norm == 0, 0.0, torch.where(norm.isfinite(), 1 / norm, math.nan))
         for bucket in buckets:
             bucket.multiply(bucket.radius * unit)
@@ -266,14 +143,11 @@ class BallFollowingLearningRate(Ball):
         return low + (high - low) * (max(rate - least, 0.0) / reach if reach > 0 else 0.0)
 
 
-class Around:
-    """A perturbation that changes what goes into another, or what comes out of it."""
-
-    acts_before_ascent = False
-    alike_on_all_ranks = True
+class Around(Perturbation):
+    """A perturbation that changes the gradients that go into another, or the ε that comes out of it."""
 
     def __init__(self, inner: Perturbation) -> None:
-        if isinstance(inner, Around):  # which would have to act before the ascent too, and to know whom to leave out
+        if isinstance(inner, Around):  # both may act before the ascent, and leave out parameters
             raise TypeError(f"{type(self).__name__} goes around a ball, not around {type(inner).__name__}")
         self.inner = inner
         self.defaults, self.radius_options = inner.defaults, inner.radius_options
@@ -291,20 +165,14 @@ class Around:
     def generators(self) -> list[torch.Generator]:
         return self.inner.generators()
 
-    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
-        pass
-
-    def after_ascent(self) -> None:
-        pass
-
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         return self.inner(buckets)
 
 
 class Drawing(Around):
-    """One that draws random numbers, from generators that every step seeds anew.
+    """A perturbation that draws random numbers, from generators that every step seeds anew.
 
-    So the memory is one generator, whatever devices the numbers are drawn on, and a captured step draws in its graph.
+    So one generator is all it has to remember, whatever devices it draws on, and a captured step draws in its graph.
     """
 
     alike_on_all_ranks = False
@@ -343,9 +211,9 @@ class RandomTensors(Drawing):
     """ESAM's stochastic weight perturbation: each parameter tensor is kept with probability β, and those that are go to
     1/β of the radius, ε = (ρ/β) g/‖g‖ of the kept.
 
-    The others take no part in the ascent: their weight gradients are not computed, but where the model is compiled, for
-    a compiled graph has its gradients built in and does not ask again, or where the step is captured, for the choice is
-    made in the graph. At least one tensor is kept.
+    The others take no part in the ascent: their weight gradients are not computed, except where the model is compiled,
+    because a compiled graph computes all of its gradients, or where the step is captured, because the choice is made
+    in the graph. At least one tensor is kept.
     """
 
     acts_before_ascent = True
@@ -384,7 +252,7 @@ class RandomTensors(Drawing):
         for bucket in buckets:
             bucket.leave_out(self._dropped)
         left = [bucket for bucket in buckets if bucket.owners]
-        if not left:  # who was kept has no gradient
+        if not left:  # the tensors that were kept have no gradient
             return torch.zeros((), device=device)
         norm = self.inner(left)
         if self.beta != 1:
@@ -393,7 +261,7 @@ class RandomTensors(Drawing):
         return norm
 
     def _choice(self, count: int, device: torch.device) -> Tensor:
-        """Whom to keep, of so many."""
+        """Which of `count` tensors to keep."""
         draws = torch.rand(count, device=device, generator=self._generator(device))
         return (draws < self.beta) | (draws == draws.min())
 
@@ -434,10 +302,10 @@ class RandomStart(Drawing):
 
 
 class MinusMean(Around):
-    """Friendly SAM: climb the gradient without the running mean of those before it, g − σ m; then m ← λ m + (1 − λ) g.
+    """Friendly SAM: ascend the gradient without the running mean of those before it, g − σ m; then m ← λ m + (1 − λ) g.
 
-    The mean follows the gradients themselves, not what was climbed. It begins as a parameter's first gradient, which is
-    climbed whole.
+    The mean follows the gradients themselves, not their differences. It begins as a parameter's first gradient, which
+    is used whole.
     """
 
     def __init__(self, inner: Perturbation, sigma: float, decay: float) -> None:
@@ -449,7 +317,7 @@ class MinusMean(Around):
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         assert self.memory is not None
-        finite = sharding.norm(bucket.whole_gradients for bucket in buckets).isfinite()
+        finite = norm_of(bucket.whole_gradients for bucket in buckets).isfinite()
         for bucket in buckets:
             means, gradients = self.memory.of("mean", bucket.owners), bucket.gradients
             counts = self.memory.counts("finite", bucket.owners)
@@ -467,6 +335,32 @@ class MinusMean(Around):
         return self.inner(buckets)
 
 
+class AlongMomentum(Around):
+    """MSAM: ε = −ρ v/‖v‖, with v the momentum that the base optimizer keeps; there is no ascent pass.
+
+    `keys` are the names of the momentum in the base optimizer's state. Parameters without one are not perturbed.
+    """
+
+    needs_ascent = False
+
+    def __init__(self, inner: Perturbation, keys: Sequence[str] = ("momentum_buffer", "exp_avg")) -> None:
+        super().__init__(inner)
+        self.memory = None
+        self.keys = tuple(keys)
+
+    def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
+        device = buckets[0].params[0].device
+        for bucket in buckets:
+            momenta = [self._momentum(state) for state in bucket.states]
+            bucket.leave_out([owner for owner, v in zip(bucket.owners, momenta, strict=True) if v is None])
+            bucket.use([-v for v in momenta if v is not None])  # of their own: ε is computed in place
+        left = [bucket for bucket in buckets if bucket.owners]
+        return self.inner(left) if left else torch.zeros((), device=device)
+
+    def _momentum(self, state: Mapping[str, Any]) -> Tensor | None:
+        return next((state[key] for key in self.keys if isinstance(state.get(key), Tensor)), None)
+
+
 def _scale_by_weights(bucket: Bucket) -> None:
     """g ← T g, with T = |w| + η left in the parameters' own storage: they are saved, and a third copy is not needed."""
     if bucket.params[0].is_complex():
@@ -475,11 +369,6 @@ def _scale_by_weights(bucket: Bucket) -> None:
     if isinstance(bucket.options["eta"], Tensor) or bucket.options["eta"] != 0:
         torch._foreach_add_(bucket.params, bucket.options["eta"])
     torch._foreach_mul_(bucket.gradients, bucket.params)
-
-
-def is_zero(rho: float | Tensor) -> bool:
-    """Whether a group is left out. A tensor is not asked: that would wait for the device."""
-    return not isinstance(rho, Tensor) and rho == 0
 
 
 def _check_radius(name: str, value: Any) -> None:

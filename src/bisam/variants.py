@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from bisam.batches import HighestLoss, MostSensitive
+from bisam.plan import HighestLoss, MostSensitive
 from bisam.merge import Reuse, SurrogateGap
 from bisam.objectives import LowerBound, Objective, Phi
-from bisam.optimizer import Options, SharpnessAware
+from bisam.engine.optimizer import Options, SharpnessAware
 from bisam.perturbation import Ball, BallFollowingLearningRate, MinusMean, RandomStart, RandomTensors
-from bisam.settings import class_weights, setting
+from bisam.engine.objective_options import class_weights, setting
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bisam.batches import are_several
+from bisam.plan import are_several
 
 Data = tuple[Any, Tensor] | Iterable[tuple[Any, Tensor]]
 """One batch (x, y), or a list or loader of them. x is a tensor, a tuple (`model(*x)`) or a dict (`model(**x)`)."""

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bisam.batches import Batch
-from bisam.criterion import Criterion
+from bisam.plan import Batch
+from bisam.engine.criterion import Criterion
 from bisam.diagnostics.arguments import Data, Progress, batches_of, kind, plain, to_device
 from bisam.diagnostics.tally import Mean, Predictions, scalar
 from bisam.objectives import CrossEntropy, LowerBound, Objective, logits_of
-from bisam.snapshot import BufferSnapshot, RandomState, Snapshot
+from bisam.tensors.snapshot import BufferSnapshot, RandomState, Snapshot
 
 
 @dataclass

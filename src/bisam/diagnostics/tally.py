@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bisam.objectives import Objective, as_target, check_classification, correct
-from bisam.settings import divisor, is_of_labels, setting
+from bisam.engine.objective_options import divisor, is_of_labels, setting
 
 
 class Mean:

@@ -10,7 +10,7 @@ from torch import nn
 
 import bisam
 from bisam.lab.config import Config
-from bisam.optimizer import Options, SharpnessAware
+from bisam.engine.optimizer import Options, SharpnessAware
 
 Build = Callable[[torch.optim.Optimizer, nn.Module, Config, Options], SharpnessAware]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
-from bisam.snapshot import RandomState
+from bisam.tensors.snapshot import RandomState
 
 
 class Randomness:

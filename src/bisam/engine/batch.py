@@ -1,4 +1,4 @@
-"""The forward and backward passes of a step: closures that were given, or a batch that `minimize` runs by itself."""
+"""The work of a step: closures that the user gave, or a batch that `minimize` runs by itself."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from bisam.batches import Batch, Plan, ignored, per_sample, share
-from bisam.checks import Closure
-from bisam.criterion import Criterion
+from bisam.engine.checks import Closure
+from bisam.engine.criterion import Criterion, Pass
+from bisam.engine.objective_options import ignored, per_sample, setting, share
 from bisam.objectives import Objective, logits_of
+from bisam.plan import Batch, Plan
 
 
 def are_equal_batches(work: Sequence[Work]) -> TypeGuard[Sequence[Planned]]:
@@ -24,15 +25,15 @@ def are_equal_batches(work: Sequence[Work]) -> TypeGuard[Sequence[Planned]]:
 
 
 def precision(autocast: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
-    """Autocast to that type; None leaves on what the user has on."""
+    """Autocast to that type; None leaves the user's own autocast as it is."""
     return nullcontext() if autocast is None else torch.autocast(device.type, autocast)
 
 
 class Work(Protocol):
-    """What one perturbation is made of and made for. Each pass is closures whose gradients add up, over `divisor`."""
+    """The samples that share one ε, as closures for each pass. Gradients of the closures add up, over `divisor`."""
 
     share: float | Tensor
-    """What its descent gradient counts for in that of the step."""
+    """The weight of its descent gradient in that of the step."""
 
     @property
     def divisor(self) -> int: ...
@@ -44,7 +45,7 @@ class Work(Protocol):
 
 @dataclass
 class Given:
-    """Closures of the user's, each of an equal part of the batch: the same in every pass."""
+    """Closures that the user gave, each for an equal part of the batch: the same in every pass."""
 
     closures: Sequence[Closure]
     share: float | Tensor = 1.0
@@ -58,6 +59,10 @@ class Given:
 
     descent = plain = ascent
 
+    def loss_divisor(self, descent: Objective) -> int:
+        """What the loss of the whole, as telemetry has it, is divided by to be the mean of the closures' losses."""
+        return self.divisor if self.divisor > 1 and setting(descent, "reduction") == "sum" else 1
+
 
 @dataclass
 class Runner:
@@ -68,11 +73,9 @@ class Runner:
     plan: Plan
     autocast: torch.dtype | None
     scaled: Callable[[Tensor], Tensor]
-    zero_grad: Callable[[], None]
     keep_buffers: Callable[[], None]
 
     def backward(self, batch: Batch, factor: float | Tensor, scores: list[Tensor] | None) -> Tensor:
-        self.zero_grad()
         with precision(self.autocast, batch.y.device):
             output = batch.run(self.model)
             loss = self.criterion(output, batch.y)
@@ -81,7 +84,7 @@ class Runner:
                 values = per_sample(self.criterion.ascent, logits, batch.y)
                 left_out = ignored(self.criterion.ascent, batch.y)
                 scores.append(values if left_out is None else values.masked_fill(left_out, torch.inf))
-        if loss.requires_grad:  # else nothing that it depends on takes part in this pass
+        if loss.requires_grad:  # else the perturbation has frozen every parameter that the loss uses
             self.scaled(loss if isinstance(factor, float) and factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
         return loss
 
@@ -96,7 +99,7 @@ class Runner:
                 scores.append(per_sample(objective, logits, part.y))
                 if observe:
                     self.criterion.observe(logits, part.y)
-        torch.clear_autocast_cache()  # what it holds was cast without gradients
+        torch.clear_autocast_cache()  # its low-precision copies were made without gradients
         return torch.cat(scores)
 
 
@@ -138,10 +141,10 @@ class Planned:
         ]
 
     def _look(self, objective: Objective, batch: Batch, *, at_weights: bool) -> Tensor:
-        """Scores for the plan. What is seen of all samples at w is what buffers keep; at w + ε, what telemetry does."""
+        """Scores for the plan. At w, buffers keep the statistics of all samples; at w + ε, telemetry observes all."""
         scores = self.runner.look(objective, self.pieces, batch, observe=not at_weights)
         if at_weights:
             self.runner.keep_buffers()
         else:
-            self.runner.criterion.silent = True
+            self.runner.criterion.enter(Pass.DESCENT_OBSERVED)
         return scores

@@ -1,4 +1,4 @@
-"""What a step takes away and brings back: weights, buffers, random numbers."""
+"""What a step saves and restores: weights, buffers, random numbers."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bisam import sharding
+from bisam.tensors import buckets
 
 
 class Snapshot:
-    """Copies of tensors, brought back by copying: subtracting ε would leave the weights off by an ulp.
+    """Copies of tensors, restored by copying: subtracting ε would leave the weights off by an ulp.
 
-    The copies stay allocated between steps, so that a step asks the allocator for nothing.
+    The copies stay allocated between steps, so that a step allocates nothing.
     """
 
     def __init__(self) -> None:
         self.copies: list[Tensor] = []
-        self._originals: list[Tensor] = []
+        self._originals: list[Tensor] | None = None
         self._kinds: list[list[int]] = []
         self._by_owner: dict[Tensor, Tensor] = {}
 
     def save(self, tensors: Sequence[Tensor], owners: Sequence[Tensor] = ()) -> None:
-        """Copy the tensors; `owners` are whom to ask `copies_of` by, where the tensors are their shards."""
+        """Copy the tensors; `owners`, whose shards they may be, are the keys of `copies_of`."""
         if not _alike(self.copies, tensors):
-            self.copies = []  # gone before the new ones are there
+            self.copies = []  # freed before the new ones are allocated
             self.copies = [torch.empty_like(tensor) for tensor in tensors]
             self._kinds = _indices_by_kind(self.copies)
         self._originals = list(tensors)
@@ -35,14 +35,19 @@ class Snapshot:
     def copies_of(self, owners: Sequence[Tensor]) -> list[Tensor]:
         return [self._by_owner[owner] for owner in owners]
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether there is something to restore."""
+        return self._originals is not None
+
     def restore(self) -> None:
         if self._originals:
             self._copy(self._originals, self.copies)
         self.forget()
 
     def forget(self) -> None:
-        """What was saved is not to be brought back."""
-        self._originals = []
+        """Do not restore what was saved."""
+        self._originals = None
         self._by_owner = {}
 
     def _copy(self, to: list[Tensor], source: list[Tensor]) -> None:
@@ -51,7 +56,7 @@ class Snapshot:
 
 
 class BufferSnapshot:
-    """The buffers of a model, values and objects: the second pass must not leave its batch statistics behind.
+    """The buffers of a model, values and objects: the batch statistics of the second pass are not kept.
 
     Every buffer of every module is kept, whatever the module's class. One that the pass replaced by another tensor
     (`self.mean = …` rather than an update in place) is put back as the object it was; one that it created goes.
@@ -68,13 +73,13 @@ class BufferSnapshot:
         return self._values.copies
 
     def save_early(self) -> None:
-        """Save now, and let the next `save` pass: what comes between is not to be kept either."""
+        """Save now and skip the next `save`: what happens in between is not kept either."""
         self._early = False
         self.save()
         self._early = True
 
     def forget(self) -> None:
-        """What was saved is not to be brought back."""
+        """Do not restore what was saved."""
         self._early = False
         self._tables = []
         self._values.forget()
@@ -86,7 +91,7 @@ class BufferSnapshot:
         modules = self._model.modules() if self._model is not None else ()
         self._tables = [(module._buffers, dict(module._buffers)) for module in modules]
         buffers = [buffer for _, table in self._tables for buffer in table.values() if buffer is not None]
-        self._values.save([sharding.local(buffer) for buffer in buffers if _is_writable(buffer)])
+        self._values.save(buckets.locals_of(buffer for buffer in buffers if _is_writable(buffer)))
 
     def are_replaced(self) -> bool:
         """Whether a module has put another tensor in the place of one that was saved."""

@@ -1,14 +1,4 @@
-"""The whole step as one CUDA graph; several independent trainings side by side in one.
-
-    step = bisam.capture(optimizer)
-    for x, y in loader:
-        loss = step(x, y)                     # optimizer.minimize(x, y), with one launch instead of thousands
-
-The first steps run eagerly, and are steps like any other. Then one is captured: forward, backward, perturb, forward,
-backward, restore, update and telemetry become one graph, which each further call replays on its own batch. Learning
-rate and ρ are read anew at every step, so schedulers work; batch-norm statistics, dropout, hooks and checkpoints work
-as in an eager step. What a graph cannot hold runs eagerly, with a warning that says why.
-"""
+"""`capture` and `capture_together`: when a step is recorded as a graph, replayed, or run eagerly."""
 
 from __future__ import annotations
 
@@ -28,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisam.optimizer import Prepared, SharpnessAware
-from bisam.recording import Counter, Recording, Training, copied
+from bisam.capture.recording import Branch, Counter, Recording, copied
+from bisam.engine.optimizer import SharpnessAware
 
 __all__ = ["CapturedStep", "CapturedSteps", "capture", "capture_together"]
 
@@ -60,7 +50,7 @@ def capture(
     The base optimizer's update runs in its fused form, or else its foreach form. A batch of another shape gets a graph
     of its own when it comes for the second time. `optimizer.telemetry` is of the last step, until the next one begins.
     """
-    return CapturedStep(CapturedSteps([Training(optimizer, closure, generator, after)], warmup))
+    return CapturedStep(CapturedSteps([Branch(optimizer, closure, generator, after)], warmup))
 
 
 def capture_together(
@@ -89,7 +79,7 @@ def capture_together(
     own: Sequence[torch.Generator | None] = [None] * len(optimizers) if generators is None else generators
     if len(own) != len(optimizers):
         raise ValueError(f"{len(optimizers)} optimizers need as many generators, got {len(own)}")
-    return CapturedSteps([Training(o, None, g, after) for o, g in zip(optimizers, own, strict=True)], warmup)
+    return CapturedSteps([Branch(o, None, g, after) for o, g in zip(optimizers, own, strict=True)], warmup)
 
 
 class CapturedStep:
@@ -115,40 +105,40 @@ class CapturedStep:
 class CapturedSteps:
     """What `capture_together` returns."""
 
-    def __init__(self, trainings: list[Training], warmup: int) -> None:
+    def __init__(self, branches: list[Branch], warmup: int) -> None:
         if warmup < 1:
             raise ValueError(f"warmup must be at least 1, for state that the first step creates, got {warmup}")
-        self._trainings = trainings
+        self._branches = branches
         self._warmup = warmup
         self._seen: dict[int, int] = {}
         self._warned: set[str] = set()
         self._replays = Counter()
         self._graphs: dict[Any, _Graph] = {}
         self._streams: list[torch.cuda.Stream] = []
-        self.eager_because = _reason(trainings)
+        self.eager_because = _reason(branches)
         if self.eager_because is not None:
             _warn(f"{self.eager_because}. Every step runs eagerly, as optimizer.minimize does")
             return
         self._pool = torch.cuda.graph_pool_handle()
-        self._streams = [torch.cuda.Stream(training.device) for training in trainings]  # type: ignore[no-untyped-call]
+        self._streams = [torch.cuda.Stream(branch.device) for branch in branches]  # type: ignore[no-untyped-call]
         this = weakref.ref(self)
-        for training in trainings:
-            training.fit_state()
-            training.optimizer.register_load_state_dict_post_hook(partial(_reset, this))
+        for branch in branches:
+            branch.fit_state()
+            branch.optimizer.register_load_state_dict_post_hook(partial(_reset, this))
 
     def __call__(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
         """One step of each training on its batch `(x, y)`. Returns the losses at w."""
-        if len(batches) != len(self._trainings):
-            raise ValueError(f"{len(self._trainings)} trainings need as many batches, got {len(batches)}")
-        for training in self._trainings:
-            training.optimizer._refuse_while_perturbed("a captured step")
+        if len(batches) != len(self._branches):
+            raise ValueError(f"{len(self._branches)} trainings need as many batches, got {len(batches)}")
+        for branch in self._branches:
+            branch.replay.refuse_while_perturbed()
         if self.eager_because is not None:
-            return [training.eager(batch) for training, batch in zip(self._trainings, batches, strict=True)]
-        for training, batch in zip(self._trainings, batches, strict=True):
-            if (unfit := training.unfit(batch)) is not None:
+            return [branch.eager(batch) for branch, batch in zip(self._branches, batches, strict=True)]
+        for branch, batch in zip(self._branches, batches, strict=True):
+            if (unfit := branch.unfit(batch)) is not None:
                 self._warn_once(f"{unfit}. Steps on such batches run eagerly")
                 return self._eager(batches)
-        key = tuple(training.signature(batch) for training, batch in zip(self._trainings, batches, strict=True))
+        key = tuple(branch.signature(batch) for branch, batch in zip(self._branches, batches, strict=True))
         if key not in self._graphs and not self._is_time_to_capture(key, batches):
             return self._eager(batches)
         return self._graphs[key].replay(batches)
@@ -178,7 +168,7 @@ class CapturedSteps:
                 "option other than lr and rho, has changed. It runs eagerly"
             )
             return False
-        self.eager_because = _reason(self._trainings)  # which may have changed since
+        self.eager_because = _reason(self._branches)  # which may have changed since
         try:
             if self.eager_because is None:
                 self._graphs[key] = self._capture(batches)
@@ -198,12 +188,12 @@ class CapturedSteps:
 
     def _capture(self, batches: Sequence[Sequence[Any]]) -> _Graph:
         recordings = [
-            Recording(training, copied(tuple(batch)), self._replays)
-            for training, batch in zip(self._trainings, batches, strict=True)
+            Recording(branch, copied(tuple(batch)), self._replays)
+            for branch, batch in zip(self._branches, batches, strict=True)
         ]
         graph = torch.cuda.CUDAGraph()
-        for training in self._trainings:
-            for generator in training.generators():
+        for branch in self._branches:
+            for generator in branch.generators():
                 graph.register_generator_state(generator)
         outside = sys.exc_info()[1]
         try:
@@ -215,8 +205,8 @@ class CapturedSteps:
             ):
                 self._record(recordings)
         except Exception as error:
-            for training in self._trainings:
-                training.optimizer.abandon()
+            for branch in self._branches:
+                branch.replay.abandon()
             raise _explained(_first(error, outside)) from None
         return _Graph(graph, recordings)
 
@@ -233,12 +223,12 @@ class CapturedSteps:
 
     def _eager(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
         """On the streams of the capture: a gradient that is accumulated knows the stream that it began on."""
-        caller = torch.cuda.current_stream(self._trainings[0].device)
+        caller = torch.cuda.current_stream(self._branches[0].device)
         losses = []
-        for training, batch, stream in zip(self._trainings, batches, self._streams, strict=True):
+        for branch, batch, stream in zip(self._branches, batches, self._streams, strict=True):
             stream.wait_stream(caller)
             with torch.cuda.stream(stream):
-                losses.append(training.like_captured(batch))
+                losses.append(branch.like_captured(batch))
             caller.wait_stream(stream)
         return losses
 
@@ -257,12 +247,12 @@ class _Graph:
         """Replay inside of every optimizer's `step`, whose hooks belong around it: they may set a learning rate."""
         if number == len(self.recordings):
             for recording in self.recordings:
-                recording.training.refresh()
+                recording.branch.refresh()
             self.graph.replay()
             self.recordings[0].replays.count += 1
             return [recording.finish() for recording in self.recordings]
-        optimizer = self.recordings[number].training.optimizer
-        return optimizer.step(Prepared(partial(self._through_steps, number + 1)))
+        replay = self.recordings[number].branch.replay
+        return replay.with_hooks(partial(self._through_steps, number + 1))
 
 
 def _reset(steps: weakref.ref[CapturedSteps], _: torch.optim.Optimizer) -> None:
@@ -270,27 +260,27 @@ def _reset(steps: weakref.ref[CapturedSteps], _: torch.optim.Optimizer) -> None:
     this = steps()
     if this is not None:
         this.reset()
-        for training in this._trainings:
-            training.fit_state()
+        for branch in this._branches:
+            branch.fit_state()
 
 
-def _reason(trainings: Sequence[Training]) -> str | None:
+def _reason(branches: Sequence[Branch]) -> str | None:
     """Why no step of theirs can be captured, if so."""
-    devices = {param.device for training in trainings for param in training.optimizer._parameters()}
+    devices = {param.device for branch in branches for param in branch.replay.params}
     if any(device.type != "cuda" for device in devices):
         kinds = ", ".join(sorted({device.type for device in devices}))
         return f"a CUDA graph needs parameters on a CUDA device, and these are on {kinds}"
     if len(devices) > 1:
         return f"a captured step runs on one device, and the parameters are on {len(devices)}"
-    for training in trainings:
-        optimizer = training.optimizer
+    for branch in branches:
+        optimizer = branch.optimizer
         if optimizer.same_dropout:
             return "same_dropout sets random states from the host in the middle of a step"
         if optimizer.scaler is not None:
             return "a GradScaler decides on the host whether to update: use autocast=torch.bfloat16, which needs none"
-        if training.base_has_hooks():
+        if branch.replay.base_has_hooks():
             return "the base optimizer has step hooks of its own: register them on the sharpness-aware optimizer"
-        if not optimizer._sync.is_alone:
+        if not branch.replay.is_alone:
             return "a step of several processes is not captured"
     return None
 

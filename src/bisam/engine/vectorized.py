@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from bisam.batches import Batch, stack
-from bisam.criterion import Criterion
+from bisam.engine.criterion import Criterion, Pass
 from bisam.objectives import Objective, logits_of
-from bisam.snapshot import BufferSnapshot
+from bisam.plan import Batch, stack
+from bisam.tensors.snapshot import BufferSnapshot
 
 PerMicroBatch = dict[str, Tensor]
 """A tensor for each parameter, by name, with the micro-batches along its first dimension."""
@@ -36,13 +36,13 @@ class Vectorized:
         self, perturb: Callable[[dict[str, Tensor]], None], shares: Sequence[float | Tensor]
     ) -> dict[str, Tensor]:
         """The descent gradients, each at its own perturbed weights, added up by the shares of the micro-batches."""
-        self.criterion.enter("ascent")
+        self.criterion.enter(Pass.ASCENT)
         epsilon = self._gradients(self.criterion.ascent, self.params, shared=True)
         for part in range(self.parts):
             perturb({name: gradient[part] for name, gradient in epsilon.items()})
         names = list(epsilon)
         torch._foreach_add_([epsilon[name] for name in names], [self.params[name] for name in names])
-        self.criterion.enter("descent")
+        self.criterion.enter(Pass.DESCENT)
         fixed = {name: p.expand(self.parts, *p.shape) for name, p in self.params.items() if name not in epsilon}
         descent = self._gradients(self.criterion.descent, {**epsilon, **fixed}, shared=False)
         weights = torch.stack([torch.as_tensor(part, device=self.y.device) for part in shares])

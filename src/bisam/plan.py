@@ -1,20 +1,15 @@
-"""Which samples feed which gradient: what a batch is, how it is cut into parts, and who is chosen from it."""
+"""Which samples feed which gradient: what a batch is, how it is cut into parts, and which samples are chosen."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-
-from bisam.objectives import Objective, as_target
-from bisam.settings import divisor, setting
 
 
 @dataclass
@@ -83,89 +78,32 @@ def stack(xs: Sequence[Any], per_sample: Any) -> tuple[Any, Any]:
     return (torch.stack(list(xs)), 0) if per_sample else (first, None)
 
 
-def ignored(objective: Objective, target: Tensor) -> Tensor | None:
-    """Which samples the objective ignores altogether; None if it cannot ignore any."""
-    ignore_index = setting(objective, "ignore_index")
-    if ignore_index is None or target.is_floating_point():
-        return None
-    found = as_target(target) == ignore_index
-    return found.flatten(1).all(1) if found.dim() > 1 else found
-
-
-def share(objective: Objective, part: Tensor, whole: Tensor) -> float | Tensor:
-    """What the loss of a part counts for, so that the parts' losses, so weighted, add up to the whole batch's.
-
-    >>> share(torch.nn.CrossEntropyLoss(), torch.tensor([0, -100]), torch.tensor([0, -100, 1, 2, 3])).item()
-    0.25
-    """
-    return divisor(objective, part) / divisor(objective, whole)
-
-
-def per_sample(objective: Objective, logits: Tensor, target: Tensor) -> Tensor:
-    """The objective's value for each sample of the batch.
-
-    >>> per_sample(torch.nn.CrossEntropyLoss(), torch.zeros(3, 2), torch.tensor([0, 1, 1])).shape
-    torch.Size([3])
-    """
-    if setting(objective, "reduction") is None:
-        raise ValueError(
-            "choosing samples needs an objective with a reduction, such as torch.nn.CrossEntropyLoss(), got "
-            f"{objective!r}"
-        )
-    values = _unreduced(objective)(logits, target)
-    return values.flatten(1).mean(1) if values.dim() > 1 else values
-
-
-def _unreduced(objective: Any) -> Objective:
-    if hasattr(objective, "reduction"):
-        each = copy.copy(objective)
-        each.reduction = "none"
-        return each
-    if isinstance(objective, partial) and hasattr(objective.func, "reduction"):
-        return partial(_unreduced(objective.func), *objective.args, **objective.keywords)
-    return partial(objective, reduction="none")
-
-
 Look = Callable[[Batch], Tensor]
 """Each sample's score at the weights as they are now, by a forward pass without gradients."""
 
 
-class Plan(Protocol):
-    """Chooses samples of a batch for the two passes."""
+class Plan:
+    """All samples in both passes. Subclass it for a plan of your own: docs/extending.md has an example."""
 
-    chooses: bool
+    chooses = False
     """Whether it ever leaves samples out, so that it needs to see the batch (`minimize`)."""
 
-    needs_scores_of_ascent: bool
+    needs_scores_of_ascent = False
     """Whether `for_descent` compares with the ascent objective of each sample at w."""
 
     def check(self, size: int) -> None:
-        """Raise if it cannot choose from so many samples."""
+        """Raise if it cannot choose from a batch of this size."""
 
     def for_ascent(self, batch: Batch, look: Look) -> Batch:
         """The samples for both passes; `look` gives the descent's loss at w."""
+        return batch
 
     def for_descent(self, batch: Batch, before: Tensor | None, look: Look) -> Batch:
         """The samples for the descent, of those of the ascent; `look` gives the ascent's objective at w + ε."""
-
-
-class Everyone:
-    """All samples in both passes."""
-
-    chooses = False
-    needs_scores_of_ascent = False
-
-    def check(self, size: int) -> None:
-        pass
-
-    def for_ascent(self, batch: Batch, look: Look) -> Batch:
-        return batch
-
-    def for_descent(self, batch: Batch, before: Tensor | None, look: Look) -> Batch:
         return batch
 
 
-class MostSensitive(Everyone):
+class MostSensitive(Plan):
     """ESAM's sharpness-sensitive data selection: the ⌈γn⌉ samples whose ascent objective the perturbation raised most.
 
     The perturbed weights see all samples forward, without gradients; only the chosen ones are propagated back.
@@ -186,7 +124,7 @@ class MostSensitive(Everyone):
         return batch.rows((look(batch) - before).topk(count).indices)
 
 
-class HighestLoss(Everyone):
+class HighestLoss(Plan):
     """K-SAM: the k samples of highest loss at w, in both passes; k = None is half of the batch."""
 
     chooses = True

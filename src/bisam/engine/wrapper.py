@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisam.checks import check_group
-from bisam.memory import Memory
+from bisam.engine.checks import check_group
+from bisam.tensors.memory import Memory
 from bisam.merge import Merge
 from bisam.perturbation import Perturbation
 
 
 class Wrapper(torch.optim.Optimizer):
-    """What a sharpness-aware optimizer is to those who take it for a torch optimizer."""
+    """The torch.optim.Optimizer interface."""
 
     base: torch.optim.Optimizer
     perturbation: Perturbation
@@ -25,12 +25,16 @@ class Wrapper(torch.optim.Optimizer):
     def __init__(self, base: torch.optim.Optimizer) -> None:
         self.base = base
         self._steps = 0
-        self._perturbed = False
         self._kept: list[dict[str, Any]] = []
         groups, state = base.param_groups, base.state
         super().__init__(groups, base.defaults)
         base.param_groups, base.state = groups, state
         self._attach()
+
+    @property
+    def perturbed(self) -> bool:
+        """Whether the weights are at w + ε now."""
+        raise NotImplementedError
 
     def _attach(self) -> None:
         """Tie the base optimizer to this one: its checkpoint hooks are shared, its step is refused while perturbed."""
@@ -39,7 +43,7 @@ class Wrapper(torch.optim.Optimizer):
             setattr(self, name, getattr(self.base, name))
         this = weakref.ref(self)
 
-        def told(method: Callable[[Wrapper], None]) -> Callable[..., None]:
+        def calling(method: Callable[[Wrapper], None]) -> Callable[..., None]:
             def hook(*_: Any) -> None:
                 wrapper = this()
                 if wrapper is not None:
@@ -47,9 +51,9 @@ class Wrapper(torch.optim.Optimizer):
 
             return hook
 
-        self.base.register_step_pre_hook(told(Wrapper._refuse_step_of_base))
-        self.base.register_load_state_dict_pre_hook(told(Wrapper._keep_options))
-        self.base.register_load_state_dict_post_hook(told(Wrapper._put_options_back), prepend=True)
+        self.base.register_step_pre_hook(calling(Wrapper._refuse_step_of_base))
+        self.base.register_load_state_dict_pre_hook(calling(Wrapper._keep_options))
+        self.base.register_load_state_dict_post_hook(calling(Wrapper._put_options_back), prepend=True)
 
     # What is the base optimizer's is this optimizer's: one list of groups, one state, whoever replaces them.
 
@@ -162,7 +166,7 @@ class Wrapper(torch.optim.Optimizer):
             )
 
     def _refuse_while_perturbed(self, method: str) -> None:
-        if self._perturbed:
+        if self.perturbed:
             raise RuntimeError(
                 f"{method} called between ascend() and descend(): the weights are perturbed now. Call descend() first, "
                 "or restore() to give the step up."

@@ -1,7 +1,8 @@
-"""What an objective is set to, be it a module or a function: what it weighs, ignores and divides by."""
+"""Options of an objective, be it a module or a function: class weights, ignored labels, reduction."""
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bisam.objectives import LowerBound, Objective, label_weights, lower_bound
+from bisam.objectives import LowerBound, Objective, as_target, label_weights, lower_bound
 
 _FUNCTIONS = (F.cross_entropy, F.nll_loss, lower_bound)
 _DEFAULTS = {"weight": None, "ignore_index": -100, "reduction": "mean"}
@@ -52,6 +53,49 @@ def divisor(objective: Objective, target: Tensor) -> float | Tensor:
         return float(len(target))
     exact = torch.float32 if target.device.type == "mps" else torch.float64  # 1/3 of a batch is a third in float64 too
     return label_weights(target, class_weights(objective), ignore_index).sum(dtype=exact)
+
+
+def ignored(objective: Objective, target: Tensor) -> Tensor | None:
+    """Which samples the objective ignores altogether; None if it cannot ignore any."""
+    ignore_index = setting(objective, "ignore_index")
+    if ignore_index is None or target.is_floating_point():
+        return None
+    found = as_target(target) == ignore_index
+    return found.flatten(1).all(1) if found.dim() > 1 else found
+
+
+def share(objective: Objective, part: Tensor, whole: Tensor) -> float | Tensor:
+    """What the loss of a part counts for, so that the parts' losses, so weighted, add up to the whole batch's.
+
+    >>> share(torch.nn.CrossEntropyLoss(), torch.tensor([0, -100]), torch.tensor([0, -100, 1, 2, 3])).item()
+    0.25
+    """
+    return divisor(objective, part) / divisor(objective, whole)
+
+
+def per_sample(objective: Objective, logits: Tensor, target: Tensor) -> Tensor:
+    """The objective's value for each sample of the batch.
+
+    >>> per_sample(torch.nn.CrossEntropyLoss(), torch.zeros(3, 2), torch.tensor([0, 1, 1])).shape
+    torch.Size([3])
+    """
+    if setting(objective, "reduction") is None:
+        raise ValueError(
+            "choosing samples needs an objective with a reduction, such as torch.nn.CrossEntropyLoss(), got "
+            f"{objective!r}"
+        )
+    values = _unreduced(objective)(logits, target)
+    return values.flatten(1).mean(1) if values.dim() > 1 else values
+
+
+def _unreduced(objective: Any) -> Objective:
+    if hasattr(objective, "reduction"):
+        each = copy.copy(objective)
+        each.reduction = "none"
+        return each
+    if isinstance(objective, partial) and hasattr(objective.func, "reduction"):
+        return partial(_unreduced(objective.func), *objective.args, **objective.keywords)
+    return partial(objective, reduction="none")
 
 
 def _is_known_function(objective: Objective) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisam import sharding
+from bisam.tensors import buckets
 
 
 class Memory:
@@ -22,7 +22,7 @@ class Memory:
 
     def of(self, name: str, params: Sequence[Tensor]) -> list[Tensor]:
         """The tensor of that name of each parameter, zeros at first; this rank's shard, where there are shards."""
-        return self._table(name, params, lambda param: torch.zeros_like(sharding.local(param.detach())))
+        return self._table(name, params, lambda param: torch.zeros_like(buckets.local(param.detach())))
 
     def counts(self, name: str, params: Sequence[Tensor]) -> list[Tensor]:
         """A number for each parameter, 0 at first, on its device: the same on every rank."""
@@ -64,7 +64,7 @@ class Memory:
 
 
 def _fitted(tensor: Tensor, param: Tensor) -> Tensor:
-    shapes = (param.shape, sharding.local(param.detach()).shape)
+    shapes = (param.shape, buckets.local(param.detach()).shape)
     if tensor.shape not in (*shapes, ()):  # the last is a count's
         raise TypeError(f"a tensor of shape {tuple(tensor.shape)} for a parameter of shape {tuple(param.shape)}")
     dtype = param.dtype if tensor.is_complex() else param.dtype.to_real()

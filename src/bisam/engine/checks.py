@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import torch
 
-from bisam.batches import Plan
-from bisam.criterion import Criterion
+from bisam.engine.criterion import Criterion, Pass
 from bisam.merge import Merge
 from bisam.perturbation import Perturbation
-from bisam.sharding import GradientSync
+from bisam.plan import Plan
+from bisam.tensors.distributed import GradientSync
 
 Closure = Callable[[], Any]
 
@@ -69,6 +69,16 @@ def check_options(clip_norm: Any, scaler: Any, autocast: Any, micro_batch: Any) 
         raise ValueError(f"micro_batch must be a whole number of samples, at least 1, or None, got {micro_batch!r}")
 
 
+def check_ascent(perturbation: Perturbation, name: str, ascent: Any, micro_batch: Any) -> None:
+    """That a variant without an ascent pass has no options of one."""
+    if perturbation.needs_ascent:
+        return
+    if ascent is not None:
+        raise ValueError(f"{name} has no ascent pass, so ascent= has no meaning: remove it, got {ascent!r}")
+    if micro_batch is not None:
+        raise ValueError(f"{name} perturbs all samples alike, so micro_batch= has no meaning: use accumulate=")
+
+
 class Variant(Protocol):
     """What decides whether a form of the step can be used."""
 
@@ -95,7 +105,8 @@ def check_by_hand(variant: Variant) -> None:
     """That all it does happens in `ascend` and `descend`."""
     check_sees_batch(variant, "ascend()")
     merged = variant.merge.needs_gradient_at_weights or variant.merge.every > 1
-    if variant.same_dropout or variant.perturbation.acts_before_ascent or merged:
+    perturbation = variant.perturbation
+    if variant.same_dropout or perturbation.acts_before_ascent or not perturbation.needs_ascent or merged:
         reason = "same_dropout" if variant.same_dropout else type(variant).__name__
         raise RuntimeError(
             f"{reason} has something to do before the first pass, or after the second, that ascend() and descend() "
@@ -103,23 +114,23 @@ def check_by_hand(variant: Variant) -> None:
         )
 
 
-def check_asked(variant: Variant) -> None:
-    """That a closure has found out which of two objectives it is to compute."""
-    if variant.criterion.unasked:
+def check_used_criterion(variant: Variant) -> None:
+    """That the ascent pass of a bilevel variant computed the ascent's objective."""
+    if variant.criterion.bilevel and not variant.criterion.telemetry.used_criterion():
         raise RuntimeError(
-            f"{type(variant).__name__} climbs another objective than it descends, and the closure did not ask which it "
-            "is to compute. With one loss in both passes it is SAM: use loss = optimizer.criterion(output, target), or "
-            "choose the loss by optimizer.phase"
+            f"{type(variant).__name__} needs two losses, and the closure did not call its criterion: replace "
+            "F.cross_entropy(output, target) with optimizer.criterion(output, target). A closure that computes both "
+            "losses by itself, by optimizer.phase, goes with bisam.SAM, which takes any loss"
         )
 
 
-def warn_unless_asked(variant: Variant) -> None:
-    """By hand, the caller may have written both losses out."""
-    if variant.criterion.unasked:
+def warn_unless_criterion(variant: Variant) -> None:
+    """By hand, the caller may have computed both losses without the criterion."""
+    called = variant.criterion.current is not Pass.NONE and variant.criterion.telemetry.used_criterion()
+    if variant.criterion.bilevel and not called:
         warnings.warn(
-            f"ascend() takes the gradients of the first pass as they are, and {type(variant).__name__} was not asked "
-            "for their objective. With one loss in both passes this is SAM: use optimizer.criterion(output, target), "
-            "or choose by optimizer.phase",
+            f"ascend() uses the gradients of the first pass, which did not call {type(variant).__name__}'s criterion. "
+            "With one loss in both passes this is SAM: use optimizer.criterion(output, target)",
             stacklevel=3,
         )
 
@@ -132,6 +143,7 @@ def check_vectorize(variant: Variant, model: torch.nn.Module | None, sync: Gradi
     more = (
         variant.plan.chooses
         or variant.perturbation.acts_before_ascent
+        or not variant.perturbation.needs_ascent
         or variant.merge.needs_gradient_at_weights
         or variant.scaler is not None
         or variant.same_dropout

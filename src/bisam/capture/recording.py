@@ -1,4 +1,4 @@
-"""One training's part of a captured step: what goes into a graph, what comes out, and what the host does in between."""
+"""One branch of a captured step: what goes into a graph, what comes out, and what the host does in between."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisam.criterion import Observation, Telemetry
-from bisam.gradients import Gradients
-from bisam.optimizer import Prepared, SharpnessAware
-from bisam.perturbation import is_zero
+from bisam.engine.optimizer import SharpnessAware
+from bisam.engine.replay import Replay
+from bisam.engine.telemetry import Observation, Telemetry
+from bisam.tensors.buckets import is_zero
+from bisam.tensors.gradients import Gradients
 
 _LIVE = {"params", "lr", "initial_lr", "max_lr", "min_lr"}
-"""Options of a parameter group that no graph holds: lr, which is read anew as the radius is, and what leads to it."""
+"""Options of a parameter group that no graph holds: lr, which is read anew at each step, and what sets it."""
 
 
-class Training:
+class Branch:
     """One optimizer, and how to run its step."""
 
     def __init__(
@@ -37,7 +38,8 @@ class Training:
         if optimizer.model is None and closure is None:
             raise ValueError(f"a captured step runs the model: give it, as in {type(optimizer).__name__}(base, model)")
         self.optimizer, self.closure, self.after = optimizer, closure, after
-        self.device = optimizer._parameters()[0].device
+        self.replay = Replay(optimizer)
+        self.device = self.replay.params[0].device
         self.rates: list[Number] = []
         self.radii: list[Number] = []
         if generator is not None and generator.device.type != self.device.type:
@@ -50,48 +52,45 @@ class Training:
     def eager(self, batch: Sequence[Any]) -> Tensor:
         """A step as the optimizer runs it."""
         with self.own_random_numbers():
-            if self.closure is None:
-                loss = self.optimizer.minimize(*batch)
-            else:
-                work = self._plan_closure(*batch)
-                loss = self.optimizer.step(Prepared(partial(self.optimizer.run, work)))
+            loss = self.replay.with_hooks(partial(self.replay.run, self._closure(batch), batch))
         self._after()
         return loss
 
     def like_captured(self, batch: Sequence[Any]) -> Tensor:
-        """The same with the numbers of a captured step: one that is not captured rounds as those that are."""
+        """The same with the numbers of a captured step, so that both round alike."""
 
-        def told() -> Tensor:
+        def step() -> Tensor:
             self.fit_state()
             self.refresh()
             return self.run(batch)
 
-        return self.optimizer.step(Prepared(told))
+        return self.replay.with_hooks(step)
 
     def run(self, batch: Sequence[Any]) -> Tensor:
-        """The passes and the update, with all numbers on the device, in no `step` of its own."""
-        plan = self.optimizer.plan_batch if self.closure is None else self._plan_closure
-        with self.told_numbers(), self.own_random_numbers():
-            loss = self.optimizer.run(plan(*batch))
+        """The passes and the update, with all numbers on the device, without hooks."""
+        with self.numbers_on_device(), self.own_random_numbers():
+            loss = self.replay.run(self._closure(batch), batch)
         self._after()
         return loss
 
-    @contextmanager
-    def told_numbers(self) -> Iterator[None]:
-        """Have the optimizer take radii and learning rates from the device, and the base optimizer know that it can.
+    def _closure(self, batch: Sequence[Any]) -> Callable[[], Any] | None:
+        return None if self.closure is None else partial(self.closure, *batch)
 
-        Its groups look as ever afterwards: what is done for a graph is no part of a checkpoint.
+    @contextmanager
+    def numbers_on_device(self) -> Iterator[None]:
+        """Have the optimizer read radii and learning rates from the device, and the base optimizer run in a form that can.
+
+        Afterwards the parameter groups are as before: checkpoints do not see what is done for a graph.
         """
-        optimizer, groups = self.optimizer, self.optimizer.param_groups
+        groups = self.optimizer.param_groups
         before = [dict(group) for group in groups]
         try:
             for group, rate in zip(groups, self.rates, strict=True):
                 forms = {"fused": True, "foreach": "fused" not in group, "capturable": True}
                 group.update({name: value for name, value in forms.items() if name in group}, lr=rate.tensor)
-            optimizer._fixed_radii = [radius.tensor for radius in self.radii]
-            yield
+            with self.replay.with_radii([radius.tensor for radius in self.radii]):
+                yield
         finally:
-            optimizer._fixed_radii = None
             for group, options in zip(groups, before, strict=True):
                 group.update(
                     {name: options[name] for name in ("lr", "fused", "foreach", "capturable") if name in options}
@@ -102,21 +101,16 @@ class Training:
             with torch.no_grad():
                 self.after(self.optimizer)
 
-    def _plan_closure(self, *batch: Any) -> Any:
-        assert self.closure is not None
-        return self.optimizer.plan_closure(partial(self.closure, *batch))
-
     def refresh(self) -> None:
-        """What the host does for every step: tell the device this step's learning rates and radii."""
+        """What the host does for every step: write its learning rates and radii to the device."""
         groups = self.optimizer.param_groups
         while len(self.rates) < len(groups):
             self.rates.append(Number(self.device))
             self.radii.append(Number(self.device))
         for group, rate in zip(groups, self.rates, strict=True):
             rate.update(group["lr"])
-        if self.optimizer._perturbs():
-            self.optimizer.perturbation.begin_step()
-            for radius, value in zip(self.radii, self.optimizer._radii(), strict=True):
+        if self.replay.perturbs:
+            for radius, value in zip(self.radii, self.replay.begin_step(), strict=True):
                 radius.update(value)
 
     def generators(self) -> list[torch.Generator]:
@@ -148,31 +142,26 @@ class Training:
                 torch.set_rng_state(state)
 
     def fit_state(self) -> None:
-        """Have the base optimizer keep what it keeps as a fused update needs it: a checkpoint may have it otherwise."""
+        """Lay out the base optimizer's state as a fused update needs it: that of a checkpoint may be laid out otherwise."""
         for param, state in self.optimizer.state.items():
             for name, value in state.items():
                 if isinstance(value, Tensor):
                     state[name] = _fitting(value, param)
 
-    def base_has_hooks(self) -> bool:
-        """Whether somebody else's hooks are on the base optimizer's step; one there is the engine's own."""
-        base = self.optimizer.base
-        return len(base._optimizer_step_pre_hooks) > 1 or bool(base._optimizer_step_post_hooks)
-
     def unfit(self, batch: Sequence[Any]) -> str | None:
-        """Why a graph cannot take this batch, if so: it is given tensors on its device, and knows constants."""
+        """Why a graph cannot take this batch, if so: it takes tensors on its device, and constants."""
         for leaf in _leaves(tuple(batch)):
             if isinstance(leaf, Tensor):
                 if leaf.device != self.device:
                     return f"a tensor of the batch is on {leaf.device}, and the model on {self.device}"
             elif not isinstance(leaf, (str, int, float, bool, type(None))):
-                return f"the batch holds an object of type {type(leaf).__name__}, and a graph can be given tensors only"
+                return f"the batch holds an object of type {type(leaf).__name__}, and a graph takes tensors only"
         return None
 
     def signature(self, batch: Sequence[Any]) -> Any:
-        """What a graph was captured for: nothing else may differ in a step that replays it."""
+        """What must be equal in all steps that replay one graph."""
         optimizer, model = self.optimizer, self.optimizer.model
-        perturbs = optimizer._perturbs()  # which completes the groups
+        perturbs = self.replay.perturbs  # which completes the groups
         live = _LIVE | optimizer.perturbation.radius_options
         options = [
             (is_zero(group["rho"]), *((name, value) for name, value in group.items() if name not in live))
@@ -182,8 +171,8 @@ class Training:
             _shape(batch),
             perturbs,
             tuple(map(str, options)),
-            tuple((p.data_ptr(), p.requires_grad) for p in optimizer._parameters()),
-            tuple(tensor.data_ptr() for tensor in self.kept_tensors()),
+            tuple((p.data_ptr(), p.requires_grad) for p in self.replay.params),
+            tuple(tensor.data_ptr() for tensor in self.replay.kept_tensors()),
             tuple(
                 str(value) for state in optimizer.state.values() for value in state.values() if not _is_tensor(value)
             ),
@@ -194,46 +183,34 @@ class Training:
             (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
         )
 
-    def kept_tensors(self) -> list[Tensor]:
-        """What lasts from step to step beside the parameters: buffers, the base optimizer's state, the variant's."""
-        optimizer = self.optimizer
-        buffers = [] if optimizer.model is None else list(optimizer.model.buffers())
-        state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
-        tables = [table for memory in optimizer._memories().values() for table in memory.tensors.values()]
-        return [*buffers, *state, *(tensor for table in tables for tensor in table.values())]
-
 
 @dataclass
 class Counter:
-    """How many steps were replayed, of whichever graph: they share their memory."""
+    """The number of steps that were replayed, of all graphs: they share their memory."""
 
     count: int = 0
 
 
 @dataclass
 class Recording:
-    """One training's part of a graph: what goes in, and what comes out."""
+    """One branch of a graph: what goes in, and what comes out."""
 
-    training: Training
+    branch: Branch
     batch: tuple[Any, ...]
     replays: Counter
     loss: Tensor = field(init=False)
     telemetry: Telemetry = field(init=False)
     gradients: Gradients = field(init=False)
     addressed: list[Tensor] = field(init=False)
-    """All that the graph reads and writes outside of its own memory: kept from being freed as long as it may run."""
+    """All that the graph reads and writes outside of its own memory: not to be freed while it may run."""
 
     def record(self) -> None:
-        optimizer = self.training.optimizer
-        steps = optimizer._steps
-        try:
-            self.loss = self.training.run(self.batch)
-        finally:
-            optimizer._steps = steps
-        copies = [*optimizer._weights.copies, *optimizer._buffers.copies]
-        self.addressed = [*optimizer._parameters(), *self.training.kept_tensors(), *copies]
-        self.telemetry = optimizer.telemetry
-        self.gradients = [param.grad for param in optimizer._parameters()]
+        replay = self.branch.replay
+        with replay.recording():
+            self.loss = self.branch.run(self.batch)
+        self.addressed = [*replay.params, *replay.kept_tensors(), *replay.copies()]
+        self.telemetry = replay.optimizer.telemetry
+        self.gradients = [param.grad for param in replay.params]
 
     def load(self, batch: Sequence[Any]) -> None:
         """Before a replay: this step's batch."""
@@ -243,13 +220,7 @@ class Recording:
 
     def finish(self) -> Tensor:
         """After a replay: what an eager step would have left behind."""
-        optimizer = self.training.optimizer
-        optimizer._steps += 1
-        optimizer._opt_called = True
-        optimizer.criterion.telemetry = BorrowedTelemetry(self)
-        for param, gradient in zip(optimizer._parameters(), self.gradients, strict=True):
-            if param.grad is not gradient:
-                param.grad = gradient
+        self.branch.replay.finish(BorrowedTelemetry(self), self.gradients)
         return self.loss.clone()
 
 
@@ -273,7 +244,7 @@ class BorrowedTelemetry(Telemetry):
 
     def __init__(self, recording: Recording) -> None:
         self._recording, self._replay = recording, recording.replays.count
-        self._ascent, self._descent = recording.telemetry._ascent, recording.telemetry._descent
+        self._players = recording.telemetry._players
 
     def _captured(self) -> Telemetry:
         if self._recording.replays.count != self._replay:
@@ -284,7 +255,7 @@ class BorrowedTelemetry(Telemetry):
         return self._recording.telemetry
 
     def __reduce__(self) -> Any:
-        return Telemetry, (self._ascent, self._descent)  # a copy has no graph to read from
+        return Telemetry, (self._players,)  # a copy has no graph to read from
 
     @property
     def _at_weights(self) -> list[Observation]:  # type: ignore[override]
@@ -326,7 +297,7 @@ def _cloned(tensor: Tensor | None) -> Tensor | None:
 
 
 def _shape(value: Any) -> Any:
-    """Structure, shapes and types; whatever is no tensor by its value."""
+    """Structure, shapes and types; what is not a tensor by its value."""
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.dtype, value.device)
     if isinstance(value, Mapping):

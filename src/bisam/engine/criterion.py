@@ -1,0 +1,137 @@
+"""`optimizer.criterion`: the loss whose objective depends on the pass that it is called in."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bisam.engine import objective_options
+from bisam.engine.telemetry import Players, Telemetry
+from bisam.objectives import CrossEntropy, LowerBound, Objective, logits_of
+
+Phase = Literal["ascent", "descent", "plain"]
+"""What the next backward pass is for; "plain" is a step that does not perturb."""
+
+
+class Pass(Enum):
+    """The pass that the criterion is called in."""
+
+    NONE = "no step has begun: the first call of the criterion begins one"
+    ASCENT = "the ascent's objective"
+    DESCENT = "the descent's objective at w + ε"
+    DESCENT_OBSERVED = "the same, where telemetry has seen all samples before some of them were chosen"
+    PLAIN = "the descent's objective at w, in a step that does not perturb"
+    EXTRA = "the descent's objective at w, for a merge that needs its gradient beside the ascent's; not observed"
+
+
+_PHASES: dict[Pass, Phase] = {
+    Pass.NONE: "ascent",
+    Pass.ASCENT: "ascent",
+    Pass.DESCENT: "descent",
+    Pass.DESCENT_OBSERVED: "descent",
+    Pass.PLAIN: "plain",
+    Pass.EXTRA: "plain",
+}
+_NOT_OBSERVED = (Pass.DESCENT_OBSERVED, Pass.EXTRA)
+
+
+class Criterion:
+    """The ascent's objective in the ascent pass, the descent's in the descent pass.
+
+    Call it as any loss, `criterion(output, target)`; `output` is the logits or an object with a `logits` attribute.
+    With gradients switched off it is the descent's loss and is not observed, so validation code can call it too.
+    """
+
+    def __init__(self, ascent: Objective | None, descent: Objective | None) -> None:
+        for name, objective in {"ascent": ascent, "descent": descent}.items():
+            if objective is not None and not callable(objective):
+                raise TypeError(
+                    f"{name} must be an objective to call with (output, target), such as bisam.LowerBound() or "
+                    f"torch.nn.CrossEntropyLoss(), got {objective!r}"
+                )
+        self.descent: Objective = CrossEntropy() if descent is None else descent
+        self.ascent: Objective = self.descent if ascent is None else ascent
+        self.current = Pass.NONE
+        # Q's own task is that of cross entropy; beside another loss, the first targets are checked
+        self._knows_the_task = not isinstance(self.ascent, LowerBound) or objective_options.is_of_labels(self.descent)
+        self._players = Players.of(self.ascent, self.descent)
+        self.telemetry = Telemetry(self._players)
+
+    def __call__(self, output: Any, target: Tensor) -> Tensor:
+        logits = logits_of(output)
+        if not torch.is_grad_enabled():
+            return self.descent(logits, target)
+        if isinstance(logits, Tensor) and logits.numel() == 0:
+            raise ValueError(f"the batch is empty: the model's output has shape {tuple(logits.shape)}")
+        if not self._knows_the_task:
+            self.check_task(target)
+        if self.current is Pass.NONE:
+            self.begin()
+        loss = self.objective(logits, target)
+        if loss.dim() != 0:
+            raise ValueError(
+                f"an objective must return a scalar to step on, got shape {tuple(loss.shape)} from {self.objective}. "
+                'Use reduction="mean" or "sum"'
+            )
+        if self.current not in _NOT_OBSERVED:
+            self.record(logits, target, loss)
+        return loss
+
+    @property
+    def phase(self) -> Phase:
+        """What the next backward pass is for."""
+        return _PHASES[self.current]
+
+    @property
+    def objective(self) -> Objective:
+        """The objective of the current pass."""
+        return self.ascent if _PHASES[self.current] == "ascent" else self.descent
+
+    @property
+    def bilevel(self) -> bool:
+        """Whether the two players have different objectives."""
+        return self.ascent is not self.descent
+
+    def begin(self) -> None:
+        """Begin a step, with new telemetry and the ascent pass. The old telemetry keeps its values."""
+        self.telemetry = Telemetry(self._players)
+        self.current = Pass.ASCENT
+
+    def enter(self, current: Pass) -> None:
+        """Begin a pass."""
+        if self.current is Pass.NONE:
+            self.begin()
+        self.current = current
+
+    def finish(self) -> None:
+        """End the step: its telemetry stays readable until the next one begins."""
+        self.current = Pass.NONE
+
+    def observe(self, logits: Tensor, target: Tensor) -> None:
+        """Record what the descent's loss would be, where a pass looks at samples without descending them."""
+        self.record(logits, target, self.descent(logits, target))
+
+    def record(self, logits: Tensor, target: Tensor, loss: Tensor) -> None:
+        """Record a pass that gave this value of its objective."""
+        if self.current is Pass.NONE:
+            self.begin()
+        self.telemetry.record(
+            logits, target, loss, climbing=self.current is Pass.ASCENT, perturbed=self.current is Pass.DESCENT
+        )
+
+    def check_task(self, target: Any) -> None:
+        """Q is of one label for each sample, or of probabilities. Looked at once: it waits for the device."""
+        if self._knows_the_task:
+            return
+        if isinstance(target, Tensor) and target.is_floating_point():
+            total = target.sum(1) if target.dim() > 1 else torch.zeros(())
+            if not (torch.allclose(total, torch.ones_like(total), atol=1e-2) and bool((target >= 0).all())):
+                raise ValueError(
+                    f"Q bounds the error of a classification with one label for each sample, and the targets of shape "
+                    f"{tuple(target.shape)} are not class indices or probabilities (N, K). For two classes give the "
+                    "model two logits and use cross entropy; otherwise use a variant without Q, such as SAM"
+                )
+        self._knows_the_task = True

@@ -1,0 +1,290 @@
+"""`SharpnessAware`: one sharpness-aware step around any torch optimizer. Variants are compositions of its parts.
+
+A step is two passes. The first gives the ascent gradient at w; `ascend` turns it into ε and moves to w + ε. The
+second gives the descent gradient there; `descend` brings w back, bit for bit, and lets the base optimizer update it.
+What a step does in detail is in `passes.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from bisam.engine.batch import Given, Planned, Runner, Work
+from bisam.engine.checks import (
+    Closure,
+    as_closures,
+    check_ascent,
+    check_base,
+    check_by_hand,
+    check_options,
+    check_sees_batch,
+    check_vectorize,
+    warn_unless_criterion,
+)
+from bisam.engine.criterion import Criterion, Phase
+from bisam.engine.objective_options import share
+from bisam.engine.passes import TwoPasses
+from bisam.merge import Merge
+from bisam.objectives import Objective
+from bisam.perturbation import Ball, Perturbation
+from bisam.plan import Batch, Plan
+from bisam.tensors import gradients, scaling
+from bisam.tensors.distributed import GradientSync, ranks
+from bisam.tensors.snapshot import BufferSnapshot, Snapshot
+
+
+class Options(TypedDict, total=False):
+    """Options of every variant, beside its own arguments."""
+
+    ascent: Objective | None
+    descent: Objective | None
+    micro_batch: int | None
+    vectorize: bool
+    every: int
+    clip_norm: float | None
+    sharpness: str | None
+    scaler: torch.amp.GradScaler | None
+    autocast: torch.dtype | None
+    same_dropout: bool
+
+
+class SharpnessAware(TwoPasses):
+    """A base optimizer that descends from the worst point nearby.
+
+    Args:
+        base: any torch optimizer but LBFGS; its parameter groups, state and schedulers are this optimizer's too.
+        model: the model that owns the parameters, as it is run: wrapped by DistributedDataParallel, if it will be.
+            Needed by `minimize`, to bring back buffers (batch-norm statistics) that the second pass changes, and to
+            keep DistributedDataParallel from averaging what need not be. May be set later.
+        perturbation: from the ascent gradient to ε.
+        plan: which samples of a batch feed which pass.
+        merge: which gradient reaches the base optimizer, and when the weights are perturbed.
+        ascent: the objective to maximise. Default: same as `descent`.
+        descent: the objective to minimise at w + ε. Default: cross entropy.
+        micro_batch: `minimize` perturbs each micro-batch of this many samples by itself and averages gradients (mSAM).
+        vectorize: run the micro-batches as one batched computation (`torch.func`). Faster on a GPU, for several times
+            the memory; impossible with batch norm.
+        every: perturb in every k-th step only, beginning with the first.
+        clip_norm: clip the gradient that reaches the base optimizer to this norm.
+        sharpness: with several ranks, perturb each by its own gradient ("local") or all alike ("global").
+            Default: local for DistributedDataParallel, global for sharded parameters.
+        scaler: a GradScaler. Backward passes run on `scaler.scale(loss)`; unscaling, skipping and `scaler.update()`
+            are done here.
+        autocast: the type for `torch.autocast` around the forward passes of `minimize`.
+        same_dropout: draw the same random numbers (dropout masks) in both passes.
+    """
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        *,
+        perturbation: Perturbation | None = None,
+        plan: Plan | None = None,
+        merge: Merge | None = None,
+        ascent: Objective | None = None,
+        descent: Objective | None = None,
+        micro_batch: int | None = None,
+        vectorize: bool = False,
+        every: int = 1,
+        clip_norm: float | None = None,
+        sharpness: str | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        autocast: torch.dtype | None = None,
+        same_dropout: bool = False,
+    ) -> None:
+        self.perturbation: Perturbation = Ball() if perturbation is None else perturbation
+        self.plan: Plan = Plan() if plan is None else plan
+        self.merge: Merge = Merge(every) if merge is None else merge
+        if merge is not None and every != 1:
+            raise ValueError(
+                f"every is the merge's own: give it to {type(merge).__name__}, got every={every} beside it"
+            )
+        check_base(base, self.perturbation)
+        check_options(clip_norm, scaler, autocast, micro_batch)
+        check_ascent(self.perturbation, type(self).__name__, ascent, micro_batch)
+        self.criterion = Criterion(ascent, descent)
+        self.micro_batch = micro_batch
+        self.vectorize = vectorize
+        self.clip_norm = clip_norm
+        self.sharpness = sharpness
+        self.scaler = scaler
+        self.autocast = autocast
+        self.same_dropout = same_dropout
+        self.base = base
+        self.model = model
+        self._weights = Snapshot()
+        self._stale = None
+        self._fixed_radii = None
+        super().__init__(base)
+
+    @property
+    def model(self) -> nn.Module | None:
+        return self._model
+
+    @model.setter
+    def model(self, model: nn.Module | None) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
+        sync = GradientSync(model, self.sharpness)
+        if self.vectorize:
+            check_vectorize(self, model, sync)
+        if not self.perturbation.alike_on_all_ranks and not sync.perturbs_each_rank:
+            raise ValueError(
+                f"{type(self).__name__} draws random numbers, and ranks would not draw the same: it cannot perturb all "
+                'of them alike (sharpness="global", or sharded parameters)'
+            )
+        self._sync = sync
+        self._buffers = BufferSnapshot(model)
+        self._model = model
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients. Closures may call it, or not: in a step each of them starts with none."""
+        self._stale = None
+        gradients.unmark(self._parameters())
+        self.base.zero_grad(set_to_none)
+
+    # The step, in its three forms.
+
+    def step(self, closure: Closure | Sequence[Closure] | None = None) -> Any:
+        """One step. The closure computes `criterion(model(x), y)`, calls `backward` on it and returns it, twice.
+
+        A list of closures, each of an equally large micro-batch, is one step on all of them together.
+
+        Returns what the closure returned at w; for the bilevel variants the descent's loss there, if it used
+        `criterion` once. The gradient of the update stays in `.grad` until the next step, or `zero_grad`, clears it.
+        """
+        return self.run(self.plan_closure(closure))
+
+    @torch.optim.Optimizer.profile_hook_step  # as torch decorates `step`: hooks and the profiler see one step
+    def minimize(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Tensor:
+        """The whole step on one batch: forward and backward passes, accumulation, autocast, clipping, update.
+
+        `x` is what the model takes: a tensor, a tuple (`model(*x)`) or a dict (`model(**x)`). `accumulate` cuts the
+        batch, or each micro-batch, into this many parts that run one after the other, for the gradient of the whole: of
+        the inputs those tensors are cut that have as many rows as `y`. Gradients from before are cleared.
+
+        Returns the descent's loss at w; without an ascent pass (MSAM), at w + ε.
+        """
+        return self.run(self.plan_batch(x, y, accumulate=accumulate))
+
+    def ascend(self) -> None:
+        """After the first backward pass: move the weights to w + ε and clear the gradients."""
+        if self.perturbed:
+            raise RuntimeError(
+                "ascend() called twice: the weights are perturbed already. Call descend() after the second backward "
+                "pass, or restore() to give this step up."
+            )
+        self._refuse_inference("ascend()")
+        params = self._parameters()
+        if gradients.any_of_last_step(params):
+            raise RuntimeError(
+                "ascend() found the gradient of the last step beneath the new one. Call optimizer.zero_grad() before "
+                "the first backward pass"
+            )
+        check_by_hand(self)
+        self._require_gradients("ascend()", "the first backward pass")
+        warn_unless_criterion(self)
+        self._ascend([param.grad for param in params])
+        gradients.take(params)
+
+    def descend(self, *, zero_grad: bool = True) -> None:
+        """After the second backward pass: bring w back, bit for bit, let the base optimizer step, clear gradients."""
+        if not self.perturbed:
+            raise RuntimeError(
+                "descend() called before ascend(): there is no perturbation to take back. Call ascend() after the "
+                "first backward pass, or use step(closure), which runs both passes."
+            )
+        self._bring_back()
+        self.criterion.finish()
+        self._require_gradients("descend()", "the second backward pass")
+        self._update(self._parameters())
+        if zero_grad:
+            self.zero_grad()
+
+    def restore(self) -> None:
+        """Give a step up: weights and buffers as before `ascend`, no gradients. Does nothing between steps."""
+        if self.perturbed:
+            self._bring_back()
+            self.criterion.finish()
+            scaling.forget(self.scaler, self)
+            self.zero_grad()
+
+    @property
+    def phase(self) -> Phase:
+        """What the next backward pass is for: "ascent", "descent", or "plain" in a step that does not perturb."""
+        return self.criterion.phase
+
+    # The parts of a step, for those who run it in another way, as `bisam.capture` does.
+
+    def plan_closure(self, closure: Closure | Sequence[Closure] | None) -> Sequence[Work]:
+        """The work of `step`."""
+        work = [Given([closure] if callable(closure) else as_closures(closure))]
+        if self.plan.chooses or self.micro_batch is not None:
+            check_sees_batch(self, "step(closure)")
+        self._refuse_while_perturbed("step()")
+        return work
+
+    def plan_batch(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Sequence[Work]:
+        """The work of `minimize`."""
+        if self.model is None:
+            raise RuntimeError(f"minimize() runs the model: give it, as in {type(self).__name__}(base, model)")
+        if accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+        if not isinstance(y, Tensor):
+            raise TypeError(f"y must be a tensor of targets, got {type(y).__name__}. For others use step(closure)")
+        if len(y) == 0:
+            raise ValueError(f"the batch is empty: y has shape {tuple(y.shape)}")
+        if not self._sync.averages:
+            raise RuntimeError(
+                f"minimize() runs the model that this optimizer was given, and {ranks()} ranks would drift apart: it "
+                "is neither wrapped by DistributedDataParallel nor sharded. Wrap it and set optimizer.model"
+            )
+        self._refuse_while_perturbed("minimize()")
+        scaled = partial(scaling.scaled, self.scaler)
+        runner = Runner(self.model, self.criterion, self.plan, self.autocast, scaled, self._buffers.save_early)
+        micro_batches = Batch(x, y).cut(self.micro_batch if self.micro_batch and self._perturbs() else len(y))
+        for micro_batch in micro_batches:
+            self.plan.check(len(micro_batch))
+        shares = [1.0 if len(micro_batches) == 1 else share(self.criterion.descent, b.y, y) for b in micro_batches]
+        return [Planned(runner, b, accumulate, part) for b, part in zip(micro_batches, shares, strict=True)]
+
+    def run(self, work: Sequence[Work]) -> Any:
+        """The step on this work. Returns the loss, as `step` does."""
+        values = self._run(work)
+        if not isinstance(work[0], Given):
+            loss = self.telemetry.loss
+            return self.telemetry.perturbed_loss if loss is None else loss
+        value = _mean(values)
+        if not self.criterion.bilevel and value is not None:
+            return value
+        loss, divisor = self.telemetry.loss, work[0].loss_divisor(self.criterion.descent)
+        return value if loss is None else loss if divisor == 1 else loss / divisor
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self.perturbation.defaults.items())
+        return (
+            f"{type(self).__name__}({options}, ascent={self.criterion.ascent}, descent={self.criterion.descent},\n"
+            f"base={self.base})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what belongs to this object alone: hooks, a scheduler's patch of `step`, the copies of the weights."""
+        self._refuse_while_perturbed("copying or pickling")
+        state = {name: value for name, value in self.__dict__.items() if "_hooks" not in name and name != "step"}
+        return {**state, "_weights": Snapshot(), "_buffers": BufferSnapshot(self.model), "_stale": None}
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """The mean of what the closures of a list returned; the first of them where they cannot be added up."""
+    if len(values) == 1 or values[0] is None:
+        return values[0]
+    try:
+        return sum(values) / len(values)
+    except TypeError:
+        return values[0]

@@ -1,0 +1,382 @@
+"""What one step does: the ascent pass at w, the move to w + ε, the descent pass there, the way back, the update.
+
+A step owns its gradients. Every closure starts with none in `.grad`; what it leaves there is taken and summed
+elsewhere, so it does not matter whether, or how, a closure clears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bisam.engine.batch import Given, Planned, Work, are_equal_batches, precision
+from bisam.engine.checks import Closure, check_used_criterion
+from bisam.engine.criterion import Criterion, Pass, Telemetry
+from bisam.engine.vectorized import Vectorized
+from bisam.engine.wrapper import Wrapper
+from bisam.tensors import gradients, scaling
+from bisam.tensors.buckets import Bucket, into_buckets, is_zero
+from bisam.tensors.distributed import GradientSync
+from bisam.tensors.gradients import Gradients
+from bisam.tensors.snapshot import BufferSnapshot, RandomState, Snapshot
+
+
+class TwoPasses(Wrapper):
+    """The passes of a step around a base optimizer. `SharpnessAware` is its public form."""
+
+    criterion: Criterion
+    vectorize: bool
+    clip_norm: float | None
+    scaler: torch.amp.GradScaler | None
+    autocast: torch.dtype | None
+    same_dropout: bool
+
+    # What lives across a pass:
+    _weights: Snapshot
+    """The weights at w, while they are perturbed."""
+    _buffers: BufferSnapshot
+    _stale: Gradients | None
+    """Gradients from before the step, until its first closure clears them by `zero_grad`."""
+    _fixed_radii: list[Tensor] | None
+    """The radius of each group as a tensor on the device: in a captured step."""
+
+    model: nn.Module | None
+    _sync: GradientSync
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """What the current step, or the last one, measured."""
+        return self.criterion.telemetry
+
+    @property
+    def perturbed(self) -> bool:
+        """Whether the weights are at w + ε now."""
+        return self._weights.is_saved
+
+    def _run(self, work: Sequence[Work]) -> list[Any]:
+        """Both passes of all the work, and the update. Returns the values of the closures at w."""
+        params = self._parameters()
+        self._refuse_inference("step()")
+        self._begin(work, params)
+        try:
+            if self._perturbs():
+                values = self._perturbed_step(work, params)
+            else:
+                values = self._plain_step(work, params)
+            self._update(params)
+            torch.clear_autocast_cache()
+            self._steps += 1
+        except BaseException:
+            self._give_up(params)
+            raise
+        finally:
+            self._stale = None
+            self.criterion.finish()
+        return values
+
+    def _begin(self, work: Sequence[Work], params: list[Tensor]) -> None:
+        """Take away the gradients from before the step."""
+        self.criterion.begin()
+        torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
+        if gradients.present(params):
+            are_cleared = (
+                isinstance(work[0], Planned) or gradients.are_of_last_step(params) or gradients.are_zero(params)
+            )
+            found = gradients.take(params)
+            self._stale = None if are_cleared else found
+
+    def _give_up(self, params: list[Tensor]) -> None:
+        """After an exception: everything as before the step."""
+        if self.perturbed:
+            self._bring_back()
+        scaling.forget(self.scaler, self)
+        self._buffers.forget()
+        gradients.put(params, self._stale or [None] * len(params))
+
+    def _plain_step(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
+        """Leave the gradient of a step that does not perturb in `.grad`."""
+        self.criterion.enter(Pass.PLAIN)
+        closures = [closure for part in work for closure in part.plain()]
+        found, values = self._pass(closures, work[0].divisor, params)
+        gradients.put(params, found)
+        if self._has_radius():
+            with torch.no_grad():
+                self.merge.plain(params)
+        return values
+
+    def _perturbed_step(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
+        """Leave the gradient of a perturbed step in `.grad`: each part of the work has its own ε, and all add up."""
+        if not self._captured:
+            self.perturbation.begin_step()
+        if self.vectorize and are_equal_batches(work):
+            return self._vectorized_step(work, params)
+        values: list[Any] = []
+        total: Gradients | None = None
+        at_weights: Gradients | None = None
+        is_whole = len(work) == 1
+        for part in work:
+            self.criterion.enter(Pass.ASCENT)
+            closures = part.ascent()
+            if self._needs_extra_pass:
+                at_weights = gradients.add(at_weights, self._gradient_at_weights(part, params))
+            ascent, random = None, None
+            if self.perturbation.needs_ascent:
+                ascent, more, random = self._ascent_pass(part, closures, params)
+                values += more
+                if self.merge.needs_gradient_at_weights and not self._needs_extra_pass:
+                    own = gradients.scale_(gradients.copy(ascent), part.share)
+                    at_weights = gradients.add(at_weights, own)
+            self._ascend(ascent)
+            # restored twice: the descent closures are built after the move, because choosing samples may run the
+            # model at w + ε, and both that look and the pass itself draw the ascent's dropout masks
+            if random is not None:
+                random.restore()
+            closures = part.descent()
+            if random is not None:
+                random.restore()
+            found, more = self._pass(closures, part.divisor, params, averaged=is_whole, followed=not is_whole)
+            values += more if ascent is None else []
+            self._bring_back()
+            total = gradients.add(total, found)
+        assert total is not None
+        gradients.put(params, total if is_whole else self._sync.average(params, total))
+        if at_weights is not None:
+            self._merge(params, at_weights)
+        return values
+
+    @property
+    def _needs_extra_pass(self) -> bool:
+        """Whether the descent's gradient at w takes a pass of its own.
+
+        It is the ascent's gradient if the ascent has the same objective, at w, with all parameters.
+        """
+        perturbation = self.perturbation
+        elsewhere = self.criterion.bilevel or perturbation.acts_before_ascent or not perturbation.needs_ascent
+        return self.merge.needs_gradient_at_weights and elsewhere
+
+    @torch.no_grad()
+    def _merge(self, params: list[Tensor], at_weights: Gradients) -> None:
+        if scaling.is_unscaled(self.scaler, self):
+            raise RuntimeError(
+                f"{type(self).__name__} compares the gradients of both passes, and the closure has unscaled that of "
+                "the second. Leave unscaling to the step; clip_norm= clips"
+            )
+        if self._sync.is_local and not self._needs_extra_pass:  # else it was averaged in its pass
+            at_weights = self._sync.average(params, at_weights)
+        self.merge.perturbed(params, at_weights)
+
+    def _ascent_pass(
+        self, part: Work, closures: Sequence[Closure], params: list[Tensor]
+    ) -> tuple[Gradients, list[Any], RandomState | None]:
+        """The first pass. Returns its gradient, its values, and the random state that the second is to begin with."""
+        try:
+            if self.perturbation.acts_before_ascent:
+                self._save(buckets := self._buckets(None))
+                with torch.no_grad():
+                    compiled = _is_compiled(self.model)
+                    self.perturbation.before_ascent(buckets, compiled=compiled, captured=self._captured)
+                torch.clear_autocast_cache()
+            random = RandomState(self._devices()) if self.same_dropout else None
+            # the perturbation may have frozen every parameter that the loss uses: then the descent finds gradients
+            may_be_empty = isinstance(part, Planned)
+            found, values = self._pass(
+                closures, part.divisor, params, averaged=not self._sync.is_local, may_be_empty=may_be_empty
+            )
+            check_used_criterion(self)
+            return found, values, random
+        finally:
+            self.perturbation.after_ascent()
+
+    def _gradient_at_weights(self, part: Work, params: list[Tensor]) -> Gradients:
+        """One more pass. Its batch statistics and random numbers are those of the ascent pass, which follows."""
+        buffers = BufferSnapshot(self.model)
+        buffers.save()
+        random = RandomState(self._devices()) if self.same_dropout else None
+        self.criterion.enter(Pass.EXTRA)
+        found, _ = self._pass(part.plain(), part.divisor, params, followed=True)
+        self.criterion.enter(Pass.ASCENT)
+        buffers.restore()
+        if random is not None:
+            random.restore()
+        return found
+
+    def _pass(
+        self,
+        closures: Sequence[Closure],
+        divisor: int,
+        params: list[Tensor],
+        *,
+        averaged: bool = True,
+        followed: bool = False,
+        may_be_empty: bool = False,
+    ) -> tuple[Gradients, list[Any]]:
+        """Run the closures of one pass. Returns the sum of their gradients over the divisor, and their values.
+
+        `averaged` over the ranks, or not; `followed` by passes whose gradients may come to lie in the same memory.
+        """
+        total: Gradients | None = None
+        values = []
+        replicas = self._sync.replicas
+        # DistributedDataParallel averages one closure's gradients while they are computed; of several, the sum
+        during = averaged and len(closures) == 1 and (not replicas or self._sync.overlaps)
+        copied = bool(replicas) and self._sync.reuses_gradient_memory and (followed or not during)
+        for closure in closures:
+            with torch.enable_grad():
+                if replicas:
+                    with self._sync.during(averaged=during):
+                        value = closure()
+                else:
+                    value = closure()
+            if self._stale is not None:
+                raise RuntimeError(
+                    "step() found gradients from before it, and the closure did not clear them by "
+                    "optimizer.zero_grad(). Gradients cannot be accumulated outside, because the second pass would "
+                    "miss them: give step() a list of closures, one for each micro-batch, or use "
+                    "minimize(x, y, accumulate=n). If they are left over, call zero_grad() first."
+                )
+            values.append(value.detach() if isinstance(value, Tensor) else value)
+            total = gradients.add(total, gradients.take(params, copied=copied))
+        assert total is not None
+        if not may_be_empty and all(gradient is None for gradient in total):
+            raise _no_gradients("step()", "the closure")
+        if divisor > 1:
+            gradients.scale_(total, 1 / divisor)
+        return (self._sync.average(params, total) if averaged and not during else total), values
+
+    def _vectorized_step(self, work: Sequence[Planned], params: list[Tensor]) -> list[Any]:
+        """The same gradient as of one micro-batch after the other."""
+        assert self.model is not None
+        for part in work:
+            self.criterion.check_task(part.batch.y)
+        self._save(self._buckets(None))
+        of_name: dict[Tensor, str] = {param: name for name, param in self.model.named_parameters()}
+
+        def perturb(gradient: dict[str, Tensor]) -> None:
+            buckets = self._buckets([gradient.get(of_name.get(param, "")) for param in params])
+            for bucket in buckets:
+                bucket.weights = self._weights.copies_of(bucket.owners)
+            self.telemetry._ascent_norms.append(self.perturbation(buckets))
+            for bucket in buckets:
+                _ = bucket.gradients  # multiplied by what the perturbation left to multiply by
+            perturbed = {of_name[owner] for bucket in buckets for owner in bucket.owners}
+            left_out = [value for name, value in gradient.items() if name not in perturbed]
+            if left_out:
+                torch._foreach_zero_(left_out)
+
+        with torch.no_grad(), precision(self.autocast, params[0].device):
+            micro_batches = [part.batch for part in work]
+            shares = [part.share for part in work]
+            found = Vectorized(self.model, self.criterion, micro_batches).gradients(perturb, shares)
+        self._bring_back()
+        gradients.put(params, [found.get(of_name.get(param, "")) for param in params])
+        return [None]
+
+    @torch.no_grad()
+    def _ascend(self, ascent: Gradients | None) -> None:
+        """Move to w + ε, from the ascent's gradients, which the move uses up."""
+        buckets = self._buckets(ascent)
+        if not self.perturbed:  # else they were saved before the ascent pass
+            self._save(buckets)
+        try:
+            if ascent is not None:  # without an ascent pass, the statistics of the only pass are kept
+                self._buffers.save()
+            self.criterion.enter(Pass.DESCENT)
+            for bucket in buckets:
+                bucket.weights = self._weights.copies_of(bucket.owners)
+            if self.scaler is not None and ascent is not None:
+                scaling.unscale_ascent(self.scaler, self, [bucket.gradients for bucket in buckets])
+            if buckets:
+                self.telemetry._ascent_norms.append(self.perturbation(buckets))
+            for bucket in buckets:
+                bucket.move()
+            self._weights_changed()
+        except BaseException:
+            self._bring_back()
+            raise
+
+    @torch.no_grad()
+    def _save(self, buckets: list[Bucket]) -> None:
+        self._weights.save(
+            [param for bucket in buckets for param in bucket.params],
+            [owner for bucket in buckets for owner in bucket.owners],
+        )
+
+    @torch.no_grad()
+    def _bring_back(self) -> None:
+        self._buffers.restore()
+        self._weights.restore()  # last, for a buffer may share memory with a weight
+        self._weights_changed()
+
+    def _weights_changed(self) -> None:
+        torch.clear_autocast_cache()  # it holds low-precision copies of the weights as they were
+        if self._sync.gathering:
+            self._sync.forget_gathered()
+
+    @torch.no_grad()
+    def _update(self, params: list[Tensor]) -> None:
+        """Let the base optimizer step with the gradients in `.grad`."""
+        if self.scaler is not None:
+            scaling.unscale_descent(self.scaler, self, self.base)
+        try:
+            if self.clip_norm is not None:
+                self.telemetry.descent_norm = gradients.clip_(params, self.clip_norm)
+            if self.scaler is None:
+                self.base.step()
+            else:
+                self.scaler.step(self.base)
+        finally:
+            if self.scaler is not None:
+                self.scaler.update()
+        self._opt_called = True  # what torch's schedulers look at; descend() is a step too
+        gradients.mark(params)
+
+    def _buckets(self, found: Gradients | None) -> list[Bucket]:
+        """The parameters to perturb, with these gradients; None takes all, without gradients."""
+        self._complete_groups()
+        for group in self.param_groups:
+            self.perturbation.check(group)
+        return into_buckets(self.param_groups, self._radii(), found, self.base.state)
+
+    def _radii(self) -> Sequence[float | Tensor]:
+        """The radius of each group in this step."""
+        return self._fixed_radii or [self.perturbation.radius(group) for group in self.param_groups]
+
+    @property
+    def _captured(self) -> bool:
+        """Whether a captured step is being recorded, or run with its numbers."""
+        return self._fixed_radii is not None
+
+    def _perturbs(self) -> bool:
+        """Whether the next step perturbs."""
+        self._complete_groups()
+        return self._steps % self.merge.every == 0 and self._has_radius()
+
+    def _has_radius(self) -> bool:
+        return not all(is_zero(group["rho"]) for group in self.param_groups)
+
+    def _devices(self) -> set[torch.device]:
+        return {param.device for param in self._parameters()}
+
+    def _refuse_inference(self, method: str) -> None:
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError(f"{method} needs gradients, which torch.inference_mode() rules out: leave that first")
+
+    def _require_gradients(self, method: str, source: str) -> None:
+        if not gradients.present(self._parameters()):
+            raise _no_gradients(method, source)
+
+
+def _no_gradients(method: str, source: str) -> RuntimeError:
+    return RuntimeError(
+        f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on the loss, "
+        "on a model whose parameters this optimizer holds."
+    )
+
+
+def _is_compiled(model: nn.Module | None) -> bool:
+    """Whether torch.compile was applied to the model or to any module in it."""
+    modules = model.modules() if model is not None else ()
+    return any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in modules)

@@ -1,0 +1,212 @@
+"""What a step measures without extra passes: it sees the logits of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bisam import objectives
+from bisam.engine import objective_options
+from bisam.engine.objective_options import setting
+from bisam.objectives import LowerBound, Objective
+
+
+@dataclass(frozen=True)
+class Players:
+    """The two objectives, and what telemetry has to know of them."""
+
+    ascent: Objective
+    descent: Objective
+    is_classification: bool
+    """Whether errors can be counted: one of the objectives is cross entropy or a lower bound."""
+    ignore_index: int
+
+    @classmethod
+    def of(cls, ascent: Objective, descent: Objective) -> Players:
+        is_classification = any(objective_options.is_of_labels(objective) for objective in (ascent, descent))
+        ignore_index = setting(descent, "ignore_index", setting(ascent, "ignore_index", -100))
+        return cls(ascent, descent, is_classification, ignore_index)
+
+    @property
+    def bilevel(self) -> bool:
+        return self.ascent is not self.descent
+
+
+@dataclass
+class Observation:
+    """What one call of the criterion saw: scalars and masks on their device. Sums are computed when they are read."""
+
+    loss: Tensor
+    target: Tensor | None
+    loss_divisor: float | Tensor = 1.0
+    ascent: Tensor | None = None
+    ascent_divisor: float | Tensor = 1.0
+    bound: Tensor | None = None
+    right: Tensor | None = None
+    wrong: Tensor | None = None
+    propagated: bool = True
+    """Whether `backward` has run through the loss."""
+
+    def weigh(self, players: Players) -> None:
+        """Compute the weight of this part. Needed only where there are several parts."""
+        if self.target is not None:
+            self.loss_divisor = objective_options.divisor(players.descent, self.target)
+            self.ascent_divisor = objective_options.divisor(players.ascent, self.target)
+            self.target = None
+
+    def wait_for_backward(self, loss: Tensor) -> None:
+        self.propagated = False
+        loss.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
+
+    def _note_backward(self, _: Tensor) -> None:
+        self.propagated = True
+
+
+class Telemetry:
+    """What one step measured. Values are device tensors; reading one does not wait for the device.
+
+    A value is None while its pass has not run, where the criterion was not used, where several terms of one loss were
+    computed before `backward`, and, for counts of errors, where the task is not known to be a classification (neither
+    objective is cross entropy or a lower bound).
+    """
+
+    descent_norm: Tensor | None = None
+    """‖g‖ of the gradient that reached the base optimizer, before clipping; known when `clip_norm` is set."""
+
+    def __init__(self, players: Players) -> None:
+        self._players = players
+        self._at_weights: list[Observation] = []
+        self._at_perturbed: list[Observation] = []
+        self._ascent_norms: list[Tensor] = []
+        self._gave_up = False
+
+    @property
+    def ascent_norm(self) -> Tensor | None:
+        """The norm that the perturbation was divided by, ‖g‖ or, adaptive, ‖T g‖; the mean over micro-batches."""
+        norms = self._ascent_norms
+        return (norms[0] if len(norms) == 1 else torch.stack(norms).mean()) if norms else None
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The descent's loss (cross entropy) at w."""
+        return _merged(self._players.descent, [(o.loss, o.loss_divisor) for o in self._at_weights])
+
+    @property
+    def perturbed_loss(self) -> Tensor | None:
+        """The descent's loss (cross entropy) at w + ε: what the update minimises."""
+        return _merged(self._players.descent, [(o.loss, o.loss_divisor) for o in self._at_perturbed])
+
+    @property
+    def surrogate_gap(self) -> Tensor | None:
+        """Loss at w + ε minus loss at w: how sharp the surface is here."""
+        loss, perturbed = self.loss, self.perturbed_loss
+        return None if loss is None or perturbed is None else perturbed - loss
+
+    @property
+    def ascent(self) -> Tensor | None:
+        """The ascent's objective at w: Q for the bilevel variants, else the loss."""
+        return _merged(self._players.ascent, [(o.ascent, o.ascent_divisor) for o in self._at_weights])
+
+    @property
+    def bound(self) -> Tensor | None:
+        """Q − log(K)/μ at w: never above `error`. None where that is another error: where Q has class weights, or the
+        targets are probabilities, of which `error` takes the most probable class."""
+        return _merged(self._players.ascent, [(o.bound, o.ascent_divisor) for o in self._at_weights])
+
+    @property
+    def error(self) -> Tensor | None:
+        """The 0-1 error at w."""
+        return _error(self._at_weights)
+
+    @property
+    def perturbed_error(self) -> Tensor | None:
+        """The 0-1 error at w + ε."""
+        return _error(self._at_perturbed)
+
+    @property
+    def flips(self) -> Tensor | None:
+        """How many samples the perturbation turned from right to wrong."""
+        if not self._at_weights or len(self._at_weights) != len(self._at_perturbed):
+            return None
+        turned: list[Tensor] = []
+        for before, after in zip(self._at_weights, self._at_perturbed, strict=True):
+            if before.right is None or after.wrong is None or before.right.shape != after.wrong.shape:
+                return None
+            turned.append((before.right & after.wrong).sum())
+        return torch.stack(turned).sum()
+
+    def used_criterion(self) -> bool:
+        """Whether the criterion was called at w."""
+        return bool(self._at_weights) or self._gave_up
+
+    @torch.no_grad()
+    def record(self, logits: Tensor, target: Tensor, loss: Tensor, *, climbing: bool, perturbed: bool) -> None:
+        """Observe a call of the criterion that gave this loss: of the ascent's objective if `climbing`."""
+        passes = self._at_perturbed if perturbed else self._at_weights
+        if self._gave_up or (passes and not passes[-1].propagated):
+            # two calls before a backward pass are terms of one loss, and their weights are not known here
+            self._at_weights, self._at_perturbed, self._gave_up = [], [], True
+            return
+        # cloned: the caller may change the loss in place, such as divide it
+        value = loss.detach().clone()
+        descent = self._players.descent(logits, target) if climbing and self._players.bilevel else value
+        # labels of its own: the caller may put the next part's into the same tensor
+        observation = Observation(descent, target if target.is_floating_point() else target.clone())
+        if loss.requires_grad and not torch.compiler.is_compiling():
+            observation.wait_for_backward(loss)
+        if climbing:
+            observation.ascent, observation.bound = value, self._bound_of(value, logits, target)
+        if self._players.is_classification:
+            observation.right, observation.wrong = self._right_and_wrong(logits, target)
+        passes.append(observation)
+        if len(passes) > 1:
+            for part in passes[-2:]:
+                part.weigh(self._players)
+
+    def _bound_of(self, value: Tensor, logits: Tensor, target: Tensor) -> Tensor | None:
+        climbed = self._players.ascent
+        if not isinstance(climbed, LowerBound) or climbed.reduction != "mean" or climbed.weight is not None:
+            return None
+        return None if target.is_floating_point() else value - climbed.slack(logits)
+
+    def _right_and_wrong(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        ignore_index = self._players.ignore_index
+        right = objectives.correct(logits, target, ignore_index=ignore_index)
+        if target.is_floating_point():
+            return right, ~right
+        counted = target.long() != ignore_index  # as int64: in uint8, -100 would be class 156
+        return right & counted, ~right & counted
+
+    def as_dict(self) -> dict[str, Tensor]:
+        """All values that are not None, by name: for a logger."""
+        names = [name for name, value in vars(Telemetry).items() if isinstance(value, property)]
+        known = {name: getattr(self, name) for name in [*names, "descent_norm"]}
+        return {name: value for name, value in known.items() if value is not None}
+
+
+def _merged(objective: Objective, parts: list[tuple[Tensor | None, float | Tensor]]) -> Tensor | None:
+    """One value from those of several parts: sums add up, means are weighted by what they were divided by."""
+    values = [value for value, _ in parts if value is not None]
+    if len(values) != len(parts) or not parts:
+        return None
+    if len(parts) == 1:
+        return values[0]
+    if setting(objective, "reduction", "mean") == "sum":
+        return torch.stack(values).sum()
+    divisors = [divisor for _, divisor in parts]
+    weighted = [
+        # a part in which everything was ignored is 0/0, and counts for nothing
+        torch.where(divisor == 0, 0.0, value * divisor) if isinstance(divisor, Tensor) else value * divisor
+        for value, divisor in zip(values, divisors, strict=True)
+    ]
+    return (torch.stack(weighted).sum() / sum(divisors)).to(values[0].dtype)
+
+
+def _error(observations: list[Observation]) -> Tensor | None:
+    masks = [(o.right, o.wrong) for o in observations if o.right is not None and o.wrong is not None]
+    if len(masks) != len(observations) or not masks:
+        return None
+    right, wrong = (torch.stack([mask.sum() for mask in kind]).sum() for kind in zip(*masks, strict=True))
+    return wrong / (right + wrong)

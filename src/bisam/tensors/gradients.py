@@ -1,0 +1,122 @@
+"""The gradients of parameters, as lists outside of `.grad`: taking them, adding them up, putting them back, clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bisam.tensors import buckets
+
+Gradients = list[Tensor | None]
+"""One for each parameter, in their order."""
+
+
+def present(params: Iterable[Tensor]) -> bool:
+    return any(param.grad is not None for param in params)
+
+
+def take(params: Sequence[Tensor], *, copied: bool = False) -> Gradients:
+    """The gradients, removed from the parameters. `copied` where a later backward pass writes to their memory."""
+    taken = [param.grad for param in params]
+    for param in params:
+        param.grad = None
+    return copy(taken) if copied else taken
+
+
+def put(params: Sequence[Tensor], gradients: Gradients) -> None:
+    for param, gradient in zip(params, gradients, strict=True):
+        param.grad = gradient
+
+
+def copy(gradients: Gradients) -> Gradients:
+    return [None if gradient is None else gradient.detach().clone() for gradient in gradients]
+
+
+def add(a: Gradients | None, b: Gradients) -> Gradients:
+    """a + b, in the storage of a; where only one of them has a gradient, that one."""
+    if a is None:
+        return b
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    dense = [(x, y) for x, y in pairs if x.layout is y.layout is torch.strided]
+    if dense:
+        torch._foreach_add_(*(buckets.locals_of(tensors) for tensors in zip(*dense, strict=True)))
+    # dense + sparse is dense; torch does not take them in the other order
+    sums = {
+        id(x): y + x if y.layout is torch.strided else x + y
+        for x, y in pairs
+        if not (x.layout is y.layout is torch.strided)
+    }
+    return [y if x is None else sums.get(id(x), x) for x, y in zip(a, b, strict=True)]
+
+
+def scale_(gradients: Gradients, factor: float | Tensor) -> Gradients:
+    if not (isinstance(factor, float) and factor == 1.0):
+        torch._foreach_mul_(buckets.locals_of(g for g in gradients if g is not None), factor)
+    return gradients
+
+
+def clip_(params: Sequence[Tensor], most: float) -> Tensor:
+    """Scale all gradients together, in place, to a norm of `most` where it is larger. Returns the norm before."""
+    kinds: dict[tuple[Any, ...], list[Tensor]] = {}
+    for param in params:
+        if param.grad is not None:
+            values = _values(param)
+            kinds.setdefault(buckets.kind(values), []).append(values)
+    norm = buckets.norm_of(kinds.values())
+    factor = (most / (norm + 1e-6)).clamp(max=1.0)
+    for tensors in kinds.values():
+        torch._foreach_mul_(buckets.locals_of(tensors), factor.to(tensors[0].device))
+    return norm
+
+
+def _values(param: Tensor) -> Tensor:
+    """The numbers of a gradient; of a sparse one those that it has, each place once."""
+    assert param.grad is not None
+    if param.grad.layout is torch.strided:
+        return param.grad
+    param.grad = param.grad.coalesce()
+    return param.grad.values()
+
+
+def are_zero(params: Iterable[Tensor]) -> bool:
+    """Whether all gradients are zeros, as `zero_grad(set_to_none=False)` leaves them. Waits for the device."""
+    found = [buckets.local(param.grad) for param in params if param.grad is not None]
+    return all(gradient.layout is torch.strided and not gradient.any() for gradient in found)
+
+
+# The gradient that a step leaves in `.grad` for reading is marked, so that the next step can clear it.
+
+_MARK = "_bisam_of_last_step"
+
+
+def mark(params: Iterable[Tensor]) -> None:
+    """Mark the gradients as those of the last step; the mark does not fit any more when one is written to."""
+    for param in params:
+        if param.grad is not None:
+            setattr(param.grad, _MARK, _version(param.grad))
+
+
+def unmark(params: Iterable[Tensor]) -> None:
+    """Remove the marks, before the gradients are cleared: their tensors may be used again."""
+    for param in params:
+        if param.grad is not None and hasattr(param.grad, _MARK):
+            delattr(param.grad, _MARK)
+
+
+def are_of_last_step(params: Iterable[Tensor]) -> bool:
+    """Whether all gradients are marked, and nothing was added to them."""
+    return all(p.grad is None or getattr(p.grad, _MARK, None) == _version(p.grad) for p in params)
+
+
+def any_of_last_step(params: Iterable[Tensor]) -> bool:
+    """Whether any gradient is marked, whatever was added to it."""
+    return any(param.grad is not None and hasattr(param.grad, _MARK) for param in params)
+
+
+def _version(gradient: Tensor) -> int:
+    if type(gradient) is Tensor:  # looking for an attribute that a tensor lacks is slow
+        return gradient._version
+    return getattr(gradient, "_local_tensor", gradient)._version
