@@ -20,6 +20,7 @@ KINDS = {
     "GSAM": bisam.GSAM,
     "LookSAM": lambda *args, **options: bisam.LookSAM(*args, **{"every": 2, **options}),
     "FriendlySAM": bisam.FriendlySAM,
+    "WSAM": bisam.WSAM,
     "mSAM": lambda *args, **options: bisam.SAM(*args, **{"micro_batch": 6, **options}),
     "periodic": lambda *args, **options: bisam.SAM(*args, **{"every": 2, **options}),
 }
@@ -42,6 +43,7 @@ VARIANTS = {
     **{_name(kind, phi): _climbing(kind, phi) for kind in KINDS for phi in ("log", "tanh")},
     "ASAM(eta)": lambda *args, **options: bisam.ASAM(*args, **{"eta": 0.01, **options}),
     "BiSAM(own)": lambda *args, **options: bisam.BiSAM(*args, phi=own_phi, mu=2.0, **options),
+    "MSAM": bisam.MSAM,
 }
 
 

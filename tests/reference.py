@@ -226,7 +226,30 @@ def periodic(model, base, x, y, ascent, memory, rho=0.05, every=2) -> None:
         update(model, base, gradient(model, x, y, cross_entropy))
 
 
+def wsam(model, base, x, y, ascent, memory, rho=0.05, gamma=0.9) -> None:
+    with without_trace(model):
+        g = gradient(model, x, y, cross_entropy)
+    with moved(model, ball(gradient(model, x, y, ascent), rho)):
+        perturbed = gradient(model, x, y, cross_entropy)
+    update(model, base, [t + gamma / (1 - gamma) * (p - t) for p, t in zip(perturbed, g, strict=True)])
+
+
+def momentum_sam(model, base, x, y, rho=0.3) -> None:
+    """One pass; its batch statistics stay."""
+    weights = [p.detach().clone() for p in model.parameters()]
+    states = [base.state[p] for p in model.parameters()]
+    momenta = [s.get("momentum_buffer", s.get("exp_avg")) for s in states]
+    if momenta[0] is not None:
+        for p, w, e in zip(model.parameters(), weights, ball(momenta, rho), strict=True):
+            p.data = w - e
+    descent = gradient(model, x, y, cross_entropy)
+    for p, w in zip(model.parameters(), weights, strict=True):
+        p.data = w
+    update(model, base, descent)
+
+
 STEPS = {
+    "WSAM": wsam,
     "mSAM": msam,
     "ESAM": esam,
     "KSAM": ksam,

@@ -90,7 +90,7 @@ def test_closures_of_a_list_add_up_however_they_clear(way):
 
 
 def test_closures_of_a_list_may_run_a_backward_pass_of_their_own_first():
-    """Adversarial training on two micro-batches: what the attack leaves is cleared, what the other closure left is not."""
+    """Adversarial training on two micro-batches: what an attack leaves is cleared, the other closure's is not."""
     results = []
     for way in ("optimizer", "model", "autograd.grad"):
         model, optimizer = build("SAM", net=mlp, dtype=torch.float64)

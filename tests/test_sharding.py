@@ -206,7 +206,7 @@ def test_a_step_that_is_refused_leaves_replicas_that_train_on(wrap):
 
 def train_lists(wrap, clears):
     """Steps on lists of two closures, each of which clears through the model, or does not clear."""
-    model, optimizer = build_replicas("BiSAM(log)", wrap=wrap, sharpness="global")
+    _, optimizer = build_replicas("BiSAM(log)", wrap=wrap, sharpness="global")
 
     def closure(x, y):
         if clears:

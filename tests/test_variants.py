@@ -7,10 +7,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import bisam
-from bisam.plan import HighestLoss
-from bisam.tensors.memory import Memory
 from bisam.merge import SurrogateGap
 from bisam.perturbation import Ball, MinusMean, RandomStart, RandomTensors
+from bisam.plan import HighestLoss
+from bisam.tensors.memory import Memory
 
 import reference
 from contract import Contract
@@ -140,18 +140,18 @@ def test_esam_computes_no_weight_gradient_of_what_it_drops_and_perturbs_only_wha
         return nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(20)], mlp())
 
     model, optimizer = build("ESAM", net=net)
-    graded, moved, before = {}, {}, dict(zip(model.parameters(), weights_of(model), strict=True))
-    undo = optimizer.perturbation.after_ascent
+    before = dict(zip(model.parameters(), weights_of(model), strict=True))
+    graded, moved = dict.fromkeys(before, False), {}
 
-    def watch_gradients():
-        graded.update({p: p.grad is not None for p in before})
-        undo()
+    def watch_gradients(param):
+        graded[param] |= optimizer.phase == "ascent"
 
     def watch_weights(*_):
         if optimizer.perturbed and optimizer.phase == "descent":
             moved.update({p: not torch.equal(p, w) for p, w in before.items()})
 
-    optimizer.perturbation.after_ascent = watch_gradients
+    for param in before:
+        param.register_post_accumulate_grad_hook(watch_gradients)
     model.register_forward_pre_hook(watch_weights)
     optimizer.minimize(*batch())
     assert graded == moved

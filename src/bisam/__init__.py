@@ -12,7 +12,7 @@ from bisam.plan import Batch, Plan
 from bisam.tensors.buckets import Bucket
 from bisam.tensors.memory import Memory
 from bisam.tuning import RhoSweep, find_rho
-from bisam.variants import ASAM, ESAM, GSAM, KSAM, RSAM, SAM, ABiSAM, BiSAM, EBiSAM, FriendlySAM, LookSAM
+from bisam.variants import ASAM, ESAM, GSAM, KSAM, MSAM, RSAM, SAM, WSAM, ABiSAM, BiSAM, EBiSAM, FriendlySAM, LookSAM
 
 __version__ = "0.1.0"
 
@@ -21,8 +21,10 @@ __all__ = [
     "ESAM",
     "GSAM",
     "KSAM",
+    "MSAM",
     "RSAM",
     "SAM",
+    "WSAM",
     "ABiSAM",
     "Around",
     "Ball",

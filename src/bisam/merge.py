@@ -78,7 +78,7 @@ class WeightedSharpness(Merge):
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
         pairs = [(p.grad, g) for p, g in zip(params, at_weights, strict=True) if _dense(p.grad) and _dense(g)]
         if pairs:
-            at_perturbed, plain = (_local(tensors) for tensors in zip(*pairs, strict=True))  # type: ignore[arg-type]
+            at_perturbed, plain = (_local(tensors) for tensors in zip(*pairs, strict=True))
             weight = self.gamma / (1 - self.gamma)
             torch._foreach_mul_(at_perturbed, weight)
             torch._foreach_add_(at_perturbed, plain, alpha=1 - weight)

@@ -94,7 +94,7 @@ class Ball(Perturbation):
         for bucket in buckets:
             if bucket.options["adaptive"]:
                 _scale_by_weights(bucket)
-        norm = norm_of(bucket.whole_gradients for bucket in buckets)
+        norm = norm_of([bucket.whole_gradients for bucket in buckets])
         # ε is 0 where the gradient is, and all NaN where it is not finite: then the second pass is not finite either,
         # and a GradScaler skips the update, with no need to read the norm on the host
         unit = torch.where(norm == 0, 0.0, torch.where(norm.isfinite(), 1 / norm, math.nan))
@@ -317,7 +317,7 @@ class MinusMean(Around):
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         assert self.memory is not None
-        finite = norm_of(bucket.whole_gradients for bucket in buckets).isfinite()
+        finite = norm_of([bucket.whole_gradients for bucket in buckets]).isfinite()
         for bucket in buckets:
             means, gradients = self.memory.of("mean", bucket.owners), bucket.gradients
             counts = self.memory.counts("finite", bucket.owners)

@@ -1,14 +1,16 @@
 """The family: each variant is a composition of four parts.
 
     variant       perturbation                       plan            merge
-    SAM           Ball                               everyone        g(w + ε)
-    ASAM          Ball(adaptive)                     everyone        g(w + ε)
+    SAM           Ball                               all samples     g(w + ε)
+    ASAM          Ball(adaptive)                     all samples     g(w + ε)
     ESAM          RandomTensors(Ball)                MostSensitive   g(w + ε)
     KSAM          Ball                               HighestLoss     g(w + ε)
-    RSAM          RandomStart(Ball)                  everyone        g(w + ε)
-    GSAM          BallFollowingLearningRate          everyone        SurrogateGap
-    LookSAM       Ball                               everyone        Reuse
-    FriendlySAM   MinusMean(Ball)                    everyone        g(w + ε)
+    RSAM          RandomStart(Ball)                  all samples     g(w + ε)
+    GSAM          BallFollowingLearningRate          all samples     SurrogateGap
+    LookSAM       Ball                               all samples     Reuse
+    FriendlySAM   MinusMean(Ball)                    all samples     g(w + ε)
+    MSAM          AlongMomentum(Ball)                all samples     g(w + ε)
+    WSAM          Ball                               all samples     WeightedSharpness
 
 The fourth part is the objective of the ascent: cross entropy, or Q, the lower bound of the 0-1 error, for `BiSAM`,
 `ABiSAM` and `EBiSAM`; `ascent=bisam.LowerBound()` makes any of the others bilevel. `micro_batch=m` makes any of them
@@ -22,12 +24,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from bisam.plan import HighestLoss, MostSensitive
-from bisam.merge import Reuse, SurrogateGap
-from bisam.objectives import LowerBound, Objective, Phi
-from bisam.engine.optimizer import Options, SharpnessAware
-from bisam.perturbation import Ball, BallFollowingLearningRate, MinusMean, RandomStart, RandomTensors
 from bisam.engine.objective_options import class_weights, setting
+from bisam.engine.optimizer import Options, SharpnessAware
+from bisam.merge import Reuse, SurrogateGap, WeightedSharpness
+from bisam.objectives import LowerBound, Objective, Phi
+from bisam.perturbation import AlongMomentum, Ball, BallFollowingLearningRate, MinusMean, RandomStart, RandomTensors
+from bisam.plan import HighestLoss, MostSensitive
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -311,6 +313,54 @@ class FriendlySAM(SharpnessAware):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(base, model, perturbation=MinusMean(Ball(rho), sigma, decay), **options)
+
+
+class MSAM(SharpnessAware):
+    """Momentum SAM: ε = −ρ v/‖v‖ with v the base optimizer's momentum, so that a step has one pass, at w + ε.
+
+    Becker, Altrock, Risse: Momentum-SAM: Sharpness Aware Minimization without Computational Overhead, 2024. v is SGD's
+    momentum or Adam's first moment; the first step, which has none yet, does not perturb. There is no ascent, so there
+    is no bilevel form, and the loss that it returns is that at w + ε. Other options: see `SharpnessAware`.
+
+    >>> model = nn.Linear(4, 3)
+    >>> optimizer = MSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    >>> losses = [optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(2)]
+    """
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        *,
+        rho: float = 0.3,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(base, model, perturbation=AlongMomentum(Ball(rho)), **options)
+
+
+class WSAM(SharpnessAware):
+    """Weighted-sharpness SAM: g ← ∇L(w) + γ/(1 − γ) (∇L(w + ε) − ∇L(w)); γ = ½ is SAM, γ = 0 the base optimizer.
+
+    Yue, Jiang, Ye, Gao, Liu, Zhang: Sharpness-Aware Minimization Revisited: Weighted Sharpness as a Regularization
+    Term, 2023. This is its coupled form; the other adds the sharpness to the weights beside the base optimizer's
+    update, which for SGD without momentum is the same. With another ascent, ∇L(w) takes a pass of its own.
+    Other options: see `SharpnessAware`.
+
+    >>> model = nn.Linear(4, 3)
+    >>> loss = WSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    """
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        *,
+        rho: float = 0.05,
+        gamma: float = 0.9,
+        **options: Unpack[Options],
+    ) -> None:
+        merge = WeightedSharpness(gamma, options.pop("every", 1))
+        super().__init__(base, model, perturbation=Ball(rho), merge=merge, **options)
 
 
 def _lower_bound(phi: str | Phi, mu: float | None, alpha: float, options: Options) -> Objective:

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from bisam import LowerBound
 from bisam.kernels import lower_bound as module
-from bisam.kernels.lower_bound import LARGEST_MU, Formula, can_fuse
+from bisam.kernels.lower_bound import LARGEST_MU, Formula, OnePass, can_fuse
 
 triton = pytest.importorskip("triton", reason="Triton is not on this platform")
-from bisam.kernels.lower_bound_cpu import OnePass  # noqa: E402
 from bisam.kernels.lower_bound_triton import Fused  # noqa: E402
 
 # the interpreter computes with NumPy, which warns of what is NaN on purpose; torch's forward mode uses torch.jit

@@ -78,7 +78,7 @@ class Branch:
 
     @contextmanager
     def numbers_on_device(self) -> Iterator[None]:
-        """Have the optimizer read radii and learning rates from the device, and the base optimizer run in a form that can.
+        """Have the optimizer read radii and learning rates from the device, with a base optimizer that can.
 
         Afterwards the parameter groups are as before: checkpoints do not see what is done for a graph.
         """
@@ -142,7 +142,7 @@ class Branch:
                 torch.set_rng_state(state)
 
     def fit_state(self) -> None:
-        """Lay out the base optimizer's state as a fused update needs it: that of a checkpoint may be laid out otherwise."""
+        """Lay out the base optimizer's state as a fused update needs it: a checkpoint may have another layout."""
         for param, state in self.optimizer.state.items():
             for name, value in state.items():
                 if isinstance(value, Tensor):

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bisam.plan import Batch
-from bisam.engine.criterion import Criterion
 from bisam.diagnostics.arguments import Data, Progress, batches_of, kind, plain, to_device
 from bisam.diagnostics.tally import Mean, Predictions, scalar
+from bisam.engine.criterion import Criterion
 from bisam.objectives import CrossEntropy, LowerBound, Objective, logits_of
+from bisam.plan import Batch
 from bisam.tensors.snapshot import BufferSnapshot, RandomState, Snapshot
 
 

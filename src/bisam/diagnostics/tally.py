@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bisam.objectives import Objective, as_target, check_classification, correct
 from bisam.engine.objective_options import divisor, is_of_labels, setting
+from bisam.objectives import Objective, as_target, check_classification, correct
 
 
 class Mean:

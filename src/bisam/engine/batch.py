@@ -1,4 +1,4 @@
-"""The work of a step: closures that the user gave, or a batch that `minimize` runs by itself."""
+"""A batch that `minimize` runs by itself: forward and backward passes on the samples that the plan chooses."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from bisam.engine.checks import Closure
 from bisam.engine.criterion import Criterion, Pass
-from bisam.engine.objective_options import ignored, per_sample, setting, share
+from bisam.engine.objective_options import ignored, per_sample, share
 from bisam.objectives import Objective, logits_of
 from bisam.plan import Batch, Plan
 
 
-def are_equal_batches(work: Sequence[Work]) -> TypeGuard[Sequence[Planned]]:
+def are_equal_batches(work: Sequence[Any]) -> TypeGuard[Sequence[Planned]]:
     """Whether these are several micro-batches of one size, each to be run in one piece."""
     planned = [part for part in work if isinstance(part, Planned) and part.pieces == 1]
     return len(planned) == len(work) > 1 and len({len(part.batch) for part in planned}) == 1
@@ -27,41 +27,6 @@ def are_equal_batches(work: Sequence[Work]) -> TypeGuard[Sequence[Planned]]:
 def precision(autocast: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
     """Autocast to that type; None leaves the user's own autocast as it is."""
     return nullcontext() if autocast is None else torch.autocast(device.type, autocast)
-
-
-class Work(Protocol):
-    """The samples that share one ε, as closures for each pass. Gradients of the closures add up, over `divisor`."""
-
-    share: float | Tensor
-    """The weight of its descent gradient in that of the step."""
-
-    @property
-    def divisor(self) -> int: ...
-
-    def ascent(self) -> Sequence[Closure]: ...
-    def descent(self) -> Sequence[Closure]: ...
-    def plain(self) -> Sequence[Closure]: ...
-
-
-@dataclass
-class Given:
-    """Closures that the user gave, each for an equal part of the batch: the same in every pass."""
-
-    closures: Sequence[Closure]
-    share: float | Tensor = 1.0
-
-    @property
-    def divisor(self) -> int:
-        return len(self.closures)
-
-    def ascent(self) -> Sequence[Closure]:
-        return self.closures
-
-    descent = plain = ascent
-
-    def loss_divisor(self, descent: Objective) -> int:
-        """What the loss of the whole, as telemetry has it, is divided by to be the mean of the closures' losses."""
-        return self.divisor if self.divisor > 1 and setting(descent, "reduction") == "sum" else 1
 
 
 @dataclass
@@ -146,5 +111,5 @@ class Planned:
         if at_weights:
             self.runner.keep_buffers()
         else:
-            self.runner.criterion.enter(Pass.DESCENT_OBSERVED)
+            self.runner.criterion.current = Pass.DESCENT_OBSERVED
         return scores

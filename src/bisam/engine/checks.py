@@ -114,14 +114,13 @@ def check_by_hand(variant: Variant) -> None:
         )
 
 
-def check_used_criterion(variant: Variant) -> None:
-    """That the ascent pass of a bilevel variant computed the ascent's objective."""
-    if variant.criterion.bilevel and not variant.criterion.telemetry.used_criterion():
-        raise RuntimeError(
-            f"{type(variant).__name__} needs two losses, and the closure did not call its criterion: replace "
-            "F.cross_entropy(output, target) with optimizer.criterion(output, target). A closure that computes both "
-            "losses by itself, by optimizer.phase, goes with bisam.SAM, which takes any loss"
-        )
+def refuse_loss_without_criterion(name: str) -> None:
+    """The ascent pass of a bilevel variant did not compute the ascent's objective."""
+    raise RuntimeError(
+        f"{name} needs two losses, and the closure did not call its criterion: replace "
+        "F.cross_entropy(output, target) with optimizer.criterion(output, target). A closure that computes both "
+        "losses by itself, by optimizer.phase, goes with bisam.SAM, which takes any loss"
+    )
 
 
 def warn_unless_criterion(variant: Variant) -> None:

@@ -55,10 +55,13 @@ class Criterion:
         self.descent: Objective = CrossEntropy() if descent is None else descent
         self.ascent: Objective = self.descent if ascent is None else ascent
         self.current = Pass.NONE
+        """The pass of the current step. The engine sets it."""
         # Q's own task is that of cross entropy; beside another loss, the first targets are checked
         self._knows_the_task = not isinstance(self.ascent, LowerBound) or objective_options.is_of_labels(self.descent)
         self._players = Players.of(self.ascent, self.descent)
         self.telemetry = Telemetry(self._players)
+        self.bilevel = self.ascent is not self.descent
+        """Whether the two players have different objectives."""
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         logits = logits_of(output)
@@ -90,21 +93,10 @@ class Criterion:
         """The objective of the current pass."""
         return self.ascent if _PHASES[self.current] == "ascent" else self.descent
 
-    @property
-    def bilevel(self) -> bool:
-        """Whether the two players have different objectives."""
-        return self.ascent is not self.descent
-
     def begin(self) -> None:
         """Begin a step, with new telemetry and the ascent pass. The old telemetry keeps its values."""
         self.telemetry = Telemetry(self._players)
         self.current = Pass.ASCENT
-
-    def enter(self, current: Pass) -> None:
-        """Begin a pass."""
-        if self.current is Pass.NONE:
-            self.begin()
-        self.current = current
 
     def finish(self) -> None:
         """End the step: its telemetry stays readable until the next one begins."""

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from bisam.engine.batch import Given, Planned, Runner, Work
+from bisam.engine.batch import Planned, Runner
 from bisam.engine.checks import (
     Closure,
     as_closures,
@@ -27,8 +27,8 @@ from bisam.engine.checks import (
     warn_unless_criterion,
 )
 from bisam.engine.criterion import Criterion, Phase
-from bisam.engine.objective_options import share
-from bisam.engine.passes import TwoPasses
+from bisam.engine.objective_options import setting, share
+from bisam.engine.passes import Given, TwoPasses, Work
 from bisam.merge import Merge
 from bisam.objectives import Objective
 from bisam.perturbation import Ball, Perturbation
@@ -146,7 +146,10 @@ class SharpnessAware(TwoPasses):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. Closures may call it, or not: in a step each of them starts with none."""
         self._stale = None
-        gradients.unmark(self._parameters())
+        for group in self.base.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    gradients.unmark(param.grad)
         self.base.zero_grad(set_to_none)
 
     # The step, in its three forms.
@@ -224,11 +227,12 @@ class SharpnessAware(TwoPasses):
 
     def plan_closure(self, closure: Closure | Sequence[Closure] | None) -> Sequence[Work]:
         """The work of `step`."""
-        work = [Given([closure] if callable(closure) else as_closures(closure))]
+        closures = [closure] if callable(closure) else as_closures(closure)
         if self.plan.chooses or self.micro_batch is not None:
             check_sees_batch(self, "step(closure)")
-        self._refuse_while_perturbed("step()")
-        return work
+        if self._weights.is_saved:
+            self._refuse_while_perturbed("step()")
+        return [Given(closures, divisor=len(closures))]
 
     def plan_batch(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Sequence[Work]:
         """The work of `minimize`."""
@@ -263,8 +267,9 @@ class SharpnessAware(TwoPasses):
         value = _mean(values)
         if not self.criterion.bilevel and value is not None:
             return value
-        loss, divisor = self.telemetry.loss, work[0].loss_divisor(self.criterion.descent)
-        return value if loss is None else loss if divisor == 1 else loss / divisor
+        loss, closures = self.criterion.telemetry.loss, work[0].divisor
+        sums = closures > 1 and setting(self.criterion.descent, "reduction") == "sum"
+        return value if loss is None else loss / closures if sums else loss
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self.perturbation.defaults.items())
@@ -274,7 +279,7 @@ class SharpnessAware(TwoPasses):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what belongs to this object alone: hooks, a scheduler's patch of `step`, the copies of the weights."""
+        """All but what belongs to this object alone: hooks, a scheduler's patch of `step`, copies of weights."""
         self._refuse_while_perturbed("copying or pickling")
         state = {name: value for name, value in self.__dict__.items() if "_hooks" not in name and name != "step"}
         return {**state, "_weights": Snapshot(), "_buffers": BufferSnapshot(self.model), "_stale": None}

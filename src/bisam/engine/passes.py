@@ -6,22 +6,51 @@ elsewhere, so it does not matter whether, or how, a closure clears.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from bisam.engine.batch import Given, Planned, Work, are_equal_batches, precision
-from bisam.engine.checks import Closure, check_used_criterion
-from bisam.engine.criterion import Criterion, Pass, Telemetry
+from bisam.engine.batch import Planned, are_equal_batches, precision
+from bisam.engine.checks import Closure, refuse_loss_without_criterion
+from bisam.engine.criterion import Criterion, Pass
+from bisam.engine.telemetry import Telemetry
 from bisam.engine.vectorized import Vectorized
 from bisam.engine.wrapper import Wrapper
 from bisam.tensors import gradients, scaling
-from bisam.tensors.buckets import Bucket, into_buckets, is_zero
+from bisam.tensors.buckets import Bucket, all_zero, into_buckets
 from bisam.tensors.distributed import GradientSync
 from bisam.tensors.gradients import Gradients
 from bisam.tensors.snapshot import BufferSnapshot, RandomState, Snapshot
+
+
+class Work(Protocol):
+    """The samples that share one ε, as closures for each pass. Gradients of the closures add up, over `divisor`."""
+
+    share: float | Tensor
+    """The weight of its descent gradient in that of the step."""
+    divisor: int
+
+    def ascent(self) -> Sequence[Closure]: ...
+    def descent(self) -> Sequence[Closure]: ...
+    def plain(self) -> Sequence[Closure]: ...
+
+
+@dataclass
+class Given:
+    """Closures that the user gave, each for an equal part of the batch: the same in every pass."""
+
+    closures: Sequence[Closure]
+    divisor: int
+    share: float | Tensor = 1.0
+
+    def ascent(self) -> Sequence[Closure]:
+        return self.closures
+
+    descent = plain = ascent
 
 
 class TwoPasses(Wrapper):
@@ -62,10 +91,7 @@ class TwoPasses(Wrapper):
         self._refuse_inference("step()")
         self._begin(work, params)
         try:
-            if self._perturbs():
-                values = self._perturbed_step(work, params)
-            else:
-                values = self._plain_step(work, params)
+            values = self._perturbed_step(work, params) if self._perturbs() else self._plain_step(work, params)
             self._update(params)
             torch.clear_autocast_cache()
             self._steps += 1
@@ -98,7 +124,7 @@ class TwoPasses(Wrapper):
 
     def _plain_step(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
         """Leave the gradient of a step that does not perturb in `.grad`."""
-        self.criterion.enter(Pass.PLAIN)
+        self.criterion.current = Pass.PLAIN
         closures = [closure for part in work for closure in part.plain()]
         found, values = self._pass(closures, work[0].divisor, params)
         gradients.put(params, found)
@@ -118,7 +144,7 @@ class TwoPasses(Wrapper):
         at_weights: Gradients | None = None
         is_whole = len(work) == 1
         for part in work:
-            self.criterion.enter(Pass.ASCENT)
+            self.criterion.current = Pass.ASCENT
             closures = part.ascent()
             if self._needs_extra_pass:
                 at_weights = gradients.add(at_weights, self._gradient_at_weights(part, params))
@@ -185,19 +211,21 @@ class TwoPasses(Wrapper):
             found, values = self._pass(
                 closures, part.divisor, params, averaged=not self._sync.is_local, may_be_empty=may_be_empty
             )
-            check_used_criterion(self)
+            if self.criterion.bilevel and not self.criterion.telemetry.used_criterion():
+                refuse_loss_without_criterion(type(self).__name__)
             return found, values, random
         finally:
-            self.perturbation.after_ascent()
+            if self.perturbation.acts_before_ascent:
+                self.perturbation.after_ascent()
 
     def _gradient_at_weights(self, part: Work, params: list[Tensor]) -> Gradients:
         """One more pass. Its batch statistics and random numbers are those of the ascent pass, which follows."""
         buffers = BufferSnapshot(self.model)
         buffers.save()
         random = RandomState(self._devices()) if self.same_dropout else None
-        self.criterion.enter(Pass.EXTRA)
+        self.criterion.current = Pass.EXTRA
         found, _ = self._pass(part.plain(), part.divisor, params, followed=True)
-        self.criterion.enter(Pass.ASCENT)
+        self.criterion.current = Pass.ASCENT
         buffers.restore()
         if random is not None:
             random.restore()
@@ -258,7 +286,7 @@ class TwoPasses(Wrapper):
             buckets = self._buckets([gradient.get(of_name.get(param, "")) for param in params])
             for bucket in buckets:
                 bucket.weights = self._weights.copies_of(bucket.owners)
-            self.telemetry._ascent_norms.append(self.perturbation(buckets))
+            self.criterion.telemetry._ascent_norms.append(self.perturbation(buckets))
             for bucket in buckets:
                 _ = bucket.gradients  # multiplied by what the perturbation left to multiply by
             perturbed = {of_name[owner] for bucket in buckets for owner in bucket.owners}
@@ -278,18 +306,18 @@ class TwoPasses(Wrapper):
     def _ascend(self, ascent: Gradients | None) -> None:
         """Move to w + ε, from the ascent's gradients, which the move uses up."""
         buckets = self._buckets(ascent)
-        if not self.perturbed:  # else they were saved before the ascent pass
+        if not self._weights.is_saved:  # else they were saved before the ascent pass
             self._save(buckets)
         try:
             if ascent is not None:  # without an ascent pass, the statistics of the only pass are kept
                 self._buffers.save()
-            self.criterion.enter(Pass.DESCENT)
+            self.criterion.current = Pass.DESCENT
             for bucket in buckets:
                 bucket.weights = self._weights.copies_of(bucket.owners)
             if self.scaler is not None and ascent is not None:
                 scaling.unscale_ascent(self.scaler, self, [bucket.gradients for bucket in buckets])
             if buckets:
-                self.telemetry._ascent_norms.append(self.perturbation(buckets))
+                self.criterion.telemetry._ascent_norms.append(self.perturbation(buckets))
             for bucket in buckets:
                 bucket.move()
             self._weights_changed()
@@ -322,7 +350,7 @@ class TwoPasses(Wrapper):
             scaling.unscale_descent(self.scaler, self, self.base)
         try:
             if self.clip_norm is not None:
-                self.telemetry.descent_norm = gradients.clip_(params, self.clip_norm)
+                self.criterion.telemetry.descent_norm = gradients.clip_(params, self.clip_norm)
             if self.scaler is None:
                 self.base.step()
             else:
@@ -335,14 +363,17 @@ class TwoPasses(Wrapper):
 
     def _buckets(self, found: Gradients | None) -> list[Bucket]:
         """The parameters to perturb, with these gradients; None takes all, without gradients."""
-        self._complete_groups()
-        for group in self.param_groups:
-            self.perturbation.check(group)
-        return into_buckets(self.param_groups, self._radii(), found, self.base.state)
+        radii = self._radii()
+        return into_buckets(self.base.param_groups, self._fixed_radii or radii, found, self.base.state)
 
-    def _radii(self) -> Sequence[float | Tensor]:
-        """The radius of each group in this step."""
-        return self._fixed_radii or [self.perturbation.radius(group) for group in self.param_groups]
+    def _radii(self) -> list[float | Tensor]:
+        """The radius of each group in this step, from its options, which are checked."""
+        self._complete_groups()
+        radii = []
+        for group in self.base.param_groups:
+            self.perturbation.check(group)
+            radii.append(self.perturbation.radius(group))
+        return radii
 
     @property
     def _captured(self) -> bool:
@@ -351,11 +382,32 @@ class TwoPasses(Wrapper):
 
     def _perturbs(self) -> bool:
         """Whether the next step perturbs."""
-        self._complete_groups()
         return self._steps % self.merge.every == 0 and self._has_radius()
 
     def _has_radius(self) -> bool:
-        return not all(is_zero(group["rho"]) for group in self.param_groups)
+        self._complete_groups()
+        return not all_zero(self.base.param_groups)
+
+    def _complete_groups(self) -> None:
+        """Give each group the options that it does not set: it may come from the base optimizer or its checkpoint."""
+        for group in self.base.param_groups:
+            for name, value in self.perturbation.defaults.items():
+                group.setdefault(name, value)
+
+    def _parameters(self) -> list[Tensor]:
+        return [param for group in self.base.param_groups for param in group["params"]]
+
+    def _attach(self) -> None:
+        """Tie the base optimizer to this one: its step is refused while the weights are perturbed."""
+        super()._attach()
+        this = weakref.ref(self)
+
+        def refuse_while_perturbed(*_: Any) -> None:
+            optimizer = this()
+            if optimizer is not None and optimizer._weights.is_saved:
+                optimizer._refuse_while_perturbed("the base optimizer's step()")
+
+        self.base.register_step_pre_hook(refuse_while_perturbed)
 
     def _devices(self) -> set[torch.device]:
         return {param.device for param in self._parameters()}

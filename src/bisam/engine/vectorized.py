@@ -36,13 +36,13 @@ class Vectorized:
         self, perturb: Callable[[dict[str, Tensor]], None], shares: Sequence[float | Tensor]
     ) -> dict[str, Tensor]:
         """The descent gradients, each at its own perturbed weights, added up by the shares of the micro-batches."""
-        self.criterion.enter(Pass.ASCENT)
+        self.criterion.current = Pass.ASCENT
         epsilon = self._gradients(self.criterion.ascent, self.params, shared=True)
         for part in range(self.parts):
             perturb({name: gradient[part] for name, gradient in epsilon.items()})
         names = list(epsilon)
         torch._foreach_add_([epsilon[name] for name in names], [self.params[name] for name in names])
-        self.criterion.enter(Pass.DESCENT)
+        self.criterion.current = Pass.DESCENT
         fixed = {name: p.expand(self.parts, *p.shape) for name, p in self.params.items() if name not in epsilon}
         descent = self._gradients(self.criterion.descent, {**epsilon, **fixed}, shared=False)
         weights = torch.stack([torch.as_tensor(part, device=self.y.device) for part in shares])

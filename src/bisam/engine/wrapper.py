@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bisam.engine.checks import check_group
-from bisam.tensors.memory import Memory
 from bisam.merge import Merge
 from bisam.perturbation import Perturbation
+from bisam.tensors.memory import Memory
 
 
 class Wrapper(torch.optim.Optimizer):
@@ -37,7 +37,7 @@ class Wrapper(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _attach(self) -> None:
-        """Tie the base optimizer to this one: its checkpoint hooks are shared, its step is refused while perturbed."""
+        """Tie the base optimizer to this one: its checkpoint hooks are shared."""
         self.base.__dict__["_sharpness_aware"] = True
         for name in _CHECKPOINT_HOOKS:
             setattr(self, name, getattr(self.base, name))
@@ -51,7 +51,6 @@ class Wrapper(torch.optim.Optimizer):
 
             return hook
 
-        self.base.register_step_pre_hook(calling(Wrapper._refuse_step_of_base))
         self.base.register_load_state_dict_pre_hook(calling(Wrapper._keep_options))
         self.base.register_load_state_dict_post_hook(calling(Wrapper._put_options_back), prepend=True)
 
@@ -118,13 +117,11 @@ class Wrapper(torch.optim.Optimizer):
                 group.setdefault(name, value)
 
     def _complete_groups(self) -> None:
-        """Give each group the options that it does not set: it may come from the base optimizer or its checkpoint."""
-        for group in self.param_groups:
-            for name, value in self.perturbation.defaults.items():
-                group.setdefault(name, value)
+        """Give each group the options that it does not set."""
+        raise NotImplementedError
 
     def _parameters(self) -> list[Tensor]:
-        return [param for group in self.param_groups for param in group["params"]]
+        raise NotImplementedError
 
     def _parts_with_memory(self) -> dict[str, Any]:
         """The parts of this variant that remember, by name."""
@@ -171,9 +168,6 @@ class Wrapper(torch.optim.Optimizer):
                 f"{method} called between ascend() and descend(): the weights are perturbed now. Call descend() first, "
                 "or restore() to give the step up."
             )
-
-    def _refuse_step_of_base(self) -> None:
-        self._refuse_while_perturbed("the base optimizer's step()")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import bisam
-from bisam.lab.config import Config
 from bisam.engine.optimizer import Options, SharpnessAware
+from bisam.lab.config import Config
 
 Build = Callable[[torch.optim.Optimizer, nn.Module, Config, Options], SharpnessAware]
 

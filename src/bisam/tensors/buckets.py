@@ -37,7 +37,7 @@ def kind(tensor: Tensor) -> tuple[Any, ...]:
     return (tensor.device, tensor.dtype, tensor.device_mesh if is_sharded(tensor) else None)  # type: ignore[attr-defined]
 
 
-def norm_of(buckets: Iterable[Sequence[Tensor]]) -> Tensor:
+def norm_of(buckets: Iterable[list[Tensor]]) -> Tensor:
     """‖·‖₂ of all tensors of all buckets and, for sharded ones, of all shards; in float32 at least."""
     parts = [_bucket_norm(bucket) for bucket in buckets if bucket]
     if len(parts) == 1:
@@ -45,7 +45,7 @@ def norm_of(buckets: Iterable[Sequence[Tensor]]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([part.to(parts[0].device) for part in parts]))
 
 
-def _bucket_norm(bucket: Sequence[Tensor]) -> Tensor:
+def _bucket_norm(bucket: list[Tensor]) -> Tensor:
     half = bucket[0].dtype in (torch.float16, torch.bfloat16)
     if is_sharded(bucket[0]):
         # one at a time: foreach has no wider type for shards, and all of them in float32 would be two more copies
@@ -198,6 +198,11 @@ def into_buckets(
                 bucket.unsettled.append(local(gradient))
                 bucket.whole_gradients.append(gradient)
     return list(buckets.values())
+
+
+def all_zero(groups: Iterable[dict[str, Any]]) -> bool:
+    """Whether no group is perturbed."""
+    return all(is_zero(group["rho"]) for group in groups)
 
 
 def is_zero(rho: float | Tensor) -> bool:

@@ -94,7 +94,7 @@ class GradientSync:
         return stack
 
     def average(self, params: Sequence[Tensor], gradients: Gradients) -> Gradients:
-        """The mean over the ranks, of what DistributedDataParallel did not average, such as a sum of several closures."""
+        """The mean over the ranks, of what DistributedDataParallel did not average: a sum of several closures."""
         if not self.replicas:
             return gradients
         ours = {id(param) for replica in self.replicas for param in _averaged_by(replica)}
@@ -105,7 +105,9 @@ class GradientSync:
             if id(param) in ours and found[index] is None and param.requires_grad:
                 found[index] = torch.zeros_like(param)
         _average_([g for p, g in zip(params, found, strict=True) if g is not None and id(p) in ours], self._group)
-        for replica in self.replicas:  # as after a pass that it averages: the next one begins with the first rank's buffers
+        for (
+            replica
+        ) in self.replicas:  # as after a pass that it averages: the next one begins with the first rank's buffers
             replica.require_forward_param_sync = True
         return found
 

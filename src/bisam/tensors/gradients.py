@@ -1,4 +1,4 @@
-"""The gradients of parameters, as lists outside of `.grad`: taking them, adding them up, putting them back, clipping."""
+"""The gradients of parameters as lists outside of `.grad`: take them, add them up, put them back, clip."""
 
 from __future__ import annotations
 
@@ -99,11 +99,10 @@ def mark(params: Iterable[Tensor]) -> None:
             setattr(param.grad, _MARK, _version(param.grad))
 
 
-def unmark(params: Iterable[Tensor]) -> None:
-    """Remove the marks, before the gradients are cleared: their tensors may be used again."""
-    for param in params:
-        if param.grad is not None and hasattr(param.grad, _MARK):
-            delattr(param.grad, _MARK)
+def unmark(gradient: Tensor) -> None:
+    """Remove the mark, before the gradient is cleared: its tensor may be used again."""
+    if hasattr(gradient, _MARK):
+        delattr(gradient, _MARK)
 
 
 def are_of_last_step(params: Iterable[Tensor]) -> bool:

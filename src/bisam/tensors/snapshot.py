@@ -18,7 +18,9 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.copies: list[Tensor] = []
-        self._originals: list[Tensor] | None = None
+        self.is_saved = False
+        """Whether there is something to restore."""
+        self._originals: list[Tensor] = []
         self._kinds: list[list[int]] = []
         self._by_owner: dict[Tensor, Tensor] = {}
 
@@ -28,17 +30,12 @@ class Snapshot:
             self.copies = []  # freed before the new ones are allocated
             self.copies = [torch.empty_like(tensor) for tensor in tensors]
             self._kinds = _indices_by_kind(self.copies)
-        self._originals = list(tensors)
+        self._originals, self.is_saved = list(tensors), True
         self._by_owner = dict(zip(owners, self.copies, strict=False))
         self._copy(self.copies, self._originals)
 
     def copies_of(self, owners: Sequence[Tensor]) -> list[Tensor]:
         return [self._by_owner[owner] for owner in owners]
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether there is something to restore."""
-        return self._originals is not None
 
     def restore(self) -> None:
         if self._originals:
@@ -47,7 +44,7 @@ class Snapshot:
 
     def forget(self) -> None:
         """Do not restore what was saved."""
-        self._originals = None
+        self._originals, self.is_saved = [], False
         self._by_owner = {}
 
     def _copy(self, to: list[Tensor], source: list[Tensor]) -> None:

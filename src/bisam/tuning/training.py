@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bisam.plan import Batch
 from bisam.diagnostics.arguments import kind, plain, to_device
 from bisam.diagnostics.tally import Mean, is_classification
-from bisam.objectives import as_target, correct, logits_of
-from bisam.engine.optimizer import SharpnessAware
-from bisam.engine.objective_options import setting
-from bisam.tuning.randomness import Randomness
 from bisam.engine.batch import precision
+from bisam.engine.objective_options import setting
+from bisam.engine.optimizer import SharpnessAware
+from bisam.objectives import as_target, correct, logits_of
+from bisam.plan import Batch
+from bisam.tuning.randomness import Randomness
 
 MakeOptimizer = Callable[[Any, float], SharpnessAware]
 """From a model and a ρ to the optimizer that trains it."""
