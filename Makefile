@@ -1,19 +1,23 @@
 # Everything a fresh machine needs is installed here, into .venv, with the versions of constraints.txt.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: test check demo bench docs clean
+.PHONY: test quick check lint types demo bench docs clean
 
 test: $(VENV)/.installed  ## all tests and doctests
 	$(BIN)/pytest -n 2
 
-check: $(VENV)/.installed  ## style, types, tests
+check: lint types test  ## what CI runs
+
+lint: $(VENV)/.installed  ## style, and the import contracts of pyproject.toml
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.installed
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
 
 demo: $(VENV)/.installed  ## sharpness-aware training on noisy digits, in about two minutes
 	OMP_NUM_THREADS=1 $(BIN)/bisam demo
