@@ -4,10 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
+QUICK_OUT := tests/lab tests/test_sharding.py tests/test_examples.py tests/test_docs.py
+
 .PHONY: test quick check lint types demo bench docs clean
 
 test: $(VENV)/.installed  ## all tests and doctests
 	$(BIN)/pytest -n 2
+
+# Leaves out the lab, training on several ranks (two processes), the examples and the benchmark, the pages that are
+# compared with their sources, and what is marked slow: long runs against the reference, compiled models, counted work.
+quick: $(VENV)/.installed  ## the inner ring's fast tests and all doctests, under a minute on two cores
+	$(BIN)/pytest -n 2 -q -m 'not slow' $(QUICK_OUT:%=--ignore=%)
 
 check: lint types test  ## what CI runs
 
