@@ -15,10 +15,12 @@ triton = pytest.importorskip("triton", reason="Triton is not on this platform")
 from bisam.kernels.lower_bound_cpu import OnePass  # noqa: E402
 from bisam.kernels.lower_bound_triton import Fused  # noqa: E402
 
-# the interpreter computes with NumPy, which warns of what is NaN on purpose; torch's forward mode uses torch.jit
+# the interpreter computes with NumPy, which warns of what is NaN on purpose; Triton 3.2's, of torch 2.6, takes numbers
+# from arrays of one; torch's forward mode uses torch.jit
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
 ]
 CUDA = torch.cuda.is_available()
 BACKENDS = {"cpu": (OnePass(), "cpu"), "triton": (Fused(), "cuda" if CUDA else "cpu")}
