@@ -1,19 +1,30 @@
 # Everything a fresh machine needs is installed here, into .venv, with the versions of constraints.txt.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: test check demo bench docs clean
+QUICK_OUT := tests/lab tests/test_sharding.py tests/test_examples.py tests/test_docs.py
+
+.PHONY: test quick check lint types demo bench docs clean
 
 test: $(VENV)/.installed  ## all tests and doctests
 	$(BIN)/pytest -n 2
 
-check: $(VENV)/.installed  ## style, types, tests
+# Leaves out the lab, training on several ranks (two processes), the examples and the benchmark, the pages that are
+# compared with their sources, and what is marked slow: long runs against the reference, compiled models, counted work.
+quick: $(VENV)/.installed  ## the inner ring's fast tests and all doctests, under a minute on two cores
+	$(BIN)/pytest -n 2 -q -m 'not slow' $(QUICK_OUT:%=--ignore=%)
+
+check: lint types test  ## what CI runs
+
+lint: $(VENV)/.installed  ## style, and the import contracts of pyproject.toml
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.installed
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
 
 demo: $(VENV)/.installed  ## sharpness-aware training on noisy digits, in about two minutes
 	OMP_NUM_THREADS=1 $(BIN)/bisam demo

@@ -1,4 +1,8 @@
-"""What every variant promises, on every base optimizer. `variant`, `base` and `device` run over all there are."""
+"""What every variant promises, on every base optimizer.
+
+`variant` and `device` run over all there are, a `pair` of variant and base optimizer over those of `family.pairs`. No
+variant is named here: what a promise depends on is read from the parts of the optimizer.
+"""
 
 import copy
 import io
@@ -10,17 +14,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from family import (
     BASES,
+    KINDS,
     VARIANTS,
-    WITH_CLOSURE,
     ConvNet,
     assert_close,
     assert_identical,
     batch,
+    begins_at_the_weights,
     build,
     closure_of,
-    kind_of,
     mlp,
+    over_closure_pairs,
+    over_hand_pairs,
+    over_pairs,
     plain_step,
+    takes_closures,
     tensors,
     weights_of,
 )
@@ -33,11 +41,12 @@ class BrokenError(Exception):
 class Contract:
     # ρ = 0
 
-    def test_rho_zero_is_exactly_the_base_optimizer(self, variant, base, device):
-        model, optimizer = build(variant, base, rho=0.0, net=lambda: ConvNet(dropout=0.5), device=device)
+    @over_pairs
+    def test_rho_zero_is_exactly_the_base_optimizer(self, pair, device):
+        model, optimizer = build(*pair, rho=0.0, net=lambda: ConvNet(dropout=0.5), device=device)
         torch.manual_seed(0)
         alone = ConvNet(dropout=0.5).to(device)
-        plain = BASES[base](alone.parameters())
+        plain = BASES[pair[1]](alone.parameters())
         for seed in range(4):
             x, y = batch(seed, device=device)
             torch.manual_seed(seed)  # the same dropout masks: so ρ = 0 must not run a second pass
@@ -50,9 +59,10 @@ class Contract:
             assert torch.equal(loss, expected)
         assert_identical(tensors(model, optimizer), tensors(alone, plain))
 
-    def test_rho_zero_by_hand_is_exactly_the_base_optimizer(self, hand_variant, base, device):
-        model, optimizer = build(hand_variant, base, rho=0.0, device=device)
-        alone, plain = build(hand_variant, base, device=device)
+    @over_hand_pairs
+    def test_rho_zero_by_hand_is_exactly_the_base_optimizer(self, pair, device):
+        model, optimizer = build(*pair, rho=0.0, device=device)
+        alone, plain = build(*pair, device=device)
         for seed in range(3):
             x, y = batch(seed, device=device)
             optimizer.criterion(model(x), y).backward()
@@ -64,8 +74,9 @@ class Contract:
 
     # The weights come back
 
-    def test_the_update_starts_from_the_weights_bitwise_and_in_place(self, variant, base, device):
-        model, optimizer = build(variant, base, device=device)
+    @over_pairs
+    def test_the_update_starts_from_the_weights_bitwise_and_in_place(self, pair, device):
+        model, optimizer = build(*pair, device=device)
         with torch.no_grad():
             scales = torch.logspace(-30, 4, model.head.weight.numel(), device=device)
             model.head.weight.mul_(scales.view_as(model.head.weight))
@@ -77,16 +88,17 @@ class Contract:
             before = weights_of(model)
             optimizer.minimize(*batch(seed, device=device))
             assert_identical(seen["update"], before)
-            if kind_of(variant) != "RSAM":  # which climbs from a random start
+            if begins_at_the_weights(optimizer):
                 assert_identical(seen.get("plain", seen["ascent"]), before)
             assert any(not torch.equal(a, b) for a, b in zip(seen["descent"], before, strict=True))
         assert [p.data_ptr() for p in model.parameters()] == storages
 
     @pytest.mark.parametrize("failing", ["ascent", "descent"])
     @pytest.mark.parametrize("when", ["forward", "backward"])
-    def test_weights_and_state_come_back_bitwise_when_a_pass_raises(self, variant, base, failing, when):
-        model, optimizer = build(variant, base)
-        twin, twin_optimizer = build(variant, base)
+    @over_pairs
+    def test_weights_and_state_come_back_bitwise_when_a_pass_raises(self, pair, failing, when):
+        model, optimizer = build(*pair)
+        twin, twin_optimizer = build(*pair)
         x, y = batch()
         for m, o in ((model, optimizer), (twin, twin_optimizer)):
             o.minimize(x, y)
@@ -112,14 +124,14 @@ class Contract:
         assert optimizer.phase == "ascent"
         assert all(p.requires_grad for p in model.parameters())
         optimizer.minimize(x, y)
-        if optimizer.perturbation.alike_on_all_ranks and kind_of(variant) != "FriendlySAM":
-            # those that draw random numbers, or average gradients, remember the pass that was lost
+        if optimizer.perturbation.memory is None:  # else it remembers the pass that was lost: its draws, its mean
             twin_optimizer.minimize(x, y)
             assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
 
     @pytest.mark.parametrize("missing", ["ascent", "descent"])
-    def test_a_parameter_with_a_gradient_in_only_one_pass_is_restored_or_left(self, closure_variant, base, missing):
-        model, optimizer = build(closure_variant, base, net=lambda: nn.ModuleList([mlp(), mlp()]))
+    @over_closure_pairs
+    def test_a_parameter_with_a_gradient_in_only_one_pass_is_restored_or_left(self, pair, missing):
+        model, optimizer = build(*pair, net=lambda: nn.ModuleList([mlp(), mlp()]))
         x, y = batch()
         before = [p.detach().clone() for p in model[1].parameters()]
         at_update = []
@@ -177,15 +189,16 @@ class Contract:
             once(part)
         optimizer.minimize(x, y)
         assert model.norm.num_batches_tracked == len(parts)
-        if kind_of(variant) != "RSAM":  # whose first pass is not at w
+        if begins_at_the_weights(optimizer):
             assert_identical(list(model.buffers()), list(once.buffers()))
 
     # The three forms
 
-    def test_step_and_minimize_are_one_step(self, closure_variant, base, device):
+    @over_closure_pairs
+    def test_step_and_minimize_are_one_step(self, pair, device):
         results = []
         for form in ("step", "minimize"):
-            model, optimizer = build(closure_variant, base, device=device)
+            model, optimizer = build(*pair, device=device)
             for seed in range(3):
                 x, y = batch(seed, device=device)
                 if form == "step":
@@ -195,9 +208,10 @@ class Contract:
             results.append(tensors(model, optimizer))
         assert_identical(*results)
 
-    def test_the_two_passes_by_hand_are_one_step(self, hand_variant, base, device):
-        model, optimizer = build(hand_variant, base, device=device)
-        twin, twin_optimizer = build(hand_variant, base, device=device)
+    @over_hand_pairs
+    def test_the_two_passes_by_hand_are_one_step(self, pair, device):
+        model, optimizer = build(*pair, device=device)
+        twin, twin_optimizer = build(*pair, device=device)
         for seed in range(3):
             x, y = batch(seed, device=device)
             optimizer.criterion(model(x), y).backward()
@@ -213,17 +227,18 @@ class Contract:
         with torch.no_grad():
             each = nn.functional.cross_entropy(model(x), y, reduction="none")
         loss = optimizer.minimize(x, y)
-        if kind_of(variant) == "KSAM":  # of the samples it chose
+        if optimizer.plan.chooses and not optimizer.plan.needs_scores_of_ascent:  # for both passes: the half it chose
             each = each.topk(8).values
-        if kind_of(variant) != "RSAM":  # whose first pass is not at w
+        if begins_at_the_weights(optimizer):
             torch.testing.assert_close(loss, each.mean())
         assert not loss.requires_grad
 
     # Cost
 
-    def test_a_step_waits_for_the_device_no_more_than_its_base_optimizer(self, variant, base):
-        _, optimizer = build(variant, base, clip_norm=1.0)
-        alone, plain = build(variant, base)
+    @over_pairs
+    def test_a_step_waits_for_the_device_no_more_than_its_base_optimizer(self, pair):
+        _, optimizer = build(*pair, clip_norm=1.0)
+        alone, plain = build(*pair)
         x, y = batch()
         with HostReads() as ours:
             optimizer.minimize(x, y)
@@ -251,49 +266,52 @@ class Contract:
 
     # Checkpoints
 
-    def test_the_state_dict_is_the_base_optimizers_and_what_the_variant_remembers(self, variant, base):
-        _, optimizer = build(variant, base)
+    @over_pairs
+    def test_the_state_dict_is_the_base_optimizers_and_what_the_variant_remembers(self, pair):
+        _, optimizer = build(*pair)
         optimizer.minimize(*batch())
         state = optimizer.state_dict()
-        remembers = kind_of(variant) not in ("SAM", "ASAM", "KSAM", "GSAM", "mSAM")
+        memories = [optimizer.perturbation.memory, optimizer.merge.memory]
+        remembers = memories != [None, None] or optimizer.merge.every > 1
         assert state.keys() == {"state", "param_groups", "sharpness"} - (set() if remembers else {"sharpness"})
         assert state["state"].keys() == optimizer.base.state_dict()["state"].keys()
-        own = set(state["param_groups"][0]) - set(BASES[base](mlp().parameters()).state_dict()["param_groups"][0])
-        assert own == {"rho", "adaptive", "eta"} | (
-            {"rho_min", "lr_min", "lr_max"} if kind_of(variant) == "GSAM" else set()
-        )
+        plain = BASES[pair[1]](mlp().parameters()).state_dict()
+        own = set(state["param_groups"][0]) - set(plain["param_groups"][0])
+        assert own == set(optimizer.perturbation.defaults) >= {"rho", "adaptive", "eta"}
 
-    @pytest.mark.parametrize("taken_after", [0, 1, 3])
-    def test_a_checkpoint_taken_between_any_two_steps_resumes_bitwise(self, variant, base, taken_after):
-        model, optimizer = build(variant, base)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
-        file = io.BytesIO()
-        for seed in range(5):
-            if seed == taken_after:
-                torch.save([model.state_dict(), optimizer.state_dict(), scheduler.state_dict()], file)
+    @over_pairs
+    def test_a_checkpoint_taken_between_any_two_steps_resumes_bitwise(self, pair):
+        steps, files = 4, []
+        model, optimizer = build(*pair)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        for seed in range(steps):
+            files.append(io.BytesIO())
+            torch.save([model.state_dict(), optimizer.state_dict(), scheduler.state_dict()], files[-1])
             optimizer.minimize(*batch(seed))
             scheduler.step()
-        file.seek(0)
-        resumed, resumed_optimizer = build(variant, base)
-        resumed_optimizer.minimize(*batch(99))  # elsewhere before it loads
-        resumed_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(resumed_optimizer, 5)
-        weights, state, schedule = torch.load(file, weights_only=True)
-        resumed.load_state_dict(weights)
-        resumed_optimizer.load_state_dict(state)
-        resumed_scheduler.load_state_dict(schedule)
-        for seed in range(taken_after, 5):
-            resumed_optimizer.minimize(*batch(seed))
-            resumed_scheduler.step()
-        assert_identical(tensors(resumed, resumed_optimizer), tensors(model, optimizer))
+        for taken_after, file in enumerate(files):
+            file.seek(0)
+            resumed, resumed_optimizer = build(*pair)
+            resumed_optimizer.minimize(*batch(99))  # elsewhere before it loads
+            resumed_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(resumed_optimizer, steps)
+            weights, state, schedule = torch.load(file, weights_only=True)
+            resumed.load_state_dict(weights)
+            resumed_optimizer.load_state_dict(state)
+            resumed_scheduler.load_state_dict(schedule)
+            for seed in range(taken_after, steps):
+                resumed_optimizer.minimize(*batch(seed))
+                resumed_scheduler.step()
+            assert_identical(tensors(resumed, resumed_optimizer), tensors(model, optimizer))
 
-    def test_training_goes_over_from_a_checkpoint_of_the_base_optimizer(self, variant, base):
-        model, optimizer = build(variant, base)
+    @over_pairs
+    def test_training_goes_over_from_a_checkpoint_of_the_base_optimizer(self, pair):
+        model, optimizer = build(*pair)
         plain_step(model, optimizer.base, *batch())
-        plain = BASES[base](model.parameters())
+        plain = BASES[pair[1]](model.parameters())
         plain.load_state_dict(
             {
                 **optimizer.base.state_dict(),
-                "param_groups": BASES[base](model.parameters()).state_dict()["param_groups"],
+                "param_groups": BASES[pair[1]](model.parameters()).state_dict()["param_groups"],
             }
         )
         optimizer.load_state_dict(plain.state_dict())
@@ -334,12 +352,14 @@ class Contract:
         assert ratio > 1
         assert_close(epsilon[:2], [e * ratio for e in full[:2]], 1e-12)
 
-    def test_an_added_group_is_perturbed_and_trained(self, variant, base):
+    @over_pairs
+    def test_an_added_group_is_perturbed_and_trained(self, pair):
+        variant, base = pair
         torch.manual_seed(0)
         model = mlp()
         optimizer = VARIANTS[variant](BASES[base](model[0].parameters()), model)
         optimizer.add_param_group({"params": list(model[2].parameters())})
-        whole, whole_optimizer = build(variant, base, net=mlp)
+        whole, whole_optimizer = build(*pair, net=mlp)
         for seed in range(3):
             optimizer.minimize(*batch(seed))
             whole_optimizer.minimize(*batch(seed))
@@ -371,21 +391,23 @@ class Contract:
 
     # Accumulation and clipping
 
-    def test_parts_run_one_after_the_other_add_up_to_the_batch(self, variant, base):
-        self._check_parts(variant, base, lambda model, optimizer, x, y: optimizer.minimize(x, y, accumulate=4))
+    @over_pairs
+    def test_parts_run_one_after_the_other_add_up_to_the_batch(self, pair):
+        self._check_parts(pair, lambda model, optimizer, x, y: optimizer.minimize(x, y, accumulate=4))
 
-    def test_a_list_of_closures_adds_up_to_the_batch(self, closure_variant, base):
+    @over_closure_pairs
+    def test_a_list_of_closures_adds_up_to_the_batch(self, pair):
         def step(model, optimizer, x, y):
             return optimizer.step(
                 [closure_of(model, optimizer, *part) for part in zip(x.chunk(4), y.chunk(4), strict=True)]
             )
 
-        self._check_parts(closure_variant, base, step)
+        self._check_parts(pair, step)
 
     @staticmethod
-    def _check_parts(variant, base, step):
-        model, optimizer = build(variant, base, net=mlp, dtype=torch.float64)
-        whole, whole_optimizer = build(variant, base, net=mlp, dtype=torch.float64)
+    def _check_parts(pair, step):
+        model, optimizer = build(*pair, net=mlp, dtype=torch.float64)
+        whole, whole_optimizer = build(*pair, net=mlp, dtype=torch.float64)
         for seed in range(3):
             x, y = batch(seed, dtype=torch.float64)
             loss, expected = step(model, optimizer, x, y), whole_optimizer.minimize(x, y)
@@ -424,11 +446,13 @@ class Contract:
 
     # torch.compile and CUDA
 
-    def test_a_compiled_model_takes_the_same_steps(self, variant):
-        model, optimizer = build(variant)
+    @pytest.mark.slow
+    @pytest.mark.parametrize("kind", KINDS)  # the model is compiled, not the objective
+    def test_a_compiled_model_takes_the_same_steps(self, kind):
+        model, optimizer = build(kind)
         torch.manual_seed(0)
         compiled = torch.compile(ConvNet(), backend="aot_eager")  # inductor needs a compiler on the machine
-        compiled_optimizer = VARIANTS[variant](BASES["SGD(foreach)"](compiled.parameters()), compiled)
+        compiled_optimizer = VARIANTS[kind](BASES["SGD(foreach)"](compiled.parameters()), compiled)
         for seed in range(3):
             optimizer.minimize(*batch(seed))
             compiled_optimizer.minimize(*batch(seed))
@@ -444,7 +468,7 @@ class Contract:
         torch.cuda.set_sync_debug_mode("error")
         try:
             optimizer.minimize(x, y)
-            if variant in WITH_CLOSURE:
+            if takes_closures(optimizer):
                 optimizer.step(closure_of(model, optimizer, x, y))
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -1,9 +1,11 @@
-"""Who is tested: every variant, on every base optimizer, and the nets and batches they are tested with."""
+"""Who is tested: variants, base optimizers, the pairs of them that tests run on, and the nets and batches."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import bisam
+from bisam.perturbation import RandomStart
 
 
 def own_phi(x: Tensor) -> Tensor:
@@ -66,6 +68,48 @@ BASES = {
     "AdamW(fused)": lambda params: torch.optim.AdamW(params, lr=1e-2, fused=True),
     "RMSprop": lambda params: torch.optim.RMSprop(params, lr=1e-3, momentum=0.9),
 }
+
+# Each kind with cross entropy and with one of the bounds in turn. What is promised of a composition does not depend on
+# which bound it is; every kind agrees with its reference under each of them.
+COMPOSITIONS = [
+    *KINDS,
+    *(_name(kind, ("log", "tanh")[number % 2]) for number, kind in enumerate(KINDS)),
+    "ASAM(eta)",
+    "BiSAM(own)",
+]
+# These stand for all variants on the base optimizers beside SGD: one hands the gradient over as it is, one changes it
+# in place, has a memory, and perturbs in every second step only.
+REPRESENTATIVES = ("BiSAM(log)", "LookSAM(log)")
+
+
+def pairs(variants) -> list[tuple[str, str]]:
+    """Every variant on SGD, and every base optimizer under the representatives: not the product of both."""
+    first, *others = BASES
+    return [(name, first) for name in variants] + [
+        (name, base) for base in others for name in REPRESENTATIVES if name in variants
+    ]
+
+
+def _over(variants):
+    return pytest.mark.parametrize("pair", pairs(variants), ids="-".join)
+
+
+over_pairs = _over(COMPOSITIONS)
+"""Run a test on each `pair` of a variant and a base optimizer."""
+over_closure_pairs = _over([name for name in COMPOSITIONS if name in WITH_CLOSURE])
+over_hand_pairs = _over(BY_HAND)
+over_plain_pairs = _over(WITHOUT_MEMORY)
+
+
+def begins_at_the_weights(optimizer) -> bool:
+    """Whether the first pass is at w, not at a random start near it."""
+    return not isinstance(optimizer.perturbation, RandomStart)
+
+
+def takes_closures(optimizer) -> bool:
+    """Whether `step(closure)` is enough: it needs `minimize` to choose samples or to cut the batch."""
+    return not optimizer.plan.chooses and optimizer.micro_batch is None
+
 
 FEATURES, CLASSES = 6, 4
 

@@ -12,8 +12,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 2
-LIMIT, GRACE = 120, 5
-"""Seconds that a function may take, and that others may go on when one has failed: they may wait for it for ever."""
+LIMIT, GRACE = 600, 60
+"""Seconds that a function may take, and that others may run on when one has failed: they may wait for it for ever.
+
+Limits end a hang. Both are more than ten times what it takes on an idle machine."""
 
 
 class _Pool:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from family import BASES, VARIANTS, assert_close, assert_identical, batch, build, mlp, tensors
+from family import BASES, VARIANTS, assert_close, assert_identical, batch, build, mlp, over_plain_pairs, tensors
 
 
 def scaled_closure(model, optimizer, x, y, spoil=None):
@@ -25,11 +25,19 @@ def scaled_closure(model, optimizer, x, y, spoil=None):
 
 
 @pytest.mark.parametrize("form", ["step", "minimize", "by hand"])
-@pytest.mark.parametrize("enabled", [True, False])
-def test_scaled_steps_equal_unscaled_ones(plain_variant, base, device, form, enabled):
-    scaler = torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=2, enabled=enabled)
-    model, optimizer = build(plain_variant, base, net=mlp, device=device, scaler=scaler, clip_norm=0.5)
-    plain, plain_optimizer = build(plain_variant, base, net=mlp, device=device, clip_norm=0.5)
+@over_plain_pairs
+def test_scaled_steps_equal_unscaled_ones(pair, device, form):
+    check_scaled_steps(pair, device, form, torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=2))
+
+
+@pytest.mark.parametrize("form", ["step", "minimize", "by hand"])
+def test_steps_with_a_scaler_that_is_switched_off_are_plain_ones(device, form):
+    check_scaled_steps(("BiSAM(log)", "AdamW(fused)"), device, form, torch.amp.GradScaler(device, enabled=False))
+
+
+def check_scaled_steps(pair, device, form, scaler):
+    model, optimizer = build(*pair, net=mlp, device=device, scaler=scaler, clip_norm=0.5)
+    plain, plain_optimizer = build(*pair, net=mlp, device=device, clip_norm=0.5)
     for seed in range(4):
         x, y = batch(seed, device=device)
         if form == "step":
@@ -48,15 +56,16 @@ def test_scaled_steps_equal_unscaled_ones(plain_variant, base, device, form, ena
             torch.testing.assert_close(ours, theirs)
     # scaling by powers of two is exact
     assert_identical(tensors(model, optimizer), tensors(plain, plain_optimizer))
-    if enabled:
+    if scaler.is_enabled():
         assert scaler.get_scale() == 2.0**12  # four good steps: grown twice
 
 
 @pytest.mark.parametrize("failing", ["ascent", "descent"])
 @pytest.mark.parametrize("form", ["step", "by hand"])
-def test_a_pass_that_overflows_restores_skips_and_shrinks_once(plain_variant, base, device, failing, form):
+@over_plain_pairs
+def test_a_pass_that_overflows_restores_skips_and_shrinks_once(pair, device, failing, form):
     scaler = torch.amp.GradScaler(device, init_scale=1024.0)
-    model, optimizer = build(plain_variant, base, device=device, scaler=scaler)
+    model, optimizer = build(*pair, device=device, scaler=scaler)
     x, y = batch(device=device)
     optimizer.minimize(x, y)
     before = tensors(model, optimizer)

@@ -46,17 +46,17 @@ def test_it_can_be_captured_in_a_cuda_graph(shape):
         return value, torch.autograd.grad(value, logits)[0]
 
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which fills the logits
     with torch.cuda.stream(stream):
         run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         value, gradient = run()
+    torch.cuda.current_stream().wait_stream(stream)  # what it still reads is overwritten next
     with torch.no_grad():
         logits.normal_()
-    graph.replay()
-    with torch.cuda.stream(stream):
-        expected = run()
-    torch.cuda.synchronize()
+    graph.replay()  # on the current stream, after the new logits
+    expected = run()
     assert torch.equal(value, expected[0])
     assert torch.equal(gradient, expected[1])
 
