@@ -88,9 +88,10 @@ class Contract:
             before = weights_of(model)
             optimizer.minimize(*batch(seed, device=device))
             assert_identical(seen["update"], before)
-            if begins_at_the_weights(optimizer):
+            if optimizer.perturbation.needs_ascent and begins_at_the_weights(optimizer):
                 assert_identical(seen.get("plain", seen["ascent"]), before)
-            assert any(not torch.equal(a, b) for a, b in zip(seen["descent"], before, strict=True))
+            if optimizer.perturbation.needs_ascent or seed > 0:  # else there is no momentum to perturb by yet
+                assert any(not torch.equal(a, b) for a, b in zip(seen["descent"], before, strict=True))
         assert [p.data_ptr() for p in model.parameters()] == storages
 
     @pytest.mark.parametrize("failing", ["ascent", "descent"])
@@ -98,6 +99,8 @@ class Contract:
     @over_pairs
     def test_weights_and_state_come_back_bitwise_when_a_pass_raises(self, pair, failing, when):
         model, optimizer = build(*pair)
+        if failing == "ascent" and not optimizer.perturbation.needs_ascent:
+            pytest.skip("the variant has no ascent pass")
         twin, twin_optimizer = build(*pair)
         x, y = batch()
         for m, o in ((model, optimizer), (twin, twin_optimizer)):
@@ -277,7 +280,7 @@ class Contract:
         assert state["state"].keys() == optimizer.base.state_dict()["state"].keys()
         plain = BASES[pair[1]](mlp().parameters()).state_dict()
         own = set(state["param_groups"][0]) - set(plain["param_groups"][0])
-        assert own == set(optimizer.perturbation.defaults) >= {"rho", "adaptive", "eta"}
+        assert own == set(optimizer.perturbation.defaults) >= {"rho"}
 
     @over_pairs
     def test_a_checkpoint_taken_between_any_two_steps_resumes_bitwise(self, pair):

@@ -76,6 +76,7 @@ COMPOSITIONS = [
     *(_name(kind, ("log", "tanh")[number % 2]) for number, kind in enumerate(KINDS)),
     "ASAM(eta)",
     "BiSAM(own)",
+    "MSAM",
 ]
 # These stand for all variants on the base optimizers beside SGD: one hands the gradient over as it is, one changes it
 # in place, has a memory, and perturbs in every second step only.

@@ -118,10 +118,86 @@ def test_any_variant_becomes_bilevel_with_an_ascent_of_its_own():
 
 def test_defaults_are_the_papers():
     radius = {name: build(name)[1].param_groups[0]["rho"] for name in VARIANTS}
-    assert radius == {name: 2.0 if kind_of(name) == "ASAM" else 0.05 for name in VARIANTS}
+    assert radius == {name: {"ASAM": 2.0, "MSAM": 0.3}.get(kind_of(name), 0.05) for name in VARIANTS}
     assert build("BiSAM(log)")[1].criterion.ascent.mu == 1
     assert build("BiSAM(tanh)")[1].criterion.ascent.mu == 10
     assert isinstance(build("BiSAM(log)")[1].criterion.descent, torch.nn.CrossEntropyLoss)
+
+
+# MSAM
+
+
+@pytest.mark.parametrize("base_name", ["SGD(foreach)", "AdamW(fused)", "RMSprop"])
+def test_twelve_steps_of_momentum_sam_agree_with_its_float64_reference(base_name):
+    model, optimizer = build("MSAM", base_name, dtype=torch.float64)
+    torch.manual_seed(0)
+    expected = ConvNet().double()
+    base = BASES[base_name](expected.parameters())
+    for seed in range(12):
+        x, y = batch(seed, dtype=torch.float64)
+        optimizer.minimize(x, y)
+        reference.momentum_sam(expected, base, x, y)
+    assert_close(tensors(model, optimizer), tensors(expected, base), 1e-10)  # batch statistics among them
+    plain, plain_optimizer = build("SAM", base_name, dtype=torch.float64, rho=0.0)
+    for seed in range(12):
+        plain_optimizer.minimize(*batch(seed, dtype=torch.float64))
+    assert (plain.head.weight - model.head.weight).abs().max() > 1e-5  # and it is not the base optimizer
+
+
+def test_momentum_sam_has_one_pass_and_returns_its_loss():
+    model, optimizer = build("MSAM")
+    x, y = batch()
+    steps(optimizer, [0])
+    passes = []
+    model.register_forward_hook(lambda _, __, logits: passes.append(nn.functional.cross_entropy(logits, y).detach()))
+    statistics = model.norm.running_mean.clone()
+    loss = optimizer.minimize(x, y)
+    assert len(passes) == 1
+    assert torch.equal(loss, passes[0])
+    assert torch.equal(loss, optimizer.telemetry.perturbed_loss)
+    assert optimizer.telemetry.loss is None
+    assert not torch.equal(model.norm.running_mean, statistics)
+    again = optimizer.step(closure_of(model, optimizer, x, y))
+    assert torch.equal(again, passes[1])
+
+
+def test_momentum_sam_moves_by_rho_against_the_momentum():
+    model, optimizer = build("MSAM", net=mlp, rho=0.5)
+    steps(optimizer, [0, 1])
+    before, moved = weights_of(model), []
+    model.register_forward_pre_hook(lambda *_: moved.extend(weights_of(model)))
+    momentum = [optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()]
+    optimizer.minimize(*batch())
+    epsilon = torch.cat([(m - b).flatten() for m, b in zip(moved, before, strict=True)])
+    direction = torch.cat([v.flatten() for v in momentum])
+    assert epsilon.norm().item() == pytest.approx(0.5, rel=1e-5)
+    torch.testing.assert_close(epsilon / epsilon.norm(), -direction / direction.norm(), rtol=1e-3, atol=1e-5)
+
+
+def test_without_an_ascent_pass_options_of_the_ascent_are_refused():
+    with pytest.raises(ValueError, match="MSAM has no ascent pass, so ascent= has no meaning: remove it"):
+        build("MSAM", ascent=bisam.LowerBound())
+    with pytest.raises(ValueError, match="MSAM perturbs all samples alike, so micro_batch= has no meaning"):
+        build("MSAM", micro_batch=4)
+    model, optimizer = build("MSAM")
+    optimizer.criterion(model(batch()[0]), batch()[1]).backward()
+    with pytest.raises(RuntimeError, match="MSAM has something to do before the first pass"):
+        optimizer.ascend()
+
+
+# WSAM
+
+
+def test_weighted_sharpness_of_one_half_is_sam_and_of_zero_the_base_optimizer():
+    for gamma, other in ((0.5, {"variant": "SAM"}), (0.0, {"variant": "SAM", "rho": 0.0})):
+        model, optimizer = build("WSAM", net=mlp, dtype=torch.float64, gamma=gamma)
+        twin, twin_optimizer = build(net=mlp, dtype=torch.float64, **other)
+        for seed in range(3):
+            for o in (optimizer, twin_optimizer):
+                o.minimize(*batch(seed, dtype=torch.float64))
+        assert_close(tensors(model, optimizer), tensors(twin, twin_optimizer), 1e-12)
+    with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\), got 1"):
+        build("WSAM", gamma=1)
 
 
 def steps(optimizer, seeds, **options):
