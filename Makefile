@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-QUICK_OUT := tests/lab tests/test_sharding.py tests/test_examples.py tests/test_docs.py
+QUICK_OUT := tests/lab tests/tensors/test_distributed.py tests/test_examples.py tests/test_docs.py
 
 .PHONY: test quick check lint types demo bench docs clean
 

@@ -136,6 +136,15 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, left, right, flag=True):
+        return self.net(left + right if flag else left)
+
+
 def batch(seed: int = 0, size: int = 16, device="cpu", dtype=torch.float32) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(size, FEATURES, generator=generator, dtype=torch.float64)

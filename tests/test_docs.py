@@ -10,9 +10,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 import bisam
-from test_optimizer import TwoInputs
 
-from family import ConvNet, batch, mlp
+from family import ConvNet, TwoInputs, batch, mlp
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "docs/training-loops.md", "docs/speed.md", "docs/diagnostics.md"]

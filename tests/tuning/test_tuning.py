@@ -18,7 +18,7 @@ from bisam.tuning.verdict import judge
 
 from family import CLASSES, FEATURES, VARIANTS, ConvNet, assert_identical, batch, mlp, plain_step, tensors
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def sam(model, rho, **options):

@@ -19,6 +19,7 @@ from family import (
     VARIANTS,
     WITH_CLOSURE,
     ConvNet,
+    TwoInputs,
     assert_close,
     assert_identical,
     batch,
@@ -34,15 +35,6 @@ def sgd(model):
 
 
 # What a model may take and give
-
-
-class TwoInputs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = mlp()
-
-    def forward(self, left, right, flag=True):
-        return self.net(left + right if flag else left)
 
 
 class HuggingFaceLike(nn.Module):
