@@ -1,5 +1,8 @@
 """Who is tested: variants, base optimizers, the pairs of them that tests run on, and the nets and batches."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +13,14 @@ from bisam.perturbation import RandomStart
 
 def own_phi(x: Tensor) -> Tensor:
     return -nn.functional.softplus(-x) / 3
+
+
+def of_the_docs():
+    """The variant that docs/extending.md builds, outside of the package."""
+    text = (Path(__file__).parent.parent / "docs/extending.md").read_text()
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
+    return names["halfway_sam"]
 
 
 # The whole family, each with the three objectives of the ascent. The values are what a user would write.
@@ -23,6 +34,7 @@ KINDS = {
     "LookSAM": lambda *args, **options: bisam.LookSAM(*args, **{"every": 2, **options}),
     "FriendlySAM": bisam.FriendlySAM,
     "WSAM": bisam.WSAM,
+    "docs": of_the_docs(),
     "mSAM": lambda *args, **options: bisam.SAM(*args, **{"micro_batch": 6, **options}),
     "periodic": lambda *args, **options: bisam.SAM(*args, **{"every": 2, **options}),
 }

@@ -179,6 +179,8 @@ def test_without_an_ascent_pass_options_of_the_ascent_are_refused():
         build("MSAM", ascent=bisam.LowerBound())
     with pytest.raises(ValueError, match="MSAM perturbs all samples alike, so micro_batch= has no meaning"):
         build("MSAM", micro_batch=4)
+    with pytest.raises(ValueError, match="follows the momentum of the base optimizer, which keeps none"):
+        bisam.MSAM(torch.optim.SGD(mlp().parameters(), lr=0.1))
     model, optimizer = build("MSAM")
     optimizer.criterion(model(batch()[0]), batch()[1]).backward()
     with pytest.raises(RuntimeError, match="MSAM has something to do before the first pass"):

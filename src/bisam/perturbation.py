@@ -62,7 +62,7 @@ class Perturbation:
     def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
         """Before the ascent pass: buckets hold all parameters to perturb, no gradients.
 
-        A compiled model computes all gradients, whatever `requires_grad` says. A captured step can decide nothing on
+        A compiled model computes all gradients, whatever `requires_grad` is. A captured step can decide nothing on
         the host.
         """
 
@@ -110,7 +110,7 @@ class BallFollowingLearningRate(Ball):
     """A ball whose radius goes with the learning rate, as in GSAM: ρ at a group's largest rate, `rho_min` at its least.
 
     ρ_t = ρ_min + (ρ − ρ_min) (lr_t − lr_min)/(lr_max − lr_min), with `rho_min` = None for half of the group's ρ. The
-    largest rate is what the group says (`lr_max`, or a scheduler's `max_lr` or `initial_lr`), or the largest seen.
+    largest rate is that of the group (`lr_max`, or a scheduler's `max_lr` or `initial_lr`), or the largest seen.
     """
 
     radius_options = frozenset({"rho", "rho_min", "lr_min", "lr_max"})
@@ -273,7 +273,7 @@ class RandomTensors(Drawing):
 
 
 class RandomStart(Drawing):
-    """R-SAM's random smoothing: climb from w + δ, so that ε = δ + ρ g(w + δ)/‖g(w + δ)‖.
+    """R-SAM's random smoothing: ascend from w + δ, so that ε = δ + ρ g(w + δ)/‖g(w + δ)‖.
 
     δ is Gaussian, with standard deviation σ times the norm of its filter (the rows of a weight along its first
     dimension; a bias or scale is one filter) over the square root of the filter's size, so that ‖δ‖ ≈ σ‖filter‖.
@@ -347,6 +347,14 @@ class AlongMomentum(Around):
         super().__init__(inner)
         self.memory = None
         self.keys = tuple(keys)
+
+    def check(self, group: dict[str, Any]) -> None:
+        super().check(group)
+        if not group.get("momentum") and "betas" not in group:
+            raise ValueError(
+                "the perturbation follows the momentum of the base optimizer, which keeps none: give it one, such as "
+                "torch.optim.SGD(params, lr=0.1, momentum=0.9)"
+            )
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         device = buckets[0].params[0].device

@@ -67,7 +67,7 @@ def are_several(x: Any) -> bool:
 
 
 def stack(xs: Sequence[Any], per_sample: Any) -> tuple[Any, Any]:
-    """Inputs of equally large batches along a new first dimension, and which of them have it, as vmap asks."""
+    """Inputs of equally large batches along a new first dimension, and which of them have it, in the form of vmap."""
     first = xs[0]
     if isinstance(first, Mapping):
         both = {key: stack([x[key] for x in xs], per_sample[key]) for key in first}

@@ -82,7 +82,7 @@ class ASAM(SharpnessAware):
 
 
 class BiSAM(SharpnessAware):
-    """Bilevel SAM: ε = ρ ∇Q/‖∇Q‖ climbs a lower bound of the 0-1 error, the update descends cross entropy at w + ε.
+    """Bilevel SAM: ε = ρ ∇Q/‖∇Q‖ ascends a lower bound of the 0-1 error, the update descends cross entropy at w + ε.
 
     Xie, Latorre, Antonakopoulos, Pethick, Cevher: Improving SAM Requires Rethinking its Optimization Formulation, 2024.
     `phi`, `mu` and `alpha` are those of `bisam.LowerBound`; the defaults are what the paper recommends. What `descent`
@@ -135,9 +135,9 @@ class ABiSAM(SharpnessAware):
 
 
 class ESAM(SharpnessAware):
-    """Efficient SAM: a random part of the parameter tensors climbs, and the samples that it hurts most are descended.
+    """Efficient SAM: perturb a random part of the parameter tensors, descend on the samples that it hurts most.
 
-    Each tensor is kept with probability β, and the kept ones climb to ‖ε‖ = ρ/β (stochastic weight perturbation); the
+    Each tensor is kept with probability β, and ‖ε‖ = ρ/β for the kept ones (stochastic weight perturbation); the
     update uses the ⌈γn⌉ samples whose ascent objective rose most (sharpness-sensitive data selection). β = γ = 1 is
     SAM, bit for bit. Needs `minimize`.
 
@@ -163,7 +163,7 @@ class ESAM(SharpnessAware):
 
 
 class EBiSAM(ESAM):
-    """Efficient BiSAM: ESAM whose ascent climbs, and whose samples are chosen by, the lower bound Q.
+    """Efficient BiSAM: ESAM with the lower bound Q as the ascent objective and as the score of samples.
 
     Other options: see `SharpnessAware`.
 
@@ -212,7 +212,7 @@ class KSAM(SharpnessAware):
 
 
 class RSAM(SharpnessAware):
-    """R-SAM: climb from a random start, ε = δ + ρ g/‖g‖ with g = ∇L(w + δ), δ Gaussian, ‖δ‖ ≈ σ‖w‖ for each filter.
+    """R-SAM: ascend from a random start, ε = δ + ρ g/‖g‖ with g = ∇L(w + δ), δ Gaussian, ‖δ‖ ≈ σ‖w‖ for each filter.
 
     Liu, Mai, Cheng, Chen, Hsieh, You: Random Sharpness-Aware Minimization, 2022. What it reports as the loss at w is
     the loss at w + δ. Other options: see `SharpnessAware`.
@@ -290,7 +290,7 @@ class LookSAM(SharpnessAware):
 
 
 class FriendlySAM(SharpnessAware):
-    """Friendly SAM: climb g − σ m, the gradient without the running mean of those before it, m ← λ m + (1 − λ) g.
+    """Friendly SAM: ascend g − σ m, the gradient without the running mean of those before it, m ← λ m + (1 − λ) g.
 
     m begins as the first gradient, as in the authors' code. The paper's m has g in it already, which for σ = 1 is the
     same direction.

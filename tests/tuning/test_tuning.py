@@ -240,7 +240,7 @@ def test_a_graph_that_waits_for_its_backward_pass_still_has_its_weights():
 
 def test_every_variant_can_be_swept(variant):
     def make_optimizer(model, rho):
-        return VARIANTS[variant](torch.optim.SGD(model.parameters(), lr=0.1), model, rho=rho)
+        return VARIANTS[variant](torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=rho)
 
     found = sweep(mlp, make_optimizer, repeats=1)
     assert found.points[0].losses != found.points[1].losses
@@ -388,7 +388,7 @@ def test_of_equal_accuracies_the_lower_loss_counts_and_then_the_smaller_rho():
     assert "came to the same" not in judged({0.05: [0.1, 0.3], 0.1: [0.2, 0.1]}).remarks[0]
 
 
-# What cannot be told apart.
+# What cannot be distinguished.
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,7 @@ def test_samples_are_compared_one_by_one():
     assert others.indistinguishable == (0,)
 
 
-def test_equal_methods_are_told_apart_once_in_twenty_times_at_most():
+def test_equal_methods_are_distinguished_once_in_twenty_times_at_most():
     generator = torch.Generator().manual_seed(0)
 
     def drawn():
@@ -447,12 +447,12 @@ def test_equal_methods_are_told_apart_once_in_twenty_times_at_most():
     assert sum(not one.indistinguishable for one in found) <= 10
 
 
-def test_with_one_repeat_nothing_is_said_to_be_told_apart():
+def test_with_one_repeat_no_two_values_are_distinguished():
     found = judged({0: [0.1], 0.1: [0.9]})
     assert found.rho == 0.1
     assert found.indistinguishable is None
-    assert found.points[0].told_apart is None
-    assert "one repeat nothing is known" in str(found)
+    assert found.points[0].is_distinguishable is None
+    assert "one repeat the scatter is unknown" in str(found)
 
 
 def test_repeats_in_which_nothing_was_random_count_as_one():
@@ -471,7 +471,7 @@ def test_it_says_so_when_plain_training_is_as_good():
     assert "no perturbation" not in better
 
 
-def test_the_table_marks_the_choice_and_what_cannot_be_told_apart_from_it():
+def test_the_table_marks_the_choice_and_what_cannot_be_distinguished_from_it():
     outcomes = {0: outcomes_of([0.1, 0.1]), 0.05: outcomes_of([0.8, 0.85]), 0.1: outcomes_of([0.9, 0.84]), 0.5: [None]}
     found = judge(outcomes, steps=7)
     lines = str(found).split("\n")
@@ -485,7 +485,7 @@ def test_the_table_marks_the_choice_and_what_cannot_be_told_apart_from_it():
     assert lines[6:] == list(found.remarks)
     assert found.remarks == (
         "ρ = 0.1 has the best mean accuracy, 87.0 %, after 7 steps, 2 repeats.",
-        "~ ρ = 0.05 cannot be told apart from it.",
+        "~ ρ = 0.05 cannot be distinguished from it.",
         "ρ = 0.5 diverged: weights or loss were not finite any more.",
         "This ranks ρ after a short training; for a long one the best may be larger or smaller.",
     )
@@ -512,7 +512,7 @@ def test_a_rho_that_diverges_is_cut_short_not_tried_again_and_never_chosen():
     assert [point.diverged for point in found.points] == [False, True, True]
     assert math.isnan(found.points[1].accuracy)
     assert math.isnan(found.points[1].loss)
-    assert found.points[1].told_apart is None
+    assert found.points[1].is_distinguishable is None
     assert seen.count(0) == 100
     assert 0 < seen.count(0.1) <= 10
     assert found.steps == 50

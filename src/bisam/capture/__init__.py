@@ -7,7 +7,7 @@
 The first steps run eagerly, and are steps like any other. Then one is captured: forward, backward, perturb, forward,
 backward, restore, update and telemetry become one graph, which each further call replays on its own batch. Learning
 rate and ρ are read anew at every step, so schedulers work; batch-norm statistics, dropout, hooks and checkpoints work
-as in an eager step. What a graph cannot hold runs eagerly, with a warning that says why.
+as in an eager step. What a graph cannot hold runs eagerly, with a warning that gives the reason.
 """
 
 from bisam.capture.steps import CapturedStep, CapturedSteps, capture, capture_together

@@ -222,7 +222,7 @@ class CapturedSteps:
             main.wait_stream(stream)
 
     def _eager(self, batches: Sequence[Sequence[Any]]) -> list[Tensor]:
-        """On the streams of the capture: a gradient that is accumulated knows the stream that it began on."""
+        """On the streams of the capture: an accumulated gradient stays on the stream where it began."""
         caller = torch.cuda.current_stream(self._branches[0].device)
         losses = []
         for branch, batch, stream in zip(self._branches, batches, self._streams, strict=True):
@@ -299,7 +299,7 @@ def _explained(error: BaseException) -> BaseException:
         f"the step waited for the device, or copied from it, while it was captured: {frame.filename}, line "
         f"{frame.lineno}, in {frame.name}: {frame.line}. A graph runs without the host: take .item(), print, .cpu(), "
         "and decisions on values out of the model, the objective and the closure, or use optimizer.minimize. "
-        f"(CUDA says: {str(error).splitlines()[0]})"
+        f"(CUDA: {str(error).splitlines()[0]})"
     )
 
 
@@ -317,7 +317,7 @@ def _undisturbed() -> Iterator[None]:
     collects = gc.isenabled()
     gc.disable()
     try:
-        with warnings.catch_warnings():  # of a capture that failed at its first operation: its error says more
+        with warnings.catch_warnings():  # of a capture that failed at its first operation: its error has the details
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             yield
     finally:

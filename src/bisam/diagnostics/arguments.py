@@ -17,7 +17,7 @@ Data = tuple[Any, Tensor] | Iterable[tuple[Any, Tensor]]
 """One batch (x, y), or a list or loader of them. x is a tensor, a tuple (`model(*x)`) or a dict (`model(**x)`)."""
 
 Progress = Callable[[int, int], None]
-"""Told how much is done, and of how much."""
+"""Called with the work done and the whole."""
 
 
 def plain(model: nn.Module) -> nn.Module:

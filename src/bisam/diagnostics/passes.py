@@ -25,11 +25,11 @@ class Look:
     """What one pass over the data saw."""
 
     loss: float
-    climbed: float
+    ascended: float
     """The ascent's objective."""
     bound: float | None
     gradient: Tensor
-    """Of the ascent's objective; empty if not asked for."""
+    """Of the ascent's objective; empty unless requested."""
     right: Tensor | None
     """Which samples are classified correctly."""
     labels: Tensor | None
@@ -112,7 +112,7 @@ class Probe:
     def look(self, offset: Tensor | None = None, *, gradient: bool = False) -> Look:
         """The loss and what goes with it at w + offset."""
         self._move(offset)
-        loss, climbed, bound = Mean(self.objective), Mean(self.ascent), Mean(self.ascent)
+        loss, ascended, bound = Mean(self.objective), Mean(self.ascent), Mean(self.ascent)
         predicted = Predictions([self.objective, self.ascent])
         lower = self.ascent if isinstance(self.ascent, LowerBound) else None
         slope = torch.zeros(self.size if gradient else 0, dtype=self.dtype, device=self.device)
@@ -120,7 +120,7 @@ class Probe:
             with torch.set_grad_enabled(gradient), self._differentiable(gradient):
                 output = logits_of(batch.run(self.model))
                 value = scalar(self.ascent(output, batch.y))
-                weight = climbed.add(value, batch.y)
+                weight = ascended.add(value, batch.y)
                 if gradient and weight:
                     slope += weight * self._gradient(value)
             output = output.detach()
@@ -132,10 +132,10 @@ class Probe:
                     bound.add(scalar(lower.bound(output, batch.y)), batch.y)
                 predicted.add(output, batch.y)
         if gradient:
-            slope /= climbed.divisor
+            slope /= ascended.divisor
         return Look(
             loss=loss.value,
-            climbed=climbed.value,
+            ascended=ascended.value,
             bound=None if lower is None else bound.value,
             gradient=slope,
             right=predicted.right,

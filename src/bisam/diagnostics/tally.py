@@ -66,7 +66,7 @@ def scalar(value: Tensor) -> Tensor:
 
 
 def is_classification(objectives: Sequence[Objective], output: Tensor, target: Tensor) -> bool:
-    """Whether one can count who is right. Numbers that add up to 1 are labels only if an objective is of labels."""
+    """Whether errors can be counted. Numbers that add up to 1 are labels only if an objective is of labels."""
     try:
         check_classification(output, target)
     except (TypeError, ValueError):

@@ -26,7 +26,7 @@ class Sharpness:
     flips: int | None
     """How many samples are right at w and wrong at w + ε."""
     bound: float | None
-    """Q − log(K)/μ at w + ε, never above the 0-1 error there (of the same class weights), if Q was climbed. None where
+    """Q − log(K)/μ at w + ε, never above the 0-1 error there (of the same class weights), if Q was maximised. None where
     the targets are probabilities: it is below the error of a label drawn from them, and errors are of the likeliest."""
     norm: float
     """‖T⁻¹ε‖."""
@@ -52,23 +52,23 @@ def sharpness(
 
         ε = ρ T² g/‖T g‖      or      u ← Π_ρ(u + α T g/‖T g‖),   ε = T u,   u = 0 and α = 2ρ at first
 
-    with α falling evenly to 2ρ/steps. The first of these points is SAM's too, so more steps never climb less; the steps
+    with α falling evenly to 2ρ/steps. The first of these points is SAM's too, so more steps never end lower; the steps
     together are long enough to get around the ball, which steps of 2ρ/steps throughout are not.
 
     Args:
         rho: the radius.
         adaptive, eta: T = |w| + η instead of 1.
         steps: gradients to follow; the data is passed over once more.
-        ascent: what is climbed, and decides which point is the highest; None is `objective`. Of a `LowerBound` the
-            value of the bound is told too.
+        ascent: the objective to maximise, which decides which point is the highest. Default: `objective`. With
+            a `LowerBound` the result has the value of the bound too.
 
     >>> x, y = torch.eye(3), torch.tensor([0, 1, 2])
     >>> model = torch.nn.Linear(3, 3, bias=False)
     >>> _ = model.weight.data.copy_(torch.eye(3))
-    >>> told = sharpness(model, (x, y), rho=2.0, ascent=bisam.LowerBound())
-    >>> told.error, told.perturbed_error, told.flips, round(told.norm, 4)
+    >>> found = sharpness(model, (x, y), rho=2.0, ascent=bisam.LowerBound())
+    >>> found.error, found.perturbed_error, found.flips, round(found.norm, 4)
     (0.0, 1.0, 3, 2.0)
-    >>> told.bound <= told.perturbed_error
+    >>> found.bound <= found.perturbed_error
     True
     """
     check_radius("rho", rho)
@@ -81,9 +81,9 @@ def sharpness(
         for left in range(steps, 0, -1):
             point = _into_ball(point + 2 * rho * left / steps * unit(scale * here.gradient), rho)
             here = probe.look(scale * point, gradient=left > 1)
-            if steps == 1 or not here.climbed <= worst.climbed:
+            if steps == 1 or not here.ascended <= worst.ascended:
                 worst, where = here, point
-            if not math.isfinite(here.climbed):  # from where nothing leads on
+            if not math.isfinite(here.ascended):  # no step leads on from here
                 break
     return Sharpness(
         loss=before.loss,
@@ -111,7 +111,7 @@ def flips(
     progress: Progress | None = None,
 ) -> int:
     """How many samples the perturbation of `sharpness` turns from right to wrong."""
-    told = sharpness(
+    found = sharpness(
         model,
         data,
         rho,
@@ -123,9 +123,9 @@ def flips(
         train_mode=train_mode,
         progress=progress,
     )
-    if told.flips is None:
+    if found.flips is None:
         raise ValueError("flips are of a classification, and outputs and targets are not logits (N, K, …) and labels")
-    return told.flips
+    return found.flips
 
 
 def _into_ball(point: Tensor, rho: float) -> Tensor:
@@ -138,7 +138,7 @@ def _count_flips(before: Look, after: Look) -> int | None:
         return None
     if not torch.equal(before.labels, after.labels):
         raise ValueError(
-            "the data gave other samples, or another order, the second time, so that flips cannot be told. Pass a list "
+            "the data gave other samples, or another order, the second time, so flips cannot be counted. Pass a list "
             "of batches, or a DataLoader that does not shuffle"
         )
     return int((before.right & ~after.right).sum())

@@ -53,8 +53,8 @@ def check_group(group: dict[str, Any], perturbation: Perturbation) -> None:
     perturbation.check({**perturbation.defaults, **group})
     if group.get("maximize"):
         raise ValueError(
-            "a parameter group of the base optimizer has maximize=True, and a sharpness-aware one would climb to the "
-            "best point nearby, not the worst. Minimise the negative instead"
+            "a parameter group of the base optimizer has maximize=True, so that the perturbation would "
+            "lead to the best point nearby, not the worst. Minimise the negative instead"
         )
 
 

@@ -37,7 +37,7 @@ def class_weights(objective: Objective) -> Tensor | None:
 
 
 def is_of_labels(objective: Objective) -> bool:
-    """Whether it is known to be of logits and one label for each sample: then one can count who is right."""
+    """Whether it is known to take logits and one label for each sample, so that errors can be counted."""
     while isinstance(objective, partial):
         objective = objective.func
     return isinstance(objective, (nn.CrossEntropyLoss, nn.NLLLoss, LowerBound)) or _is_known_function(objective)

@@ -223,7 +223,7 @@ class SharpnessAware(TwoPasses):
         """What the next backward pass is for: "ascent", "descent", or "plain" in a step that does not perturb."""
         return self.criterion.phase
 
-    # The parts of a step, for those who run it in another way, as `bisam.capture` does.
+    # The parts of a step, for code that runs it in another way, as `bisam.capture` does.
 
     def plan_closure(self, closure: Closure | Sequence[Closure] | None) -> Sequence[Work]:
         """The work of `step`."""

@@ -166,10 +166,10 @@ class Telemetry:
                 part.weigh(self._players)
 
     def _bound_of(self, value: Tensor, logits: Tensor, target: Tensor) -> Tensor | None:
-        climbed = self._players.ascent
-        if not isinstance(climbed, LowerBound) or climbed.reduction != "mean" or climbed.weight is not None:
+        ascent = self._players.ascent
+        if not isinstance(ascent, LowerBound) or ascent.reduction != "mean" or ascent.weight is not None:
             return None
-        return None if target.is_floating_point() else value - climbed.slack(logits)
+        return None if target.is_floating_point() else value - ascent.slack(logits)
 
     def _right_and_wrong(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         ignore_index = self._players.ignore_index

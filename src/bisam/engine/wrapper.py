@@ -54,7 +54,7 @@ class Wrapper(torch.optim.Optimizer):
         self.base.register_load_state_dict_pre_hook(calling(Wrapper._keep_options))
         self.base.register_load_state_dict_post_hook(calling(Wrapper._put_options_back), prepend=True)
 
-    # What is the base optimizer's is this optimizer's: one list of groups, one state, whoever replaces them.
+    # One list of groups and one state, the base optimizer's, also after either optimizer replaces them.
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""Fused forms of what `bisam.objectives` says in plain torch: Triton on CUDA, one pass of torch operations on a CPU."""
+"""Fused forms of `bisam.objectives`: Triton on CUDA, one pass of torch operations on a CPU."""

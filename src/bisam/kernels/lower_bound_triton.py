@@ -24,7 +24,7 @@ GAMMA = tl.constexpr(0.541324854612918)  # log(e − 1)
 LARGEST_EXPONENT = tl.constexpr(86.0)  # e^86 is a float32, and so is its inverse
 
 ROWS_OF_ONE_SUM = 65536
-"""Up to so many rows, one program adds them up."""
+"""Up to this many rows, one program adds them up."""
 
 
 @triton.jit

@@ -39,8 +39,8 @@ def find_rho(
     in the initial weights if `model` is a function that makes it.
 
     The choice is the ρ of the best mean accuracy; of equal ones that of the lowest validation loss, and then the
-    smallest. Another ρ is told apart from it when the 95 % interval of their difference leaves 0 out. This interval
-    (Student's t of paired differences) knows two sources of chance: the repeats, and which samples the validation data
+    smallest. Another ρ is distinguishable from it when the 95 % interval of their difference excludes 0. This interval
+    (Student's t of paired differences) covers two sources of chance: the repeats, and which samples the validation data
     happens to have. Of twenty comparisons one may err, and the best of many is flattered.
 
     Args:
@@ -140,7 +140,7 @@ def _checked_data(name: str, data: Data) -> tuple[Iterable[object], int | None]:
 
 
 class _Ticker:
-    """Tells of every step, where it is known how many there are, and of every training."""
+    """Reports every step, where their number is known, and every training."""
 
     def __init__(self, progress: Progress | None, steps: int | None, *, trainings: int) -> None:
         self._progress, self._counts_steps = progress, steps is not None

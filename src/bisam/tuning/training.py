@@ -25,7 +25,7 @@ MakeOptimizer = Callable[[Any, float], SharpnessAware]
 """From a model and a ρ to the optimizer that trains it."""
 
 STEPS_BETWEEN_LOOKS = 10
-"""How often it is asked whether the weights are finite: each time waits for the device."""
+"""Steps between two checks that the weights are finite: each check waits for the device."""
 
 
 @dataclass
@@ -172,7 +172,7 @@ def _copied(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
     except Exception as error:
         raise TypeError(
-            f"the model cannot be copied, and every training needs a copy: copy.deepcopy(model) says {error}"
+            f"the model cannot be copied, and every training needs a copy: copy.deepcopy(model) raised {error}"
         ) from error
 
 

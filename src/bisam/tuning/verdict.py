@@ -1,4 +1,4 @@
-"""What a sweep found: the curve, the choice, what cannot be told apart from it, in numbers and in words."""
+"""The result of a sweep: the curve, the choice, and which values cannot be distinguished from it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RhoPoint:
         return statistics.fmean(self.losses) if self.losses else math.nan
 
     @property
-    def told_apart(self) -> bool | None:
+    def is_distinguishable(self) -> bool | None:
         """Whether it is worse than the choice by more than chance explains; None if that is not known."""
         return None if self.behind is None or self.margin is None else self.behind > self.margin
 
@@ -65,11 +65,11 @@ class RhoSweep:
 
     @property
     def indistinguishable(self) -> tuple[float, ...] | None:
-        """Every other ρ that cannot be told apart from the choice; None if nothing is known of the scatter."""
+        """Every other ρ that cannot be distinguished from the choice; None if the scatter is unknown."""
         others = [point for point in self.points if point is not self.best and not point.diverged]
-        if any(point.told_apart is None for point in others):
+        if any(point.is_distinguishable is None for point in others):
             return None
-        return tuple(point.rho for point in others if not point.told_apart)
+        return tuple(point.rho for point in others if not point.is_distinguishable)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class RhoSweep:
     def _scatter(self) -> str:
         if self.repeats == 1:
             return (
-                "With one repeat nothing is known of the scatter, so nothing can be told apart: give repeats=3 or more."
+                "With one repeat the scatter is unknown, so no two values can be distinguished: give repeats=3 or more."
             )
         equal = self.indistinguishable
         if equal is None:
@@ -99,7 +99,7 @@ class RhoSweep:
                 "a DataLoader that shuffles, or a function that makes the model."
             )
         if equal:
-            return f"~ ρ = {_listed(equal)} cannot be told apart from it."
+            return f"~ ρ = {_listed(equal)} cannot be distinguished from it."
         if all(point.diverged for point in self.points if point is not self.best):
             return ""
         return "It is better than every other ρ by more than chance explains."
@@ -135,7 +135,7 @@ class RhoSweep:
     def _mark(self, point: RhoPoint) -> str:
         if point is self.best:
             return "→"
-        return "~" if point.told_apart is False else ""
+        return "~" if point.is_distinguishable is False else ""
 
 
 SHORT_TRAINING = "This ranks ρ after a short training; for a long one the best may be larger or smaller."
