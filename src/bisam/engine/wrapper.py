@@ -73,7 +73,7 @@ class Wrapper(torch.optim.Optimizer):
         self.base.state = state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        check_group(param_group, self.perturbation)
+        check_group({**self.base.defaults, **param_group}, self.perturbation)
         self.base.add_param_group(param_group)
         self._complete_groups()
 
