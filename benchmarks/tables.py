@@ -36,6 +36,8 @@ GAINS = {
     "GSAM": "over SAM: ImageNet with ResNet, ViT, Mixer",
     "LookSAM": "SAM's accuracy in less time: ImageNet with ViT, large batches",
     "FriendlySAM": "over SAM: CIFAR, ImageNet",
+    "MSAM": "over SGD and Adam at their cost: CIFAR, ImageNet",
+    "WSAM": "over SAM: CIFAR, ImageNet, label noise",
 }
 
 
@@ -95,7 +97,7 @@ def defaults(cls: type) -> str:
 
 def wall_table() -> str:
     known, wide = costs(), costs("variants_h200_wide")
-    names = ["SAM", "BiSAM", "ESAM", "EBiSAM", "KSAM", "LookSAM", "every=5", "mSAM", "GSAM", "GSAM · Q", "FriendlySAM"]
+    names = ["SAM", "BiSAM", "ESAM", "EBiSAM", "KSAM", "LookSAM", "every=5", "mSAM", "GSAM", "GSAM · Q", "FriendlySAM", "MSAM", "WSAM"]
     rows = ["| variant | FLOPs ÷ SGD | time ÷ SGD, wide net | time ÷ SGD, narrow net |", "| --- | --- | --- | --- |"]
     rows += [
         f"| {name} | {known[name]['flops']:.2f} | {wide[name]['wall']:.2f} | {known[name]['wall']:.2f} |"

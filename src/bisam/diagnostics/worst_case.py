@@ -26,8 +26,8 @@ class Sharpness:
     flips: int | None
     """How many samples are right at w and wrong at w + ε."""
     bound: float | None
-    """Q − log(K)/μ at w + ε, never above the 0-1 error there (of the same class weights), if Q is the ascent. None where
-    the targets are probabilities: it is below the error of a label drawn from them, and errors are of the likeliest."""
+    """Q − log(K)/μ at w + ε, never above the 0-1 error there (of the same class weights), if Q is maximised. None for
+    probabilities as targets: it is below the error of a label drawn from them, and errors are of the likeliest."""
     norm: float
     """‖T⁻¹ε‖."""
 
