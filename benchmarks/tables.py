@@ -97,7 +97,10 @@ def defaults(cls: type) -> str:
 
 def wall_table() -> str:
     known, wide = costs(), costs("variants_h200_wide")
-    names = ["SAM", "BiSAM", "ESAM", "EBiSAM", "KSAM", "LookSAM", "every=5", "mSAM", "GSAM", "GSAM · Q", "FriendlySAM", "MSAM", "WSAM"]
+    names = [
+        "SAM", "BiSAM", "ESAM", "EBiSAM", "KSAM", "LookSAM", "every=5", "mSAM", "GSAM", "GSAM · Q", "FriendlySAM",
+        "MSAM", "WSAM", "WSAM · Q",
+    ]  # fmt: skip
     rows = ["| variant | FLOPs ÷ SGD | time ÷ SGD, wide net | time ÷ SGD, narrow net |", "| --- | --- | --- | --- |"]
     rows += [
         f"| {name} | {known[name]['flops']:.2f} | {wide[name]['wall']:.2f} | {known[name]['wall']:.2f} |"
