@@ -6,6 +6,7 @@ variant is named here: what a promise depends on is read from the parts of the o
 
 import copy
 import io
+import weakref
 
 import pytest
 import torch
@@ -266,6 +267,24 @@ class Contract:
         with Allocations() as allocations:
             optimizer.restore()
         assert allocations.bytes == 0
+
+    def test_the_gradients_of_the_ascent_are_freed_before_the_descent(self, closure_variant):
+        model, optimizer = build(closure_variant)
+        held, left = [], []
+        for param in model.parameters():
+            param.register_post_accumulate_grad_hook(
+                lambda param: held.append(weakref.ref(param.grad)) if optimizer.phase == "ascent" else None
+            )
+
+        def look(*_):
+            if optimizer.phase == "descent":
+                left.extend(ref for ref in held if ref() is not None)
+
+        model.register_forward_pre_hook(look)
+        x, y = batch()
+        optimizer.step(closure_of(model, optimizer, x, y))
+        assert bool(held) == optimizer.perturbation.needs_ascent
+        assert not left
 
     # Checkpoints
 

@@ -506,7 +506,7 @@ def test_waiting_for_the_device_is_an_error_that_names_the_line(where):
 
     step = capture(optimizer, None if where == "model" else closure)
     before = None
-    with pytest.raises(RuntimeError, match=r"waited for the device.*test_capture.py, line \d+.*# the culprit"):  # noqa: PT012
+    with pytest.raises(RuntimeError, match=r"waited for the device.*test_steps.py, line \d+.*# the culprit"):  # noqa: PT012
         for seed in range(5):
             before = [p.detach().clone() for p in model.parameters()]
             step(*batch(seed, device="cuda"))
@@ -694,6 +694,4 @@ def test_an_error_of_a_capture_names_the_line_of_the_user():
         culprit()
     except RuntimeError as error:
         explained = _explained(error)
-    assert re.search(
-        r"waited for the device.*test_capture.py, line \d+, in culprit: raise RuntimeError", str(explained)
-    )
+    assert re.search(r"waited for the device.*test_steps.py, line \d+, in culprit: raise RuntimeError", str(explained))

@@ -156,6 +156,7 @@ class TwoPasses(Wrapper):
                     own = gradients.scale_(gradients.copy(ascent), part.share)
                     at_weights = gradients.add(at_weights, own)
             self._ascend(ascent)
+            ascent = None  # its memory is the descent gradient's now
             # restored twice: the descent closures are built after the move, because choosing samples may run the
             # model at w + ε, and both that look and the pass itself draw the ascent's dropout masks
             if random is not None:
@@ -164,7 +165,7 @@ class TwoPasses(Wrapper):
             if random is not None:
                 random.restore()
             found, more = self._pass(closures, part.divisor, params, averaged=is_whole, followed=not is_whole)
-            values += more if ascent is None else []
+            values += [] if self.perturbation.needs_ascent else more
             self._bring_back()
             total = gradients.add(total, found)
         assert total is not None
@@ -363,16 +364,15 @@ class TwoPasses(Wrapper):
 
     def _buckets(self, found: Gradients | None) -> list[Bucket]:
         """The parameters to perturb, with these gradients; None takes all, without gradients."""
-        radii = self._radii()
-        return into_buckets(self.base.param_groups, self._fixed_radii or radii, found, self.base.state)
+        return into_buckets(self.base.param_groups, self._radii(), found, self.base.state)
 
-    def _radii(self) -> list[float | Tensor]:
-        """The radius of each group in this step, from its options, which are checked."""
+    def _radii(self) -> Sequence[float | Tensor]:
+        """The radius of each group in this step. The groups' options are checked."""
         self._complete_groups()
-        radii = []
-        for group in self.base.param_groups:
+        radii: list[float | Tensor] = []
+        for number, group in enumerate(self.base.param_groups):
             self.perturbation.check(group)
-            radii.append(self.perturbation.radius(group))
+            radii.append(self.perturbation.radius(group) if self._fixed_radii is None else self._fixed_radii[number])
         return radii
 
     @property
