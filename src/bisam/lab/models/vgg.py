@@ -11,8 +11,8 @@ class VGG(nn.Module):
     """VGG19-BN: sixteen 3×3 convolutions, then three linear layers.
 
     The linear layers have 512 units, 4096 in the paper: five poolings leave 512 numbers of a 32×32 image. That, dropout
-    before the first two and convolutions with a bias, which batch norm undoes, are what the BiSAM authors' code has. So are the
-    initial weights: He, fan out, for convolutions, and torch's for linear layers.
+    before the first two and convolutions with a bias, which batch norm undoes, are as in the BiSAM authors' code. So
+    are the initial weights: He, fan out, for convolutions, and torch's for linear layers.
     """
 
     def __init__(self, classes: int, dropout: float = 0.5) -> None:
