@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from bisam.lab import published, records, summary
-from bisam.lab.cells import Collection, Group, Run, collect, command
+from bisam.lab import records
 from bisam.lab.methods import TITLES
 from bisam.lab.recipes import RECIPES, Recipe
-from bisam.lab.statistics import signed
+from bisam.lab.tables import published, summary
+from bisam.lab.tables.cells import Collection, Group, Run, collect, command
+from bisam.lab.tables.statistics import signed
 
 ROOT = Path(__file__).parent.parent
 

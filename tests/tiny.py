@@ -3,8 +3,8 @@
 import torch
 
 from bisam.lab.data import DataSet, Images
-from bisam.lab.progress import Progress
-from bisam.lab.sources import InMemory
+from bisam.lab.data.sources import InMemory
+from bisam.lab.training.progress import Progress
 
 BATCHES = 4
 """Of 8 images, in an epoch of `tiny_images`."""

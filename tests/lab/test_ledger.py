@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bisam.lab.cells import collect, command
 from bisam.lab.data import known
 from bisam.lab.recipes import find
-from bisam.lab.runs import jobs_of
+from bisam.lab.tables.cells import collect, command
+from bisam.lab.training.jobs import jobs_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import ledger

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-
 class Layer(nn.Module):
     """x, and `growth` channels computed from it by way of 4 · growth (DenseNet-B)."""
 

@@ -1,0 +1,83 @@
+"""The command that puts two runs side by side: compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress as Bars
+
+from bisam.lab.cli import options as cli_options
+from bisam.lab.cli.options import Folder, Partial, told_in_a_line
+from bisam.lab.cli.output import console, drawing, say, write_text
+from bisam.lab.compare import comparison
+from bisam.lab.compare import tables as comparison_tables
+from bisam.lab.compare.inspection import Plan, Progress
+from bisam.lab.compare.trained import Pool, pool
+
+RHO, SAMPLES = Plan().rho, Plan().samples
+PAGE = Path("compare.html")
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of a run.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="Folder of another.")],
+    folder: Folder = None,
+    partial_data: Partial = False,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to look at the weights.")] = "auto",
+    samples: Annotated[int, typer.Option(min=1, help="Training samples to look at them with.")] = SAMPLES,
+    rho: Annotated[float, typer.Option(min=0, help="Radius of the perturbations, the same for both.")] = RHO,
+    weights: Annotated[bool, typer.Option("--weights/--no-weights", help="Look at the weights too.")] = True,
+    out: Annotated[Path, typer.Option(help="The page.")] = PAGE,
+) -> None:
+    """Two runs side by side: what was set differently, what came of it, and how sharp their minima are."""
+    with told_in_a_line():
+        place = cli_options.device(device)
+        plan = Plan(rho=rho, samples=samples) if weights else None
+        errors = console(stderr=True)
+
+        @cache
+        def load(name: str, part: bool) -> Pool:
+            return pool(name, part or partial_data, folder=folder, say=partial(errors.print, soft_wrap=True))
+
+        with _progress(errors) as progress:
+            found = comparison.compare(first, second, load, place, plan, progress)
+        write_text(out, drawing("compare.page").write(found))
+        _show(found)
+        say(f"wrote {out}")
+
+
+def _show(found: comparison.Comparison) -> None:
+    here = console()
+    for side in found.sides:
+        here.print(f"{side.name}: {side.record.folder}", soft_wrap=True)
+    for note in found.notes:
+        here.print(note, soft_wrap=True)
+    for sheet in comparison_tables.sheets(found):
+        here.print()
+        here.print(sheet.rich())
+
+
+@contextmanager
+def _progress(here: Console) -> Iterator[Progress]:
+    """A bar in a terminal; elsewhere a line when something new begins."""
+    if not here.is_terminal:
+        before = ""
+
+        def line(what: str, done: int, total: int) -> None:
+            nonlocal before
+            if what != before:
+                here.print(what, soft_wrap=True)
+            before = what
+
+        yield line
+        return
+    with Bars(console=here, transient=True) as bars:
+        task = bars.add_task("")
+        yield lambda what, done, total: bars.update(task, description=escape(what), completed=done, total=total)

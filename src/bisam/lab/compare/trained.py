@@ -1,0 +1,210 @@
+"""A finished run, put together again: its model with its weights, and the samples that it was trained and tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from bisam.lab import data as datasets
+from bisam.lab.config import Config, recorded
+from bisam.lab.data import Batches, DataSet, Stream, split, with_noise
+from bisam.lab.data.randomness import generator
+from bisam.lab.data.sources import OnDisk
+from bisam.lab.models import build
+from bisam.lab.records import WEIGHTS, Record
+from bisam.lab.records.checkpoint import unpack
+
+BATCH = {"memory": 125, "disk": 32}
+"""Samples that are run at once: second derivatives take several times the memory of a training step."""
+
+Samples = list[tuple[Tensor, Tensor]]
+"""Images and labels in batches, on the device."""
+
+Load = Callable[[str, bool], "Pool"]
+"""Gives the data set of that name; of a part of it, if that will do."""
+
+
+class TrainedError(ValueError):
+    """Why a run cannot be put together again."""
+
+
+class Pool(Protocol):
+    """A data set of which any samples can be had, without augmentation."""
+
+    classes: int
+    checksum: str
+    count: int
+    """Of training samples, before a part of them is kept for validation."""
+    scattered: bool
+    """Whether samples from anywhere are as fast to get as neighbours."""
+
+    def training(self, config: Config, rows: Tensor, device: torch.device) -> Samples:
+        """These samples, with the labels that the run was trained on."""
+        ...
+
+    def test(self, most: int, device: torch.device) -> tuple[Samples, bool]:
+        """Test samples, at most so many of a large data set, and whether these are all."""
+        ...
+
+
+class PoolInMemory:
+    """A small data set."""
+
+    scattered = True
+
+    def __init__(self, data: DataSet) -> None:
+        self._data = data
+        self.classes, self.checksum, self.count = data.classes, data.checksum, len(data.train)
+
+    def training(self, config: Config, rows: Tensor, device: torch.device) -> Samples:
+        images = self._data.train
+        labels = with_noise(images.labels, config.noise, self.classes, seed=config.seed)
+        return self._batches(images.pixels[rows], labels[rows], device)
+
+    def test(self, most: int, device: torch.device) -> tuple[Samples, bool]:
+        return self._batches(self._data.test.pixels, self._data.test.labels, device), True
+
+    def _batches(self, pixels: Tensor, labels: Tensor, device: torch.device) -> Samples:
+        batches = Batches(
+            pixels, labels, batch=BATCH["memory"], mean=self._data.mean, std=self._data.std, device=device, seed=0,
+            augment=False, drop_last=False,
+        )  # fmt: skip
+        return list(batches.epoch(0))
+
+
+class PoolOnDisk:
+    """A large one, of which neighbours are taken: its files are read in large pieces, and have the classes mixed."""
+
+    scattered = False
+
+    def __init__(self, name: str, folder: Path | None, *, partial: bool) -> None:
+        self._name, self._folder, self._partial = name, folder, partial
+        whole = OnDisk(name, folder, partial=partial)
+        self.classes, self.checksum = whole.classes, whole.checksum
+        self.count = len(self._stream("train", None, torch.device("cpu")).samples)
+
+    def training(self, config: Config, rows: Tensor, device: torch.device) -> Samples:
+        return list(self._stream("train", rows, device).epoch(0))
+
+    def test(self, most: int, device: torch.device) -> tuple[Samples, bool]:
+        count = len(self._stream("test", None, device).samples)
+        rows = torch.arange(min(most, count))
+        return list(self._stream("test", rows, device).epoch(0)), len(rows) == count
+
+    def _stream(self, part: str, rows: Tensor | None, device: torch.device) -> Stream:
+        return Stream(
+            self._name, self._folder, part, batch=BATCH["disk"], device=device, seed=0, augment=False, rows=rows,
+            drop_last=False, partial=self._partial,
+        )  # fmt: skip
+
+
+def pool(name: str, partial: bool, *, folder: Path | None, say: Callable[[str], None]) -> Pool:
+    """The data set of that name, from a folder or the hub, as for a training."""
+    if datasets.known(name).size is None:
+        return PoolOnDisk(name, folder, partial=partial)
+    return PoolInMemory(datasets.load(name, folder, say=say, partial=partial))
+
+
+@dataclass
+class Trained:
+    """A run's model with its weights, and its data."""
+
+    record: Record
+    config: Config
+    model: nn.Module
+    pool: Pool
+    is_verified: bool
+    """Whether its receipt has the checksum of these data; without a receipt, nobody knows."""
+
+    @property
+    def rows(self) -> Tensor:
+        """Of its training samples in the data set."""
+        return split(range(self.pool.count), self.config.validation, seed=self.config.seed)[0]
+
+
+def trained(record: Record, load: Load) -> Trained:
+    """Put a run together from its folder; TrainedError says why it cannot be."""
+    config, weights = config_of(record), _weights(record)
+    try:
+        data = load(config.data, config.partial_data)
+    except (ValueError, OSError) as error:
+        raise TrainedError(f"its data cannot be had: {error}") from error
+    is_verified = _is_its_data(record, data)
+    return Trained(record, config, _model(config, data.classes, weights), data, is_verified)
+
+
+def shared_rows(runs: Sequence[Trained], samples: int) -> Tensor:
+    """So many training samples that all of these runs have, of one data set: always the same ones."""
+    rows = runs[0].rows
+    for other in runs[1:]:
+        rows = rows[torch.isin(rows, other.rows)]
+    if not runs[0].pool.scattered:
+        return rows[:samples]
+    order = torch.randperm(runs[0].pool.count, generator=generator("inspection", 0))
+    return order[torch.isin(order, rows)][:samples]
+
+
+def config_of(record: Record) -> Config:
+    """The configuration of a run, which may be an older version's: what that did not have yet is as by default."""
+    try:
+        return recorded(record.config)
+    except ValueError as error:
+        raise TrainedError(str(error)) from error
+
+
+def _weights(record: Record) -> dict[str, Tensor]:
+    try:
+        weights, _ = unpack((record.folder / WEIGHTS).read_bytes())
+    except FileNotFoundError:
+        raise TrainedError(_why_no_weights(record)) from None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise TrainedError(f"its {WEIGHTS} cannot be used: {error}") from error
+    if not all(torch.isfinite(tensor).all() for tensor in weights.values()):
+        raise TrainedError(f"its {WEIGHTS} holds numbers that are not finite")
+    return weights
+
+
+def _why_no_weights(record: Record) -> str:
+    if record.result is None:
+        return f"it has no {WEIGHTS}, which is written when a run is finished"
+    if record.result.get("status") == "diverged":
+        return f"it diverged and left no {WEIGHTS}"
+    return f"it has no {WEIGHTS}: put that file back into its folder, or train it again"
+
+
+def _is_its_data(record: Record, data: Pool) -> bool:
+    expected = (record.receipt or {}).get("data_checksum")
+    if not isinstance(expected, str):
+        return False
+    if expected != data.checksum:
+        raise TrainedError(
+            f"the data here are not those that it was trained on, their sha256 is {data.checksum[:12]}… and its "
+            f"receipt has {expected[:12]}…: give the folder of its data by --data"
+        )
+    return True
+
+
+def _model(config: Config, classes: int, weights: dict[str, Tensor]) -> nn.Module:
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model = build(config.model, classes)
+    except ValueError as error:
+        raise TrainedError(f"its model is not known here: {error}") from error
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise TrainedError(f"its weights are not those of {config.model}: {_first_fault(error)}") from error
+    return model
+
+
+def _first_fault(error: RuntimeError) -> str:
+    """Of torch's list, which may be as long as the model is deep."""
+    lines = [line.strip().rstrip(".") for line in str(error).splitlines()]
+    first = (lines[1:] or lines)[0]
+    return first if len(first) <= 200 else f"{first[:200]}…"
