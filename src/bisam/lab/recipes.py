@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bisam.lab.config import Config
+from bisam.lab.data import DATA_SETS
 
 FIVE_MODELS = ["densenet121", "resnet56", "vgg19bn", "wrn28-2", "wrn28-10"]
 FOUR_METHODS = ["sgd", "sam", "bisam-log", "bisam-tanh"]
@@ -52,10 +53,11 @@ class Recipe:
         return replace(self, cells={(r, m): c for (r, m), c in self.cells.items() if r in wanted_rows and m in wanted})
 
 
-def _table(
+def table(
     name: str, title: str, published: str | None, seeds: int, rows: Iterable[str], methods: Iterable[str],
     config: Callable[[str, str], Config],
 ) -> Recipe:  # fmt: skip
+    """A cell for each row and method, with the configuration that `config(row, method)` returns."""
     cells = {(r, m): replace(config(r, m), recipe=name, method=m) for r in rows for m in methods}
     return Recipe(name, title, published, seeds, cells)
 
@@ -63,10 +65,10 @@ def _table(
 def _cifar(data: str, model: str, **changes: Any) -> Config:
     """The training of the authors' code, which the paper's tables were made with (docs/differences.md).
 
-    Its label smoothing puts 0.1/(K − 1) on each wrong class. That is torch's with 0.1 K/(K − 1).
+    Its label smoothing puts 0.1/(K − 1) on each of the K − 1 wrong classes. That is torch's with 0.1 K/(K − 1).
     """
-    smoothing = {"cifar10": 0.1 * 10 / 9, "cifar100": 0.1 * 100 / 99}
-    return Config(data=data, model=model, cutout=16, label_smoothing=round(smoothing[data], 6), **changes)
+    classes = DATA_SETS[data].classes
+    return Config(data=data, model=model, cutout=16, label_smoothing=round(0.1 * classes / (classes - 1), 6), **changes)
 
 
 def _epochs(method: str, epochs: int = 200) -> int:
@@ -77,14 +79,14 @@ def cifar10() -> Recipe:
     def config(model: str, method: str) -> Config:
         return _cifar("cifar10", model, epochs=_epochs(method))
 
-    return _table("cifar10", "CIFAR-10", "tab:cifar10", 6, FIVE_MODELS, FOUR_METHODS, config)
+    return table("cifar10", "CIFAR-10", "tab:cifar10", 6, FIVE_MODELS, FOUR_METHODS, config)
 
 
 def cifar100() -> Recipe:
     def config(model: str, method: str) -> Config:
         return _cifar("cifar100", model, epochs=_epochs(method))
 
-    return _table("cifar100", "CIFAR-100", "tab:cifar100", 6, FIVE_MODELS, FOUR_METHODS, config)
+    return table("cifar100", "CIFAR-100", "tab:cifar100", 6, FIVE_MODELS, FOUR_METHODS, config)
 
 
 def imagenet() -> Recipe:
@@ -95,8 +97,8 @@ def imagenet() -> Recipe:
             data="imagenet", model=model, epochs=90, lr=0.2, batch=512, micro_batch=128, mu=mu.get(method), padding=0
         )
 
-    table = _table("imagenet", "ImageNet-1K", "tab:imagenet", 3, ["resnet50"], FOUR_METHODS[1:], config)
-    return replace(table, measures=(("top1", "test_accuracy"), ("top5", "test_top5_accuracy")))
+    made = table("imagenet", "ImageNet-1K", "tab:imagenet", 3, ["resnet50"], FOUR_METHODS[1:], config)
+    return replace(made, measures=(("top1", "test_accuracy"), ("top5", "test_top5_accuracy")))
 
 
 def adaptive() -> Recipe:
@@ -105,7 +107,7 @@ def adaptive() -> Recipe:
 
     methods = ["asam", "abisam-log", "abisam-tanh"]
     title = "Adaptive methods on CIFAR-10"
-    return _table("adaptive", title, "tab:adaptive_cifar10_complete", 5, FIVE_MODELS, methods, config)
+    return table("adaptive", title, "tab:adaptive_cifar10_complete", 5, FIVE_MODELS, methods, config)
 
 
 def efficient() -> Recipe:
@@ -114,7 +116,7 @@ def efficient() -> Recipe:
 
     methods = ["esam", "ebisam-log", "ebisam-tanh"]
     title = "Efficient methods on CIFAR-10"
-    return _table("efficient", title, "tab:efficient_cifar10_complete", 5, FIVE_MODELS, methods, config)
+    return table("efficient", title, "tab:efficient_cifar10_complete", 5, FIVE_MODELS, methods, config)
 
 
 def label_noise() -> Recipe:
@@ -124,7 +126,7 @@ def label_noise() -> Recipe:
         return _cifar("cifar10", "resnet32", epochs=_epochs(method), noise=noise, rho=rho)
 
     title, rates = "ResNet-32 on CIFAR-10 with wrong labels", ["0%", "20%", "40%", "60%", "80%"]
-    return _table("label_noise", title, "tab:label_noise", 6, rates, FOUR_METHODS, config)
+    return table("label_noise", title, "tab:label_noise", 6, rates, FOUR_METHODS, config)
 
 
 def demo() -> Recipe:
@@ -140,7 +142,7 @@ def demo() -> Recipe:
         )  # fmt: skip
 
     title = "Handwritten digits, 40 % of the labels wrong"
-    return _table("demo", title, None, 3, ["40%"], FOUR_METHODS, config)
+    return table("demo", title, None, 3, ["40%"], FOUR_METHODS, config)
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -160,8 +162,8 @@ def find(name: str) -> Recipe:
     >>> [*find("label_noise/80%/sam").cells]
     [('80%', 'sam')]
     """
-    table, *rest = name.split("/")
-    recipe = RECIPES[_nearest(table.replace("-", "_"), list(RECIPES), "recipe")]()
+    first, *rest = name.split("/")
+    recipe = RECIPES[_nearest(first.replace("-", "_"), list(RECIPES), "recipe")]()
     if len(rest) > 2:
         raise ValueError(f"a recipe is table, table/row or table/row/method, got {name!r}")
     return recipe.only(rest[:1], rest[1:])

@@ -25,8 +25,9 @@ from bisam.lab.cli import compare as cli_compare
 from bisam.lab.compare import comparison
 from bisam.lab.compare import tables as comparison_tables
 from bisam.lab.compare.inspection import Plan, inspect
-from bisam.lab.compare.trained import PoolOnDisk, pool, shared_rows, trained
+from bisam.lab.compare.trained import shared_rows, trained
 from bisam.lab.data import Batches, load, split, with_noise
+from bisam.lab.data.pools import PoolOnDisk, open_pool
 from bisam.lab.models import build
 
 CPU = torch.device("cpu")
@@ -40,7 +41,7 @@ OF_WEIGHTS = [
     "Along a",
 ]
 
-digits = partial(pool, folder=None, say=print)
+digits = partial(open_pool, folder=None, log=print)
 
 
 def bisam_says(*arguments):
@@ -341,7 +342,7 @@ def test_data_that_are_not_there_are_a_reason(runs, tmp_path):
     done = bisam_says("compare", runs.sam, runs.sgd, *QUICK, "--data", tmp_path / "empty")
     assert done.exit_code == 0, done.output
     assert "sam: its weights are not looked at: its data cannot be had: " in done.output
-    assert "sgd: its weights are not looked at: its data cannot be had: digits come with scikit-learn" in done.output
+    assert "sgd: its weights are not looked at: its data cannot be had: digits is not read from files" in done.output
 
 
 @pytest.mark.parametrize(("options", "expected"), [([], {True, False}), (["--partial-data"], {True})])
@@ -351,9 +352,9 @@ def test_a_part_of_the_data_will_do_if_the_run_had_one_or_if_that_is_said(runs, 
 
     def ask(name, part, **others):
         asked.add(part)
-        return pool(name, False, **others)
+        return open_pool(name, False, **others)
 
-    monkeypatch.setattr(cli_compare, "pool", ask)
+    monkeypatch.setattr(cli_compare, "open_pool", ask)
     assert bisam_says("compare", runs.sam, runs.sgd, *QUICK, *options).exit_code == 0
     assert asked == expected
 
@@ -559,8 +560,8 @@ def test_runs_on_different_data_are_looked_at_with_their_own_and_that_is_said(ru
 
 
 def test_of_a_data_set_on_disk_neighbours_are_taken_with_their_labels(tmp_path, hub_layout, register):
-    facts = register(hub_layout.facts, size=None, samples={"train": 24, "test": 8})
-    for part, count in facts.samples.items():
+    dataset = register(hub_layout.dataset, size=None, samples={"train": 24, "test": 8})
+    for part, count in dataset.samples.items():
         image = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
         images = [hub_layout.encoded(image)] * count
         hub_layout.write_file(tmp_path / f"{part}-00000-of-00001.parquet", images, np.arange(count) % 4)

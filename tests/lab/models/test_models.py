@@ -238,9 +238,7 @@ def test_a_dense_layer_keeps_what_it_was_given():
 def test_dropout_of_a_wide_network_acts_in_training_alone():
     x = images("wrn28-2")
     with torch.no_grad():
-        plain, dropping = (
-            with_a_drawn_classifier(wide_resnet.WideResNet(10, 1, 10, dropout=p)) for p in (0.0, 0.3)
-        )
+        plain, dropping = (with_a_drawn_classifier(wide_resnet.WideResNet(10, 1, 10, dropout=p)) for p in (0.0, 0.3))
         assert torch.equal(plain(x), plain(x))
         assert not torch.equal(dropping(x), dropping(x))
         assert torch.equal(dropping.eval()(x), dropping(x))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from bisam.lab import records
 from bisam.lab.cli import app
-from bisam.lab.methods import TITLES
+from bisam.lab.methods import title_of
 from bisam.lab.recipes import find
 from bisam.lab.records import Record
 from bisam.lab.report import report
@@ -123,7 +123,7 @@ def test_the_pointer_tells_run_epoch_and_value(open_page, ledger_page):
     assert method == lines["method"]
     (record,) = [
         one for one in records.find(LEDGER / "demo")
-        if TITLES[one.config["method"]] == method and one.config["seed"] == int(seed)
+        if title_of(one.config["method"]) == method and one.config["seed"] == int(seed)
     ]  # fmt: skip
     shown = record.metrics[int(lines["epoch"]) - 1]["validation_accuracy"]
     assert float(lines["value"]) == pytest.approx(shown, rel=1e-4)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from bisam.lab import records
 from bisam.lab.cli import app
 from bisam.lab.config import Config
-from bisam.lab.methods import TITLES
+from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES, find
 from bisam.lab.report import charts
 from bisam.lab.tables import published
@@ -176,7 +176,7 @@ def test_the_curves_are_the_records_own(ledger):
     found = records.find(LEDGER / "demo")
     assert len(shown) == sum(len(record.metrics) for record in found)
     for record in found:
-        name = f"{TITLES[record.config['method']]}, seed {record.config['seed']}"
+        name = f"{title_of(record.config['method'])}, seed {record.config['seed']}"
         for row in record.metrics:
             point = shown[name, row["epoch"] + 1]
             for value in ("loss", "lr", "validation_accuracy"):

@@ -137,7 +137,7 @@ def test_the_fields_of_a_method_are_those_that_change_its_step(method):
         field: [weights_after_a_step(replace(config, **{field: value})) for value in pair]
         for field, pair in PAIRS.items()
     }
-    assert {field for field, (one, other) in steps.items() if one != other} == {*methods.FIELDS[method]}
+    assert {field for field, (one, other) in steps.items() if one != other} == {*methods.METHODS[method].fields}
 
 
 # What is chosen.
@@ -518,7 +518,7 @@ def test_a_bar_is_named_by_the_values_of_its_run():
         (["demo/40%/sam", "--over", "rho", "--set", "method=sgd"], "method is part of what a run is called"),
         (["demo/40%/sam", "--over", "rho", "--set", "partial_data=1"], "is asked for by --partial-data"),
         (["demo/40%/sam", "--over", "rho", "--seeds", "a"], "seeds are numbers such as 0,1,2 or 0-5, got 'a'"),
-        (["demo/40%/sam", "--over", "rho", "--data", "here"], "are in no folder: leave it away, got here"),
+        (["demo/40%/sam", "--over", "rho", "--data", "here"], "digits is not read from files: remove --data, got here"),
         (["demo", "--methods", "sem", "--over", "rho"], "no method of demo is called 'sem'"),
         (["demi", "--over", "rho"], "no recipe is called 'demi'"),
     ],

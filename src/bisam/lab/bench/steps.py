@@ -20,9 +20,10 @@ from bisam.lab.bench.timing import seconds_of, synchronise, take_turns
 from bisam.lab.models import build
 from bisam.lab.tables.published import table
 
-Method = Callable[..., bisam.SharpnessAware]
+Wrap = Callable[..., bisam.SharpnessAware]
+"""Wraps a base optimizer and its model."""
 
-METHODS: dict[str, Method] = {
+WRAPPERS: dict[str, Wrap] = {
     "sgd": partial(bisam.SAM, rho=0.0),
     "sam": bisam.SAM,
     "bisam-log": bisam.BiSAM,
@@ -56,10 +57,10 @@ def epoch(
     x, y = random_batch(batch, device)
     runs: dict[str, Callable[[], Any]] = {}
     setup, eager_because = {}, None
-    for method in METHODS:
+    for method in WRAPPERS:
         began = time.perf_counter()
         with no_warning_without_gpu():
-            step = bisam.capture(training(name, METHODS[method], device, compiled=compiled), warmup=CAPTURE_WARMUP)
+            step = bisam.capture(training(name, WRAPPERS[method], device, compiled=compiled), warmup=CAPTURE_WARMUP)
         runs[method] = partial(step, x, y)
         setup[method] = _started(runs[method], began, device)
         eager_because = eager_because or step.eager_because
@@ -120,7 +121,7 @@ def memory(name: str, *, device: torch.device, batch: int) -> dict[str, Any]:
     """Peak memory of an eager step that is not the first, beyond what was allocated before there was a model."""
     x, y = random_batch(batch, device)
     _peak(name, bisam.BiSAM, x, y)  # thrown away: leaves the libraries' workspaces, and their choice of algorithms
-    peaks = {method: _peak(name, METHODS[method], x, y) for method in ("sgd", "sam", "bisam-log")}
+    peaks = {method: _peak(name, WRAPPERS[method], x, y) for method in ("sgd", "sam", "bisam-log")}
     weights = sum(p.nbytes for p in build(name, 10).parameters())
     return {
         "batch": batch,
@@ -132,7 +133,7 @@ def memory(name: str, *, device: torch.device, batch: int) -> dict[str, Any]:
 
 
 def training(
-    name: str, method: Method, device: torch.device, *, compiled: bool = False, fast: bool = True
+    name: str, method: Wrap, device: torch.device, *, compiled: bool = False, fast: bool = True
 ) -> bisam.SharpnessAware:
     """A new model and its optimizer; `fast` is with bf16 and channels_last, on a GPU."""
     model = build(name, 10).to(device)
@@ -186,7 +187,7 @@ def _milliseconds(
     return {name: 1e3 * s for name, s in seconds.items()}
 
 
-def _peak(name: str, method: Method, x: Tensor, y: Tensor) -> int:
+def _peak(name: str, method: Wrap, x: Tensor, y: Tensor) -> int:
     release(x.device)
     before = torch.cuda.memory_allocated()
     optimizer = training(name, method, x.device)

@@ -19,7 +19,7 @@ from bisam.lab.cli.output import console, drawing, say, write_text
 from bisam.lab.compare import comparison
 from bisam.lab.compare import tables as comparison_tables
 from bisam.lab.compare.inspection import Plan, Progress
-from bisam.lab.compare.trained import Pool, pool
+from bisam.lab.data.pools import Pool, open_pool
 
 RHO, SAMPLES = Plan().rho, Plan().samples
 PAGE = Path("compare.html")
@@ -44,7 +44,7 @@ def compare(
 
         @cache
         def load(name: str, part: bool) -> Pool:
-            return pool(name, part or partial_data, folder=folder, say=partial(errors.print, soft_wrap=True))
+            return open_pool(name, part or partial_data, folder=folder, log=partial(errors.print, soft_wrap=True))
 
         with _progress(errors) as progress:
             found = comparison.compare(first, second, load, place, plan, progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +13,7 @@ import torch
 import typer
 from rich.console import Console
 
-from bisam.lab import data as datasets
 from bisam.lab import records
-from bisam.lab.data import DataError
-from bisam.lab.data.sources import InMemory, OnDisk, Source
 from bisam.lab.files import explained
 from bisam.lab.records.checkpoint import CheckpointError
 from bisam.lab.training.loop import Stopped
@@ -52,12 +49,6 @@ Rows = Annotated[
 Methods = Annotated[str, typer.Option(metavar="NAMES", help="Methods, with commas between; none is all.")]
 
 
-def source(name: str, *, say: Callable[[str], None], folder: Path | None = None, partial: bool = False) -> Source:
-    if datasets.known(name).size is None:
-        return OnDisk(name, folder, partial=partial)
-    return InMemory(datasets.load(name, folder, say=say, partial=partial))
-
-
 @contextmanager
 def told_in_a_line() -> Iterator[None]:
     """What went wrong, in a line: a trace is for faults of this program."""
@@ -66,7 +57,7 @@ def told_in_a_line() -> Iterator[None]:
     except Stopped as stop:
         _say_as_it_is(f"{stop}:\n  {shlex.join(['bisam', *sys.argv[1:]])}")
         raise typer.Exit(130) from None
-    except (DataError, ValueError, records.RunInUse, records.RecordError, CheckpointError, OSError) as error:
+    except (ValueError, records.RunInUse, records.RecordError, CheckpointError, OSError) as error:
         told = str(error)
         if isinstance(error, OSError) and error.filename is not None:  # as any look at a path may raise it
             told = explained(error, f"cannot use {error.filename}")

@@ -30,7 +30,7 @@ from bisam.lab.cli.options import (
     told_in_a_line,
 )  # fmt: skip
 from bisam.lab.cli.output import console, say
-from bisam.lab.data.sources import Source
+from bisam.lab.data.sources import Source, open_source
 from bisam.lab.recipes import RECIPES, Recipe, find
 from bisam.lab.tables import cells, costs, summary
 from bisam.lab.training import jobs as runs
@@ -47,7 +47,7 @@ def list_recipes() -> None:
     for name, make in RECIPES.items():
         recipe = make()
         rows, methods = "\n".join(recipe.rows), ", ".join(recipe.methods)
-        table.add_row(name, recipe.title, rows, methods, str(recipe.seeds), costs.words(recipe))
+        table.add_row(name, recipe.title, rows, methods, str(recipe.seeds), costs.describe(recipe))
     here = console()
     here.print(table)
     here.print(
@@ -77,7 +77,7 @@ def train(
             seeds,
             changes,
             root,
-            partial(cli_options.source, folder=folder, partial=partial_data),
+            partial(open_source, folder=folder, partial=partial_data),
             device,
             together,
             tensorboard=tensorboard,
@@ -112,7 +112,7 @@ def reproduce(
             all_seeds,
             changes,
             root,
-            partial(cli_options.source, folder=folder, partial=partial_data),
+            partial(open_source, folder=folder, partial=partial_data),
             device,
             together,
             tensorboard=tensorboard,
@@ -131,7 +131,7 @@ def demo(
 ) -> None:
     """Sharpness-aware training against label noise, on data that ships with scikit-learn: about two minutes."""
     with told_in_a_line():
-        source = partial(cli_options.source)
+        source = partial(open_source)
         _run(find("demo"), seeds, changes, root, source, device, 1, tensorboard=False, track=None, every=every)
         cli_report.write_page([root], root / "report.html")
 
@@ -143,7 +143,7 @@ def data(
 ) -> None:
     """Prepare a data set, check it, and say what it is."""
     with told_in_a_line():
-        source = cli_options.source(name, say=say, folder=folder, partial=partial_data)
+        source = open_source(name, log=say, folder=folder, partial=partial_data)
         for line in source.described():
             say(line)
 
@@ -159,7 +159,7 @@ def _run(
         jobs = _beside_twins(jobs, progress, skip=skip_twins)
         runs.run(
             jobs,
-            partial(load, say=progress.note),
+            partial(load, log=progress.note),
             place,
             progress,
             together=together,

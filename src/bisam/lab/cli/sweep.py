@@ -28,6 +28,7 @@ from bisam.lab.cli.options import (
 )
 from bisam.lab.cli.output import console
 from bisam.lab.config import Config
+from bisam.lab.data.sources import open_source
 from bisam.lab.recipes import find
 from bisam.lab.tables import cells
 from bisam.lab.tables.sweeps import label, outcome, sheet, value_of
@@ -92,7 +93,7 @@ def sweep(
         with Progress(here, called=partial(_called, fields=fields), came_to=_validated) as progress:
             for plan in planned:
                 progress.note(plan.words)
-            load = partial(cli_options.source, folder=folder, partial=partial_data, say=progress.note)
+            load = partial(open_source, folder=folder, partial=partial_data, log=progress.note)
             runs.run(jobs, load, place, progress, together=together, checkpoint_seconds=every)
         changed = replace(wanted, cells={plan.cell: plan.own for plan in planned})
         finished = cells.collect(records.read(job.folder) for job in jobs).runs

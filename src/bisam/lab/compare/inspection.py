@@ -29,7 +29,8 @@ from bisam.diagnostics import (
 )
 from bisam.diagnostics import arguments as diagnosed
 from bisam.diagnostics.passes import Probe
-from bisam.lab.compare.trained import Samples, Trained
+from bisam.lab.compare.trained import Trained
+from bisam.lab.data.pools import Samples
 from bisam.objectives import Objective
 
 Progress = Callable[[str, int, int], None]

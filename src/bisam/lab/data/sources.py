@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 
 from bisam.lab.config import Config
-from bisam.lab.data import Batches, DataSet, Stream, known, split, with_noise
+from bisam.lab.data.catalogue import find
+from bisam.lab.data.images import ImageSplits
+from bisam.lab.data.labels import split, with_noise
+from bisam.lab.data.loading import load
+from bisam.lab.data.on_device import Batches
+from bisam.lab.data.stream import Stream
 
 EVALUATION_BATCH = {"memory": 1000, "disk": 250}
 
@@ -47,7 +52,7 @@ class Source(Protocol):
 class InMemory:
     """A small data set. It lies on the device, where its images are cropped, flipped and normalised."""
 
-    def __init__(self, data: DataSet) -> None:
+    def __init__(self, data: ImageSplits) -> None:
         self._data = data
         self.classes, self.checksum = data.classes, data.checksum
 
@@ -89,7 +94,7 @@ class OnDisk:
 
     def __init__(self, name: str, folder: Path | None, *, partial: bool = False) -> None:
         self._name, self._folder, self._partial = name, folder, partial
-        self.classes = known(name).classes
+        self.classes = find(name).classes
         self.checksum = self._fingerprint()
 
     def prepare(self) -> None:
@@ -133,3 +138,10 @@ class OnDisk:
         for path in sorted(Path(self._folder).rglob("*.parquet")) if self._folder is not None else []:
             digest.update(f"{path.name} {path.stat().st_size}\n".encode())
         return digest.hexdigest()
+
+
+def open_source(name: str, *, log: Callable[[str], None], folder: Path | None = None, partial: bool = False) -> Source:
+    """The data set of that name, from a folder or the hub: in memory, or streamed where it does not fit."""
+    if find(name).is_streamed:
+        return OnDisk(name, folder, partial=partial)
+    return InMemory(load(name, folder, log=log, partial=partial))

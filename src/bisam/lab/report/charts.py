@@ -14,7 +14,7 @@ import altair as alt
 import torch
 
 from bisam import objectives
-from bisam.lab.methods import TITLES
+from bisam.lab.methods import METHODS, title_of
 from bisam.lab.tables.cells import Run, number
 from bisam.lab.tables.summary import Comparison
 from bisam.lab.tables.sweeps import Sweep
@@ -55,6 +55,7 @@ _COLOURS = {"plain": "#7d8590", "sam": "#3b82f6", "log": "#e8590c", "tanh": "#0f
 _NEUTRAL = "#8957e5"
 """Of what belongs to no method."""
 
+_MORE_COLOURS = ["#b8860b", "#c2255c", "#5f3dc4", "#2b8a3e"]
 _DASHES = {"plain": [2, 3], "sam": [8, 3], "log": [1, 0], "tanh": [12, 2, 3, 2]}
 
 
@@ -78,7 +79,7 @@ def points(runs: Sequence[Run], every: int = 1) -> Rows:
         metrics = run.record.metrics
         for place, epoch in enumerate(metrics):
             if (place % every == 0 or place == len(metrics) - 1) and number(epoch["epoch"]) is not None:
-                rows.append({"run": _label(run), "method": TITLES[run.config.method], **numbers(epoch)})
+                rows.append({"run": _label(run), "method": title_of(run.config.method), **numbers(epoch)})
     diverged = {_label(run) for run in runs if run.status == "diverged"}
     _drop_outliers(rows, diverged)
     sound = [row for row in rows if row["run"] not in diverged]
@@ -91,7 +92,7 @@ def points(runs: Sequence[Run], every: int = 1) -> Rows:
 
 
 def _label(run: Run) -> str:
-    return f"{TITLES[run.config.method]}, seed {run.config.seed}"
+    return f"{title_of(run.config.method)}, seed {run.config.seed}"
 
 
 def _drop_outliers(rows: Rows, diverged: Container[str]) -> None:
@@ -116,7 +117,7 @@ def curve(rows: Rows, name: str, methods: Sequence[str], *, interactive: bool = 
         for field in (name, f"mean({name})")
     )
     shown = {row["method"] for row in present}
-    colour, dash = _by_method([method for method in methods if TITLES[method] in shown])
+    colour, dash = _by_method([method for method in methods if title_of(method) in shown])
     base = of(rows).transform_filter(f"isValid(datum.{name})").encode(x=x)
     single = len(present) == len(runs_shown)  # an epoch each, of which no line can be drawn
     runs = base.mark_line(opacity=0.3, strokeWidth=1, clip=True, point=single)
@@ -267,16 +268,18 @@ def rounded(value: Any) -> float | None:
 
 def _methods(runs: Iterable[Run]) -> list[str]:
     present = {run.config.method for run in runs}
-    return [method for method in TITLES if method in present]
+    return [method for method in METHODS if method in present]
 
 
 def _by_method(methods: Sequence[str]) -> tuple[alt.Color, alt.StrokeDash]:
     """A colour and a dash for each, so that neither is needed to tell them apart."""
     kinds = [_kind(method) for method in methods]
-    domain = [TITLES[method] for method in methods]
+    domain = [title_of(method) for method in methods]
+    spare = iter(_MORE_COLOURS * len(methods))  # for methods of one kind in one chart
+    colours = [next(spare) if kind in kinds[:place] else _COLOURS[kind] for place, kind in enumerate(kinds)]
     legend = alt.Legend(title=None, orient="top", symbolType="stroke", symbolSize=400, symbolOpacity=1, columns=2)
     return (
-        alt.Color("method:N", scale=alt.Scale(domain=domain, range=[_COLOURS[kind] for kind in kinds]), legend=legend),
+        alt.Color("method:N", scale=alt.Scale(domain=domain, range=colours), legend=legend),
         alt.StrokeDash(
             "method:N", scale=alt.Scale(domain=domain, range=[_DASHES[kind] for kind in kinds]), legend=legend
         ),
@@ -284,7 +287,9 @@ def _by_method(methods: Sequence[str]) -> tuple[alt.Color, alt.StrokeDash]:
 
 
 def _kind(method: str) -> str:
-    return next((kind for kind in ("log", "tanh") if method.endswith(kind)), "plain" if method == "sgd" else "sam")
+    """What decides colour and dash: φ of the ascent, or whether the method perturbs at all."""
+    found = METHODS[method]
+    return found.phi if found.phi in _COLOURS else "sam" if found.perturbs else "plain"
 
 
 def of(rows: Rows) -> alt.Chart:

@@ -9,7 +9,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from bisam.lab.methods import TITLES
+from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES
 from bisam.lab.report import charts, page
 from bisam.lab.report.page import Block, Choice, Figure, Figures, Fold, Grid, Section, Words
@@ -191,7 +191,7 @@ def _open_tables(collection: Collection) -> list[Block]:
             [label, *(_printed(table.cells.get(label, {}).get(method)) for method in recipe.methods)]
             for label, _, _ in recipe.lines
         ]
-        sheet = Sheet("As published", ["", *(TITLES[method] for method in recipe.methods)], rows)
+        sheet = Sheet("As published", ["", *(title_of(method) for method in recipe.methods)], rows)
         blocks.append(Fold(recipe.title, [Grid(sheet), Words([f"To run it: bisam reproduce {name}"])]))
     return blocks
 

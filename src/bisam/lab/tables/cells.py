@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -143,7 +143,7 @@ def collect(records: Iterable[Record]) -> Collection:
             continue
         cell, changes = place
         recipe = run.config.recipe
-        group = groups.setdefault((recipe, changes), Group(_recipes()[recipe], changes))
+        group = groups.setdefault((recipe, changes), Group(_made(RECIPES[recipe]), changes))
         seeds = group.runs[cell]
         earlier = seeds.setdefault(run.config.seed, run)
         if earlier.record.result is None and run.record.result is not None:
@@ -206,7 +206,7 @@ def command(run: Run) -> str:
     if place is None:
         return ""
     (row, method), _ = place
-    own = replace(_recipes()[run.config.recipe].cells[row, method], seed=run.config.seed)
+    own = replace(_made(RECIPES[run.config.recipe]).cells[row, method], seed=run.config.seed)
     options = []
     for change in changes_of(own, run.config):
         if not uses(method, change.partition("=")[0]):
@@ -216,9 +216,14 @@ def command(run: Run) -> str:
     return shlex.join(["bisam", "train", cell, "--seeds", str(run.config.seed), *options])
 
 
+def _recipe(name: str) -> Recipe | None:
+    return _made(RECIPES[name]) if name in RECIPES else None
+
+
 @cache
-def _recipes() -> dict[str, Recipe]:
-    return {name: make() for name, make in RECIPES.items()}
+def _made(make: Callable[[], Recipe]) -> Recipe:
+    """Each recipe once, also one that is registered later."""
+    return make()
 
 
 def _place(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[Cell, str] | None:
@@ -226,7 +231,7 @@ def _place(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[
 
     With a model or a noise rate that no row has it is as near to several: then its folder tells the row.
     """
-    recipe = recipe or _recipes().get(config.recipe)
+    recipe = recipe or _recipe(config.recipe)
     cells = {cell: own for cell, own in recipe.cells.items() if own.method == config.method} if recipe else {}
     if not cells:
         return None

@@ -10,16 +10,14 @@ from dataclasses import dataclass, field
 from rich.table import Table
 from rich.text import Text
 
-from bisam.lab.data.images import DATA_SETS
-from bisam.lab.methods import BASELINES, TITLES
+from bisam.lab.data import DATA_SETS
+from bisam.lab.methods import METHODS, title_of
 from bisam.lab.tables import published
 from bisam.lab.tables.cells import Collection, Group, Run, command, damage
 from bisam.lab.tables.statistics import Difference, difference, signed
 
 OPEN = "–"
 """A cell without runs."""
-
-ON_DISK = {facts.name for facts in DATA_SETS.values() if facts.size is None}
 
 
 @dataclass
@@ -63,11 +61,11 @@ class Comparison:
 
     @property
     def label(self) -> str:
-        return f"{TITLES[self.method]} − {TITLES[self.baseline]}"
+        return f"{title_of(self.method)} − {title_of(self.baseline)}"
 
     @property
     def words(self) -> str:
-        words = self.found.words(TITLES[self.method], TITLES[self.baseline])
+        words = self.found.words(title_of(self.method), title_of(self.baseline))
         return f"{words}; {self.diverged}" if self.diverged else words
 
 
@@ -84,7 +82,10 @@ def sheet(group: Group) -> Sheet:
                 rows.append([title, *means])
     title = f"{group.title}: test accuracy in per cent" + (", the paper's below" if paper else "")
     return Sheet(
-        title, ["", *(TITLES[method] for method in group.recipe.methods)], rows, [*_effort(group), *_unlike_data(group)]
+        title,
+        ["", *(title_of(method) for method in group.recipe.methods)],
+        rows,
+        [*_effort(group), *_unlike_data(group)],
     )
 
 
@@ -107,7 +108,7 @@ def _unlike_data(group: Group) -> list[str]:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for run in (run for row in group.rows for run in group.of_row(row)):
         checksum = (run.record.receipt or {}).get("data_checksum")
-        if isinstance(checksum, str) and run.config.data not in ON_DISK:
+        if isinstance(checksum, str) and not _is_streamed(run.config.data):
             counts[run.config.data][checksum] += 1
     return [
         f"Not all of these runs were trained on the same {data}: its sha256 is "
@@ -117,13 +118,17 @@ def _unlike_data(group: Group) -> list[str]:
     ]
 
 
+def _is_streamed(data: str) -> bool:
+    return data in DATA_SETS and DATA_SETS[data].is_streamed
+
+
 def comparisons(group: Group) -> list[Comparison]:
     """BiSAM − SAM and SAM − SGD in each row of the table that has runs of both."""
     paper = published_of(group)
     found = []
     for label, row, name in group.recipe.lines:
         for method in group.recipe.methods:
-            baseline = BASELINES.get(method)
+            baseline = METHODS[method].baseline
             if baseline is None:
                 continue
             gap = difference(group.measured(row, method, name), group.measured(row, baseline, name))
@@ -181,7 +186,7 @@ def diverged(group: Group, row: str, methods: Iterable[str]) -> str:
         runs = group.of(row, method)
         count = sum(run.status == "diverged" for run in runs)
         if count:
-            told.append(f"{count} of {len(runs)} {TITLES[method]} runs diverged and are left out")
+            told.append(f"{count} of {len(runs)} {title_of(method)} runs diverged and are left out")
     return ", ".join(told)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import get_args, get_type_hints
 
 from bisam.lab.config import Config
-from bisam.lab.methods import FIELDS, uses
+from bisam.lab.methods import METHODS, uses
 from bisam.lab.recipes import Recipe
 from bisam.lab.tables.cells import NUMERICS, Cell, Collection, Group, Run, changes_of, place_of, text_of
 from bisam.lab.tables.statistics import Difference, difference
@@ -214,7 +214,7 @@ def sweeps(recipe: Recipe, runs: Sequence[Run]) -> list[Sweep]:
     places = [(place_of(run.config, run.record.folder), run) for run in runs]
     for cell, own in recipe.cells.items():
         of_cell = [run for place, run in places if place == (recipe.name, cell)]
-        for field in (*FIELDS[own.method], *OF_ALL):
+        for field in (*METHODS[own.method].fields, *OF_ALL):
             alike: dict[Config, list[Run]] = defaultdict(list)
             for run in of_cell:
                 same = {name: getattr(own, name) for name in ("seed", *NUMERICS, field)}
@@ -263,7 +263,7 @@ def value_of(config: Config, field: str) -> float:
     """
     found = getattr(config, field)
     if found is None:
-        found = config.batch if field == "micro_batch" else PAPER_MU[config.method.partition("-")[2]]
+        found = config.batch if field == "micro_batch" else PAPER_MU[METHODS[config.method].phi or "log"]
     return found
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from bisam.lab.config import Config
-from bisam.lab.methods import FIELDS, TITLES, uses
+from bisam.lab.methods import METHODS, title_of, uses
 from bisam.lab.recipes import Recipe
 from bisam.lab.tables.cells import Cell, text_of
 from bisam.lab.tables.sweeps import NUMBERS, Values, label, name_of_cell, value_of
@@ -110,9 +110,10 @@ def _check_can_be_swept(field: str, changes: Mapping[str, str]) -> None:
 
 def _axis(own: Config, field: str, texts: Sequence[str] | None) -> Axis:
     if not uses(own.method, field):
-        fields = f"its own fields are {', '.join(FIELDS[own.method])}" if FIELDS[own.method] else "it has no own fields"
+        own_fields = ", ".join(METHODS[own.method].fields)
+        fields = f"its own fields are {own_fields}" if own_fields else "it has no own fields"
         raise ValueError(
-            f"{TITLES[own.method]} does not use {field}: {fields}. Sweep another field, or leave this method out by "
+            f"{title_of(own.method)} does not use {field}: {fields}. Sweep another field, or leave this method out by "
             "naming table/row/method, or by --methods"
         )
     if texts is not None:
@@ -126,7 +127,7 @@ def _axis(own: Config, field: str, texts: Sequence[str] | None) -> Axis:
 
 def _grid(method: str, field: str) -> tuple[Values, str]:
     if field == "rho":
-        adaptive = "eta" in FIELDS[method]
+        adaptive = "eta" in METHODS[method].fields
         return (PAPER_RHO_OF_ADAPTIVE, "the paper's grid") if adaptive else (OUR_RHO, "our grid: the paper has none")
     if field not in PAPER_GRIDS:
         raise ValueError(f"{field} has no grid in the paper: give its values, such as --values {field}=1,2")

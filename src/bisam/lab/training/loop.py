@@ -19,9 +19,9 @@ import torch
 from bisam.capture import CapturedSteps, capture_together
 from bisam.lab.config import Config
 from bisam.lab.data.sources import Source
+from bisam.lab.methods import METHODS
 from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, checkpoint, config_differences
 from bisam.lab.records.receipt import receipt, timestamp
-from bisam.lab.tables.costs import gradients_of_a_step
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.run import Training
 
@@ -155,7 +155,7 @@ def _epoch(crew: Sequence[Active], step: CapturedSteps, progress: Progress, stop
                 one.batch = number
             return
     _clock(crew, began)
-    alike = len({(one.training.config.model, gradients_of_a_step(one.training.config.method)) for one in crew}) == 1
+    alike = len({(one.training.config.model, METHODS[one.training.config.method].passes) for one in crew}) == 1
     for one in crew:
         metrics = one.training.end_epoch(one.epoch, together=len(crew), alike=alike)
         one.run.metrics.append(metrics)

@@ -17,7 +17,7 @@ from rich.table import Column
 from rich.text import Text
 
 from bisam.lab.config import Config
-from bisam.lab.methods import TITLES
+from bisam.lab.methods import title_of
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -143,7 +143,7 @@ def name_of(config: Config) -> str:
     'resnet56 40% noise BiSAM (-log) seed 0'
     """
     noise = f" {config.noise:.0%} noise" if config.noise else ""
-    return f"{config.model}{noise} {TITLES.get(config.method, config.method)} seed {config.seed}"
+    return f"{config.model}{noise} {title_of(config.method)} seed {config.seed}"
 
 
 def _tested(result: dict[str, Any]) -> str:

@@ -80,7 +80,7 @@ class Training:
         means = {name: total.item() / steps for name, total in self.sums.items() if name != "steps"}
         for total in self.sums.values():
             total.zero_()
-        if self.config.method == "sgd":  # a step that does not perturb knows nothing of w + ε
+        if not methods.find(self.config.method).perturbs:  # there is no w + ε to measure at
             means = {name: means[name] for name in ("loss", "error")}
         accuracy = self.accuracy(self.validation)
         if not self.diverged and (accuracy > self.best.accuracy or self.config.select == "last"):
