@@ -97,7 +97,7 @@ def _differences(found: Collection, outcome: str) -> list[str]:
     return [f"{row}: {', '.join(labels)} ({runs})" for (row, runs), labels in rows.items()]
 
 
-def _outcome(one: summary.Comparison) -> str:
+def _outcome(one: summary.MethodDifference) -> str:
     if one.published is None:
         return "not in the paper"
     if not one.found.resolved:
@@ -185,5 +185,5 @@ def _of_the_paper(found: Collection) -> list[Group]:
     return [group for group in found.groups if group.recipe.published and not group.changes]
 
 
-def _interval(gap: summary.Comparison) -> str:
+def _interval(gap: summary.MethodDifference) -> str:
     return gap.found.interval or "no interval"

@@ -47,7 +47,7 @@ class Recipe:
         return list(dict.fromkeys(method for _, method in self.cells))
 
     def only(self, rows: Iterable[str] = (), methods: Iterable[str] = ()) -> Recipe:
-        """The part of the table in these rows and columns; none named is all."""
+        """The table with these rows and methods; all of them where none is named."""
         wanted_rows = [_nearest(row, self.rows, f"row of {self.name}") for row in rows] or self.rows
         wanted = [_nearest(method, self.methods, f"method of {self.name}") for method in methods] or self.methods
         return replace(self, cells={(r, m): c for (r, m), c in self.cells.items() if r in wanted_rows and m in wanted})
@@ -122,7 +122,7 @@ def efficient() -> Recipe:
 def label_noise() -> Recipe:
     def config(rate: str, method: str) -> Config:
         noise = float(rate.rstrip("%")) / 100
-        rho = 0.01 if rate == "80%" else 0.05  # at 80 % a ρ of 0.05 fails for SAM and BiSAM, as the paper says
+        rho = 0.01 if rate == "80%" else 0.05  # at 80 % a ρ of 0.05 fails for SAM and BiSAM, as in the paper
         return _cifar("cifar10", "resnet32", epochs=_epochs(method), noise=noise, rho=rho)
 
     title, rates = "ResNet-32 on CIFAR-10 with wrong labels", ["0%", "20%", "40%", "60%", "80%"]
@@ -169,8 +169,8 @@ def find(name: str) -> Recipe:
     return recipe.only(rest[:1], rest[1:])
 
 
-def _nearest(name: str, known: list[str], kind: str) -> str:
-    if name in known:
+def _nearest(name: str, names: list[str], kind: str) -> str:
+    if name in names:
         return name
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or known
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4) or names
     raise ValueError(f"no {kind} is called {name!r}: the nearest names are {', '.join(near)}")

@@ -21,10 +21,10 @@ from bisam.lab.models import MODELS
 from bisam.lab.recipes import find
 from bisam.lab.records import receipt
 from bisam.lab.tables import costs
-from bisam.lab.tables.published import Cell, table, tables
+from bisam.lab.tables.published import PublishedCell, table, tables
 
 CPU = torch.device("cpu")
-PLAN = bench.Plan(CPU, ("loss",), quick=True)
+PLAN = bench.BenchmarkPlan(CPU, ("loss",), quick=True)
 RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 
 
@@ -33,7 +33,7 @@ def planned(monkeypatch):
     """Units that measure nothing, of a commit that can be chosen."""
     monkeypatch.setenv("BISAM_COMMIT", "abc")
     unit = bench.Unit("loss", "128x10", lambda: {"found": 1}, str)
-    monkeypatch.setattr(bench.Plan, "units", lambda plan: [unit, unit._replace(name="128x100")])
+    monkeypatch.setattr(bench.BenchmarkPlan, "units", lambda plan: [unit, unit._replace(name="128x100")])
     monkeypatch.setattr(bench, "judged", lambda result: [])
     return monkeypatch
 
@@ -73,7 +73,7 @@ def test_a_run_that_is_cut_off_keeps_what_it_has(planned, tmp_path):
         raise KeyboardInterrupt
 
     units = [bench.Unit("loss", "128x10", lambda: {"found": 1}, str), bench.Unit("loss", "128x100", cut_off, str)]
-    planned.setattr(bench.Plan, "units", lambda plan: units)
+    planned.setattr(bench.BenchmarkPlan, "units", lambda plan: units)
     out = tmp_path / "bench.json"
     with pytest.raises(KeyboardInterrupt):
         bench.run(PLAN, out, quietly)
@@ -118,15 +118,15 @@ def test_trainings_at_once_are_measured_per_model(monkeypatch):
 
 def test_models_are_compiled_where_it_pays_or_as_told(monkeypatch):
     monkeypatch.setattr(bench, "COMPILED", {"resnet56"})
-    cuda = bench.Plan(torch.device("cuda"))
+    cuda = bench.BenchmarkPlan(torch.device("cuda"))
     assert [cuda.compiles(name) for name in ("resnet56", "wrn28-10")] == [True, False]
-    assert not bench.Plan(CPU).compiles("resnet56")
+    assert not bench.BenchmarkPlan(CPU).compiles("resnet56")
     assert replace(cuda, compiling="always").compiles("wrn28-10")
     assert not replace(cuda, compiling="never").compiles("resnet56")
 
 
 def test_on_cuda_every_bar_has_a_unit_that_measures_it():
-    units = {(unit.section, unit.name) for unit in bench.Plan(torch.device("cuda")).units()}
+    units = {(unit.section, unit.name) for unit in bench.BenchmarkPlan(torch.device("cuda")).units()}
     assert units >= {bar.path[:2] for bar in BARS if bar.device == "cuda"}
     assert len(units) == 4 + 5 + 5 + 1
     assert set(bench_steps.AUTHORS_MS) == set(table("tab:time_cifar10").cells) == set(bench.MODELS["cuda"])
@@ -207,7 +207,7 @@ def test_a_result_of_a_gpu_is_shown_with_all_its_tables():
 def test_the_papers_tables_are_read_as_printed():
     assert table("tab:time_cifar10").hardware == "A100"
     assert table("tab:cifar10").average["sgd"].std is not None
-    assert table("tab:glue").cells["adamw"]["glue"] == Cell(73.21)
+    assert table("tab:glue").cells["adamw"]["glue"] == PublishedCell(73.21)
     assert all(table(name).cells for name in tables())
     with pytest.raises(ValueError, match=r"'tab:cifar'.*tab:cifar10"):
         table("tab:cifar")

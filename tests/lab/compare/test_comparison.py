@@ -24,14 +24,14 @@ from bisam.lab.cli import app
 from bisam.lab.cli import compare as cli_compare
 from bisam.lab.compare import comparison
 from bisam.lab.compare import tables as comparison_tables
-from bisam.lab.compare.inspection import Plan, inspect
+from bisam.lab.compare.inspection import InspectionPlan, inspect
 from bisam.lab.compare.trained import shared_rows, trained
 from bisam.lab.data import Batches, load, split, with_noise
 from bisam.lab.data.pools import PoolOnDisk, open_pool
 from bisam.lab.models import build
 
 CPU = torch.device("cpu")
-SMALL = Plan(samples=40, steps=3, draws=3, eigenvalues=2, signs=3, points=5, grid=3)
+SMALL = InspectionPlan(samples=40, steps=3, draws=3, eigenvalues=2, signs=3, points=5, grid=3)
 QUICK = ["--samples", "8", "--device", "cpu"]
 OF_WEIGHTS = [
     "At the weights",
@@ -67,7 +67,7 @@ def originals(tmp_path_factory):
 @pytest.fixture
 def runs(originals, tmp_path, monkeypatch):
     """Copies of them that a test may change, at which the command looks coarsely, to be quick."""
-    monkeypatch.setattr(cli_compare, "Plan", lambda **asked: replace(SMALL, **asked))
+    monkeypatch.setattr(cli_compare, "InspectionPlan", lambda **asked: replace(SMALL, **asked))
     for method, folder in originals.items():
         shutil.copytree(folder, tmp_path / method)
     return SimpleNamespace(sam=tmp_path / "sam", sgd=tmp_path / "sgd")

@@ -213,7 +213,7 @@ def test_a_block_with_nothing_in_its_branch_is_its_shortcut(inputs):
     x = torch.randn(2, inputs, 8, 8)
     stride = 16 // inputs
 
-    block = resnet.Block(inputs, 16)
+    block = resnet.BasicBlock(inputs, 16)
     nn.init.zeros_(block.norm2.weight)
     assert torch.equal(block(x), F.relu(resnet.shortcut(x, 16)))
 
@@ -222,7 +222,7 @@ def test_a_block_with_nothing_in_its_branch_is_its_shortcut(inputs):
     assert torch.equal(bottleneck(x), F.relu(bottleneck.shortcut(x)))
     assert (len(bottleneck.shortcut) == 0) == (inputs == 16)
 
-    wide = wide_resnet.Block(inputs, 16, stride, dropout=0.0)
+    wide = wide_resnet.WideBlock(inputs, 16, stride, dropout=0.0)
     nn.init.zeros_(wide.conv2.weight)
     expected = x if inputs == 16 else wide.projection(F.relu(wide.norm1(x)))
     assert torch.equal(wide(x), expected)

@@ -221,7 +221,7 @@ def test_nineteen_of_twenty_intervals_have_the_truth_in_them(ours, theirs, paire
     ],
 )
 def test_each_outcome_has_its_words(found, words):
-    assert found.words("BiSAM", "SAM") == words
+    assert found.describe("BiSAM", "SAM") == words
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 0.5), (-0.5, 0.0), (0.0, 0.0), (-0.5, 0.5)])

@@ -190,7 +190,7 @@ def test_a_difference_stands_beside_the_paper_s(recorded):
     ]
     assert [note.split(":")[0] for note in table.notes] == ["Student's t over training seeds, on this test set"]
     (found,) = comparisons(only_group(runs))
-    assert found.words.startswith("BiSAM (-log) is better than SAM by 0.27")
+    assert found.describe().startswith("BiSAM (-log) is better than SAM by 0.27")
 
 
 def test_a_difference_without_an_interval_says_so_and_one_below_zero_has_a_minus(recorded):
@@ -219,7 +219,7 @@ def test_runs_that_diverged_are_told_where_the_others_are_compared(recorded):
     runs.append(recorded("demo/40%/sam", 2, status="diverged"))
     group = only_group(runs)
     (found,) = comparisons(group)
-    assert found.words.endswith("; 1 of 3 SAM runs diverged and are left out")
+    assert found.describe().endswith("; 1 of 3 SAM runs diverged and are left out")
     assert sheet_of_comparisons(group).notes[0] == "40%: 1 of 3 SAM runs diverged and are left out."
 
 

@@ -27,10 +27,10 @@ from bisam.lab.recipes import find
 from bisam.lab.records import Record
 from bisam.lab.tables import sweeps as sweep
 from bisam.lab.tables.cells import Run, collect
-from bisam.lab.tables.sweeps import Point, Sweep, outcome
+from bisam.lab.tables.sweeps import GridPoint, Sweep, outcome
 from bisam.lab.training.grids import plans
 from bisam.lab.training.progress import Progress
-from bisam.lab.training.run import Training
+from bisam.lab.training.run import TrainingRun
 
 TANH = find("cifar10/resnet56/bisam-tanh")
 OWN = TANH.cells["resnet56", "bisam-tanh"]
@@ -52,7 +52,7 @@ def grid(name, field):
 def test_alpha_and_mu_have_the_grids_of_the_paper():
     assert grid("cifar10/resnet56/bisam-tanh", "alpha").values == (0.01, 0.1, 1, 10, 100)
     mu = grid("cifar10/resnet56/bisam-log", "mu")
-    assert mu.words == "mu over 0.1, 0.5, 1, 2, 4 (the paper's grid)"
+    assert mu.description == "mu over 0.1, 0.5, 1, 2, 4 (the paper's grid)"
 
 
 def test_a_value_of_the_recipe_that_is_not_in_the_grid_is_added_to_it():
@@ -167,7 +167,7 @@ def test_the_best_mean_on_the_validation_data_is_chosen():
     found = swept("alpha", {1.0: [90, 94], 0.1: [91, 92], 10.0: [95, 80]})
     assert found.name == "cifar10/resnet56/bisam-tanh"
     assert [point.values for point in found.points] == [(0.1,), (1.0,), (10.0,)]
-    assert found.chosen == Point((1.0,), {0: 90, 1: 94})
+    assert found.chosen == GridPoint((1.0,), {0: 90, 1: 94})
     assert found.own == (0.1,)
     assert found.own_point.accuracies == {0: 91, 1: 92}
 
@@ -192,15 +192,15 @@ def test_equal_counts_are_equals_whatever_their_floats_are(right, moved):
 def test_a_point_with_a_run_that_diverged_is_not_chosen():
     found = swept("alpha", {0.01: [99, None], 0.1: [90, 91], 1.0: [89, 88]})
     assert found.chosen.values == (0.1,)
-    assert found.points[0] == Point((0.01,), {0: 99}, diverged=(1,))
-    assert "Points with a run that diverged are not chosen: 1 of 3." in found.words
+    assert found.points[0] == GridPoint((0.01,), {0: 99}, diverged=(1,))
+    assert "Points with a run that diverged are not chosen: 1 of 3." in found.conclusions
 
 
 def test_where_every_point_diverged_nothing_is_chosen():
     found = swept("alpha", {0.1: [90, None], 1.0: [None, None]})
     assert found.chosen is None
     assert found.edges == []
-    assert found.words == ["Nothing is chosen: every point has a run that diverged."]
+    assert found.conclusions == ["Nothing is chosen: every point has a run that diverged."]
     assert [row[1:4] for row in sweep.sheet(found).rows] == [["90.00", "1", "1"], ["–", "0", "2"]]
 
 
@@ -215,15 +215,15 @@ def test_a_run_with_another_seed_takes_its_value_out_and_not_the_sweep():
     runs = [run({"alpha": alpha}, 90.0, seed=seed) for alpha in (0.1, 1.0, 10.0) for seed in (0, 1)]
     (found,) = outcome(TANH, ["alpha"], [*runs, run({"alpha": 5.0}, 99.0, seed=7)])
     assert [point.values for point in found.points] == [(0.1,), (1.0,), (10.0,)]
-    assert found.words[-1] == "Left out, for they lack the seeds of the others: alpha = 5."
+    assert found.conclusions[-1] == "Left out, since they lack the seeds of the others: alpha = 5."
 
 
 def test_seeds_that_few_values_have_are_told_to_be_left_out():
     found = swept("alpha", {0.1: [90, 91, 92, 93], 1.0: [89, 90, 91], 10.0: [88, 89], 100.0: [87, 88]})
     assert [point.accuracies.keys() for point in found.points] == [{0, 1}] * 4
     assert found.seeds_left_out == (2, 3)
-    assert found.words[-1] == "Left out, for no more than half of the points have them: seeds 2, 3."
-    assert "Left out" not in "".join(swept("alpha", {0.1: [90, 91], 1.0: [89, 90]}).words)
+    assert found.conclusions[-1] == "Left out, since at most half of the points have them: seeds 2, 3."
+    assert "Left out" not in "".join(swept("alpha", {0.1: [90, 91], 1.0: [89, 90]}).conclusions)
 
 
 def test_sweeps_are_found_among_runs_that_were_changed_alike():
@@ -288,38 +288,38 @@ def test_a_method_without_the_field_has_no_sweep():
 
 
 def sweep_of(accuracies, own=(0.1,)):
-    points = [Point(values, dict(enumerate(of_seeds))) for values, of_seeds in accuracies.items()]
+    points = [GridPoint(values, dict(enumerate(of_seeds))) for values, of_seeds in accuracies.items()]
     return Sweep("cifar10", ("resnet56", "bisam-tanh"), ("alpha", "mu")[: len(own)], own, points)
 
 
 def test_a_difference_to_the_recipe_is_resolved_pair_by_pair():
     found = sweep_of({(0.1,): [80, 85, 90], (1.0,): [81, 86.1, 91], (10.0,): [0, 0, 0]})
-    assert found.words == [
+    assert found.conclusions == [
         "Chosen: alpha = 1. alpha = 1 is better than the recipe's alpha = 0.1 by 1.03 points, 95 % interval +0.89 to "
         "+1.18: resolved with 3 pairs. The interval knows nothing of the choice among 3."
     ]
 
 
 def test_a_difference_that_is_not_resolved_is_said():
-    words, level = sweep_of({(0.1,): [80, 85], (1.0,): [81, 87], (10.0,): [0, 1]}).words
+    words, level = sweep_of({(0.1,): [80, 85], (1.0,): [81, 87], (10.0,): [0, 1]}).conclusions
     assert words.startswith("Chosen: alpha = 1. alpha = 1 is above the recipe's alpha = 0.1 by 1.50 points, 95 % inter")
     assert level == "~: cannot be told apart from the choice with these seeds."
     assert words.endswith("not resolved with 2 pairs.")
-    (words,) = sweep_of({(0.1,): [80], (1.0,): [81], (10.0,): [0]}).words
+    (words,) = sweep_of({(0.1,): [80], (1.0,): [81], (10.0,): [0]}).conclusions
     assert words.endswith("not resolved, the scatter is not known from 1 run each.")
 
 
 def test_the_recipe_s_own_choice_is_said_to_be_that():
     found = sweep_of({(0.01,): [1], (0.1,): [2], (1.0,): [1]})
-    assert found.words == ["Chosen: alpha = 0.1, as in the recipe."]
+    assert found.conclusions == ["Chosen: alpha = 0.1, as in the recipe."]
     assert found.gain is None
 
 
 def test_where_the_recipe_s_own_value_has_no_runs_nothing_is_compared():
-    assert sweep_of({(0.01,): [1], (1.0,): [2], (10.0,): [1]}).words == [
+    assert sweep_of({(0.01,): [1], (1.0,): [2], (10.0,): [1]}).conclusions == [
         "Chosen: alpha = 1. There are no runs of the recipe's alpha = 0.1 to compare it with."
     ]
-    assert swept("alpha", {0.01: [1], 0.1: [None], 1.0: [2], 10.0: [1]}).words[0] == (
+    assert swept("alpha", {0.01: [1], 0.1: [None], 1.0: [2], 10.0: [1]}).conclusions[0] == (
         "Chosen: alpha = 1. Every run of the recipe's alpha = 0.1 diverged."
     )
 
@@ -327,7 +327,7 @@ def test_where_the_recipe_s_own_value_has_no_runs_nothing_is_compared():
 def test_a_choice_at_the_edge_of_the_grid_is_said():
     found = sweep_of({(0.1, 1.0): [1], (0.1, 2.0): [1], (1.0, 1.0): [2], (1.0, 2.0): [1]}, own=(0.1, 1.0))
     assert found.edges == [("alpha", "largest"), ("mu", "smallest")]
-    assert found.words[1:] == [
+    assert found.conclusions[1:] == [
         "It is the largest alpha of the grid: the best may lie beyond.",
         "It is the smallest mu of the grid: the best may lie beyond.",
     ]
@@ -400,7 +400,7 @@ def test_the_table_shows_the_validation_accuracies_of_the_runs(trained):
 
 
 def test_test_accuracy_is_not_shown(tmp_path, monkeypatch):
-    monkeypatch.setattr(Training, "test_accuracies", lambda _: {"test_accuracy": 77.77})
+    monkeypatch.setattr(TrainingRun, "test_accuracies", lambda _: {"test_accuracy": 77.77})
     done = bisam(*OVER_ALPHA, runs=tmp_path)
     assert done.exit_code == 0, done.stderr
     assert [each["test_accuracy"] for each in results(tmp_path).values()] == [77.77] * 4
@@ -483,7 +483,7 @@ def test_a_part_of_a_data_set_will_do_if_it_is_asked_for(tmp_path, hub_layout, m
 def test_a_bar_is_named_by_the_values_of_its_run():
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=200)
-    with Progress(console, called=partial(_called, fields=["alpha", "mu"])) as progress:
+    with Progress(console, label=partial(_called, fields=["alpha", "mu"])) as progress:
         progress.begin({OWN: 0}, batches=3)
     assert "resnet56 BiSAM (tanh) seed 0, alpha = 0.1, mu = 10" in shown.getvalue()
 

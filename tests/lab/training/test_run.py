@@ -18,7 +18,7 @@ from bisam.lab.recipes import find
 from bisam.lab.records import RunFolder, checkpoint, read
 from bisam.lab.training.loop import Job, Stopped, train
 from bisam.lab.training.progress import Progress
-from bisam.lab.training.run import Training
+from bisam.lab.training.run import TrainingRun
 from tiny import BATCHES, Asking, tiny_images
 
 
@@ -28,7 +28,7 @@ def step_of(training):
 
 def test_a_training_with_dropout_goes_on_from_its_state_bit_for_bit(recwarn):
     config = Config(model="vgg19bn", batch=8, epochs=2, precision="fp32")
-    one, other = (Training(config, tiny_images(), torch.device("cpu")) for _ in range(2))
+    one, other = (TrainingRun(config, tiny_images(), torch.device("cpu")) for _ in range(2))
     step, batches = step_of(one), [*one.batches.epoch(0)]
     for batch in batches[:2]:
         step([batch])
@@ -43,7 +43,7 @@ def test_a_training_with_dropout_goes_on_from_its_state_bit_for_bit(recwarn):
 
 def test_a_training_goes_on_from_a_file_which_has_lost_the_layout_of_its_tensors(device, tmp_path, recwarn):
     config = Config(model="resnet20", method="sgd", batch=8, epochs=2)
-    one, other = (Training(config, tiny_images(), torch.device(device)) for _ in range(2))
+    one, other = (TrainingRun(config, tiny_images(), torch.device(device)) for _ in range(2))
     batches = [*one.batches.epoch(0)]
     step_of(one)([batches[0]])
     checkpoint.save(tmp_path, 1, one.state())
@@ -56,7 +56,7 @@ def test_a_training_goes_on_from_a_file_which_has_lost_the_layout_of_its_tensors
 
 def test_a_training_of_another_kind_of_device_goes_on_with_random_numbers_of_its_own():
     config = Config(model="resnet20", method="sgd", batch=8, epochs=2)
-    one, other = (Training(config, tiny_images(), torch.device("cpu")) for _ in range(2))
+    one, other = (TrainingRun(config, tiny_images(), torch.device("cpu")) for _ in range(2))
     state = one.state()
     assert other.load(state) == ""
     of_cuda = {**state, "generator": torch.zeros(16, dtype=torch.uint8)}  # a GPU's has seed and offset only
@@ -66,7 +66,7 @@ def test_a_training_of_another_kind_of_device_goes_on_with_random_numbers_of_its
 
 
 def test_the_best_weights_are_those_of_the_highest_validation_accuracy(monkeypatch):
-    training = Training(Config(model="resnet20", batch=8, epochs=9), tiny_images(), torch.device("cpu"))
+    training = TrainingRun(Config(model="resnet20", batch=8, epochs=9), tiny_images(), torch.device("cpu"))
     training.sums["steps"].fill_(1)
     accuracies = iter([50.0, 70.0, 60.0, 70.0])
     monkeypatch.setattr(training, "accuracy", lambda _: next(accuracies))
@@ -208,7 +208,7 @@ def test_a_checkpoint_that_tells_no_version_is_of_an_unknown_one(tmp_path, monke
 
 def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes():
     config = Config(model="resnet20", batch=8, epochs=1, precision="fp32")
-    training = Training(config, tiny_images(classes=100, tested=300), torch.device("cpu"))
+    training = TrainingRun(config, tiny_images(classes=100, tested=300), torch.device("cpu"))
     training.best.weights = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
     training.model.eval()
     with torch.no_grad():
@@ -222,7 +222,7 @@ def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes(
 
 
 def test_a_collapsed_model_is_as_right_as_a_guess_and_nan_is_wrong():
-    training = Training(Config(model="resnet20", batch=8), tiny_images(classes=100, tested=300), torch.device("cpu"))
+    training = TrainingRun(Config(model="resnet20", batch=8), tiny_images(classes=100, tested=300), torch.device("cpu"))
     weight, bias = [*training.model.parameters()][-2:]
     with torch.no_grad():
         weight.zero_()

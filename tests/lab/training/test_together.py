@@ -207,14 +207,14 @@ def test_a_result_that_cannot_be_written_costs_the_others_nothing(tmp_path, alon
 def test_what_a_run_needed_is_let_go_when_it_ends(tmp_path, monkeypatch):
     alive, seen = [], []
 
-    class Watched(lab.Training):
+    class Watched(lab.TrainingRun):
         def __init__(self, config, *rest):
             gc.collect()
             seen.append([one().config.seed for one in alive if one() is not None])
             super().__init__(config, *rest)
             alive.append(weakref.ref(self))
 
-    monkeypatch.setattr(lab, "Training", Watched)
+    monkeypatch.setattr(lab, "TrainingRun", Watched)
     do([job(tmp_path / str(seed), 1 + (seed == 0), seed) for seed in range(4)], together=2)
     assert seen == [[], [0], [0], []]
 

@@ -35,7 +35,7 @@ WRAPPERS: dict[str, Wrap] = {
 COMPILED = {"resnet32", "resnet56", "vgg19bn", "wrn28-2", "wrn28-10"}
 
 # Milliseconds per BiSAM (−log) step of the authors' public code, float32 and eager, batch 128, on an NVIDIA H200 with
-# torch 2.11: from benchmarks/results/authors_h200.json, which says how they were measured.
+# torch 2.11: from benchmarks/results/authors_h200.json, which describes the measurement.
 AUTHORS_MS = {"resnet56": 80.84, "vgg19bn": 43.49, "wrn28-2": 60.93, "densenet121": 149.62, "wrn28-10": 107.30}
 AUTHORS_GPU, AUTHORS_BATCH = "H200", 128
 
@@ -95,7 +95,7 @@ def epoch(
 def together(
     name: str, count: int, *, device: torch.device, batch: int, compiled: bool, steps: int, rounds: int
 ) -> dict[str, Any]:
-    """Milliseconds per model and step of so many BiSAM (−log) trainings in one graph."""
+    """Milliseconds per model and step of `count` BiSAM (−log) runs in one graph."""
     began = time.perf_counter()
     optimizers = [training(name, bisam.BiSAM, device, compiled=compiled) for _ in range(count)]
     with no_warning_without_gpu():
@@ -120,7 +120,7 @@ def together(
 def memory(name: str, *, device: torch.device, batch: int) -> dict[str, Any]:
     """Peak memory of an eager step that is not the first, beyond what was allocated before there was a model."""
     x, y = random_batch(batch, device)
-    _peak(name, bisam.BiSAM, x, y)  # thrown away: leaves the libraries' workspaces, and their choice of algorithms
+    _peak(name, bisam.BiSAM, x, y)  # not measured: it allocates the libraries' workspaces
     peaks = {method: _peak(name, WRAPPERS[method], x, y) for method in ("sgd", "sam", "bisam-log")}
     weights = sum(p.nbytes for p in build(name, 10).parameters())
     return {
@@ -148,7 +148,7 @@ def training(
 
 @contextmanager
 def no_warning_without_gpu() -> Iterator[None]:
-    """The result says that its steps were eager, and why."""
+    """Without the warning: the result has `eager_because`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "a CUDA graph needs")
         yield

@@ -1,7 +1,7 @@
-"""The paper's two timing tables measured here, and what else is promised about speed and memory.
+"""The paper's two timing tables measured here, and the other bars of speed and memory.
 
 A run is a list of units: a size of the loss, a model, a number of trainings at once. After each of them the result is
-written, so a run that is cut off keeps what it has, and one that goes on adds to it.
+written, so an interrupted run keeps its results, and a resumed one adds to them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MEMORY = "wrn28-10"
 
 
 class RefusedError(ValueError):
-    """A run that would end in nothing, because of that option."""
+    """An option that leaves nothing to measure, or no place for the result."""
 
     def __init__(self, option: str, message: str) -> None:
         super().__init__(message)
@@ -46,16 +46,16 @@ class RefusedError(ValueError):
 
 
 class Unit(NamedTuple):
-    """What is measured in one go, and a line about what was found."""
+    """One measurement, and a line about its result."""
 
     section: str
     name: str
     measure: Callable[[], Entry]
-    tell: Callable[[Entry], str]
+    summarize: Callable[[Entry], str]
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchmarkPlan:
     """What to measure, and how thoroughly. `compiling` is "auto", "always" or "never"."""
 
     device: torch.device
@@ -83,24 +83,24 @@ class Plan:
         rounds = 5 if self.quick else 20
         measure = partial(bench_loss.measure, device=self.device, rounds=rounds, full=not self.quick)
         sizes = bench_loss.SIZES[self.device.type]
-        return [Unit("loss", f"{n}x{k}", partial(measure, n, k), _tell_loss) for n, k in sizes]
+        return [Unit("loss", f"{n}x{k}", partial(measure, n, k), _summarize_loss) for n, k in sizes]
 
     def _epoch(self) -> list[Unit]:
         return [
-            Unit("epoch", name, partial(bench_steps.epoch, name, loop=self.loop, **self._steps(name)), _tell_epoch)
+            Unit("epoch", name, partial(bench_steps.epoch, name, loop=self.loop, **self._steps(name)), _summarize_epoch)
             for name in self.models or MODELS[self.device.type]
         ]
 
     def _together(self) -> list[Unit]:
         measure = bench_steps.together
         return [
-            Unit("together", f"{name} x{n}", partial(measure, name, n, **self._steps(name)), _tell_together)
+            Unit("together", f"{name} x{n}", partial(measure, name, n, **self._steps(name)), _summarize_together)
             for name, n in TOGETHER
         ]
 
     def _memory(self) -> list[Unit]:
         measure = partial(bench_steps.memory, MEMORY, device=self.device, batch=self._batch())
-        return [Unit("memory", MEMORY, measure, _tell_memory)]
+        return [Unit("memory", MEMORY, measure, _summarize_memory)]
 
     def _steps(self, model: str) -> dict[str, Any]:
         many = 40 if self.device.type == "cuda" else 5
@@ -116,28 +116,28 @@ class Plan:
         return self.batch or BATCH[self.device.type]
 
 
-def say_at_once(line: str) -> None:
+def print_line(line: str) -> None:
     print(line, flush=True)
 
 
 def run(
-    plan: Plan,
+    plan: BenchmarkPlan,
     out: Path,
-    say: Callable[[str], None] = say_at_once,
+    log: Callable[[str], None] = print_line,
     track: Callable[[list[Unit]], Iterable[Unit]] = iter,
 ) -> Result:
-    """Measure what is planned, telling of it line by line, and keep `out` up to date. Returns the whole result."""
+    """Measure what is planned, log a line for each, and keep `out` up to date. Returns the whole result."""
     check_writable(out)
     units = plan.units()
     if not units:
-        raise RefusedError("--only", f"nothing is left: {', '.join(plan.sections)} cannot run on this device")
-    result = begin(plan.device, out, say)
+        raise RefusedError("--only", f"{', '.join(plan.sections)} need a CUDA device: choose other sections")
+    result = begin(plan.device, out, log)
     for section in plan.sections:
         if not plan.can(section):
-            say(f"{section}: skipped, it needs a CUDA device")
+            log(f"{section}: skipped, it needs a CUDA device")
     torch.backends.cudnn.benchmark = True
     for number, unit in enumerate(track(units), start=1):
-        say(f"[{number}/{len(units)}] {unit.section} {unit.name} …")
+        log(f"[{number}/{len(units)}] {unit.section} {unit.name} …")
         began = time.perf_counter()
         entry = unit.measure()
         bench_steps.release(plan.device)
@@ -145,21 +145,21 @@ def run(
         result.setdefault(unit.section, {})[unit.name] = entry
         result["bars"] = judged(result)
         save(out, result)
-        say(f"    {unit.tell(entry)} ({time.perf_counter() - began:.0f} s)")
+        log(f"    {unit.summarize(entry)} ({time.perf_counter() - began:.0f} s)")
     return result
 
 
-def begin(device: torch.device, out: Path, say: Callable[[str], None]) -> Result:
+def begin(device: torch.device, out: Path, log: Callable[[str], None]) -> Result:
     """A new result, or what `out` has of the same commit on the same device, which is added to."""
     new: Result = {"receipt": receipt(), "device": device.type}
     if not out.exists():
         return new
     old = read(out)
     if _origin(old) != _origin(new) or new["receipt"]["commit"] == "unknown":
-        say(f"{out} is of another commit, torch or machine ({old['receipt']['commit']}): it is replaced")
+        log(f"{out} has another commit, torch or machine ({old['receipt']['commit']}): it is replaced")
         return new
     kept = {section: old[section] for section in SECTIONS if section in old}
-    say(f"{out} is of the same commit and machine: what it has and is not measured now is kept")
+    log(f"{out} has the same commit and machine: entries that are not measured now are kept")
     return {**new, **kept}
 
 
@@ -174,7 +174,7 @@ def read(path: Path) -> Result:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse, before anything is measured, what could not be written in the end."""
+    """Raise RefusedError before measuring if `path` cannot be written."""
     if path.is_dir():
         raise RefusedError("--out", f"{path} is a folder: give a file in it")
     draft = draft_of(Path(os.path.realpath(path)))
@@ -187,14 +187,14 @@ def check_writable(path: Path) -> None:
 
 def _origin(result: Result) -> tuple[Any, ...]:
     """What two results must share to be of one piece."""
-    device, known = result["device"], result["receipt"]
-    return device, known["commit"], known["torch"], known["gpu" if device == "cuda" else "cpu"]
+    device, receipt_of = result["device"], result["receipt"]
+    return device, receipt_of["commit"], receipt_of["torch"], receipt_of["gpu" if device == "cuda" else "cpu"]
 
 
 # A line about each unit.
 
 
-def _tell_loss(entry: Entry) -> str:
+def _summarize_loss(entry: Entry) -> str:
     kind = "device" if entry["device_us"] else "eager"
     times, ratios = entry[f"{kind}_us"], entry[f"{kind}_ratio"]
     return (
@@ -203,14 +203,14 @@ def _tell_loss(entry: Entry) -> str:
     )
 
 
-def _tell_epoch(entry: Entry) -> str:
+def _summarize_epoch(entry: Entry) -> str:
     times = ", ".join(f"{method} {ms:.2f}" for method, ms in entry["ms"].items())
     return f"ms per step: {times}; BiSAM ÷ SAM {entry['ratio']['bisam-log/sam']:.3f}"
 
 
-def _tell_together(entry: Entry) -> str:
+def _summarize_together(entry: Entry) -> str:
     return f"{entry['ms_per_model_and_step']:.2f} ms per model and step"
 
 
-def _tell_memory(entry: Entry) -> str:
+def _summarize_memory(entry: Entry) -> str:
     return f"BiSAM's peak is {entry['copies_beyond_sgd']['bisam-log']:.2f} copies of the weights beyond SGD's"

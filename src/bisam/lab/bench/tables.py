@@ -24,7 +24,7 @@ LOSSES = {
     "loop_log": "Q (−log), loop over samples",
 }
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 Track = Callable[[list[Unit]], Iterable[Unit]]
 
 
@@ -35,18 +35,18 @@ def console() -> Console:
 
 
 @contextmanager
-def progress(console: Console) -> Iterator[tuple[Say, Track]]:
-    """How to say a line and how to walk through the units: with a bar in a terminal."""
+def progress(console: Console) -> Iterator[tuple[Log, Track]]:
+    """Functions that print a line and iterate over the units, with a bar in a terminal."""
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
     if not console.is_terminal:
-        yield say, iter
+        yield log, iter
         return
     # no refresh in between: its thread would take time from what is measured
     with Progress(console=console, transient=True, auto_refresh=False) as bar:
-        yield say, lambda units: bar.track(units, description="measuring")
+        yield log, lambda units: bar.track(units, description="measuring")
 
 
 def show(result: Result, console: Console) -> None:

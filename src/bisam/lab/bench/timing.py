@@ -17,7 +17,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def seconds_of(work: Callable[[], Any], count: int, device: torch.device) -> float:
-    """Seconds per call, over so many of them, until the device is done."""
+    """Mean seconds of `count` calls, until the device is done."""
     synchronise(device)
     start = time.perf_counter()
     for _ in range(count):

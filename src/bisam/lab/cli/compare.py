@@ -14,14 +14,14 @@ from rich.markup import escape
 from rich.progress import Progress as Bars
 
 from bisam.lab.cli import options as cli_options
-from bisam.lab.cli.options import Folder, Partial, told_in_a_line
-from bisam.lab.cli.output import console, drawing, say, write_text
+from bisam.lab.cli.options import Folder, Partial, errors_in_one_line
+from bisam.lab.cli.output import console, drawing_module, print_line, write_text
 from bisam.lab.compare import comparison
 from bisam.lab.compare import tables as comparison_tables
-from bisam.lab.compare.inspection import Plan, Progress
+from bisam.lab.compare.inspection import InspectionPlan, OnProgress
 from bisam.lab.data.pools import Pool, open_pool
 
-RHO, SAMPLES = Plan().rho, Plan().samples
+RHO, SAMPLES = InspectionPlan().rho, InspectionPlan().samples
 PAGE = Path("compare.html")
 
 
@@ -30,16 +30,16 @@ def compare(
     second: Annotated[Path, typer.Argument(metavar="RUN_B", help="Folder of another.")],
     folder: Folder = None,
     partial_data: Partial = False,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to look at the weights.")] = "auto",
-    samples: Annotated[int, typer.Option(min=1, help="Training samples to look at them with.")] = SAMPLES,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to diagnose the weights.")] = "auto",
+    samples: Annotated[int, typer.Option(min=1, help="Training samples to diagnose them on.")] = SAMPLES,
     rho: Annotated[float, typer.Option(min=0, help="Radius of the perturbations, the same for both.")] = RHO,
-    weights: Annotated[bool, typer.Option("--weights/--no-weights", help="Look at the weights too.")] = True,
+    weights: Annotated[bool, typer.Option("--weights/--no-weights", help="Diagnose the weights too.")] = True,
     out: Annotated[Path, typer.Option(help="The page.")] = PAGE,
 ) -> None:
-    """Two runs side by side: what was set differently, what came of it, and how sharp their minima are."""
-    with told_in_a_line():
+    """Two runs side by side: how their configurations, results and the sharpness of their minima differ."""
+    with errors_in_one_line():
         place = cli_options.device(device)
-        plan = Plan(rho=rho, samples=samples) if weights else None
+        plan = InspectionPlan(rho=rho, samples=samples) if weights else None
         errors = console(stderr=True)
 
         @cache
@@ -48,12 +48,12 @@ def compare(
 
         with _progress(errors) as progress:
             found = comparison.compare(first, second, load, place, plan, progress)
-        write_text(out, drawing("compare.page").write(found))
+        write_text(out, drawing_module("compare.page").write(found))
         _show(found)
-        say(f"wrote {out}")
+        print_line(f"wrote {out}")
 
 
-def _show(found: comparison.Comparison) -> None:
+def _show(found: comparison.RunComparison) -> None:
     here = console()
     for side in found.sides:
         here.print(f"{side.name}: {side.record.folder}", soft_wrap=True)
@@ -65,7 +65,7 @@ def _show(found: comparison.Comparison) -> None:
 
 
 @contextmanager
-def _progress(here: Console) -> Iterator[Progress]:
+def _progress(here: Console) -> Iterator[OnProgress]:
     """A bar in a terminal; elsewhere a line when something new begins."""
     if not here.is_terminal:
         before = ""

@@ -70,13 +70,13 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
     out: Annotated[Path, typer.Option(help="The result; one of this commit and machine is added to.")] = BENCH_OUT,
 ) -> None:
-    """Measure the paper's two timing tables, and what else is promised about speed and memory."""
+    """Measure the paper's two timing tables, and the other bars of speed and memory."""
     place, sections, names = _device(device), _sections(only), _models(models)
-    plan = benchmark.Plan(place, sections, names, batch, compiling.value, loop=loop, quick=quick)
+    plan = benchmark.BenchmarkPlan(place, sections, names, batch, compiling.value, loop=loop, quick=quick)
     console = bench_tables.console()
     try:
-        with bench_tables.progress(console) as (say, track):
-            result = benchmark.run(plan, out, say, track)
+        with bench_tables.progress(console) as (log, track):
+            result = benchmark.run(plan, out, log, track)
     except benchmark.RefusedError as error:
         raise typer.BadParameter(str(error), param_hint=error.option) from None
     bench_tables.show(result, console)
@@ -93,8 +93,8 @@ def _sections(names: str) -> tuple[str, ...]:
     wanted = _split(names)
     for name in wanted:
         if name not in benchmark.SECTIONS:
-            known = ", ".join(f"{name} ({words})" for name, words in benchmark.SECTIONS.items())
-            raise typer.BadParameter(f"there is no section {name!r}: there are {known}", param_hint="--only")
+            sections = ", ".join(f"{name} ({title})" for name, title in benchmark.SECTIONS.items())
+            raise typer.BadParameter(f"there is no section {name!r}: there are {sections}", param_hint="--only")
     return wanted
 
 
@@ -104,7 +104,7 @@ def _models(names: str | None) -> tuple[str, ...]:
     for name in wanted:
         with torch.device("meta"), _refusing("--models", ValueError):
             model = build(name, 10)
-        with torch.device("meta"), _refusing("--models", RuntimeError, f"{name} does not take images of 3×32×32"):
+        with torch.device("meta"), _refusing("--models", RuntimeError, f"{name} does not accept images of 3×32×32"):
             model(torch.empty(2, 3, 32, 32))
     return wanted
 

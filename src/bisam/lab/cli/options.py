@@ -1,4 +1,4 @@
-"""What the commands share: their options, how these are read, and how an error is told."""
+"""What the commands share: their options, how these are read, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Partial = Annotated[
     bool, typer.Option("--partial-data", help="The folder may hold only a part of the data set: to try things out.")
 ]
 Place = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")]
-Together = Annotated[int, typer.Option(min=1, help="So many runs at once, in one CUDA graph.")]
+Together = Annotated[int, typer.Option(min=1, help="Runs that train at once, in one CUDA graph.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard beside the runs.")]
 Track = Annotated[str | None, typer.Option(metavar="wandb|trackio", help="Send curves there, if it is installed.")]
 Every = Annotated[
@@ -50,23 +50,23 @@ Methods = Annotated[str, typer.Option(metavar="NAMES", help="Methods, with comma
 
 
 @contextmanager
-def told_in_a_line() -> Iterator[None]:
-    """What went wrong, in a line: a trace is for faults of this program."""
+def errors_in_one_line() -> Iterator[None]:
+    """Print an error as one line: a traceback is for bugs."""
     try:
         yield
     except Stopped as stop:
-        _say_as_it_is(f"{stop}:\n  {shlex.join(['bisam', *sys.argv[1:]])}")
+        _print_unchanged(f"{stop}:\n  {shlex.join(['bisam', *sys.argv[1:]])}")
         raise typer.Exit(130) from None
     except (ValueError, records.RunInUse, records.RecordError, CheckpointError, OSError) as error:
-        told = str(error)
-        if isinstance(error, OSError) and error.filename is not None:  # as any look at a path may raise it
-            told = explained(error, f"cannot use {error.filename}")
-        _say_as_it_is(f"Error: {told}")
+        message = str(error)
+        if isinstance(error, OSError) and error.filename is not None:  # from any access to a path
+            message = explained(error, f"cannot use {error.filename}")
+        _print_unchanged(f"Error: {message}")
         raise typer.Exit(1) from None
 
 
-def _say_as_it_is(text: str) -> None:
-    """Without colours and line breaks of ours: a command in it can be copied."""
+def _print_unchanged(text: str) -> None:
+    """Without colours and line breaks, so that a command in it can be copied."""
     Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
@@ -102,7 +102,7 @@ def changes_of(texts: Sequence[str] | None, *, partial_data: bool = False) -> di
     """What --set and --partial-data change of a configuration."""
     parsed = dict(change(text) for text in texts or [])
     if "partial_data" in parsed:
-        raise ValueError("a part of a data set is asked for by --partial-data")
+        raise ValueError("use --partial-data instead of --set partial_data=")
     return {**parsed, "partial_data": "true"} if partial_data else parsed
 
 

@@ -1,4 +1,4 @@
-"""How a command leaves what it made: files, and lines that tell of them."""
+"""The output of commands: files, and lines in the terminal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bisam.lab.files import explained, write_atomically
 WIDTH_OF_A_LOG = 120
 
 
-def drawing(name: str) -> ModuleType:
-    """A module of this package that draws: a training needs none of its libraries."""
+def drawing_module(name: str) -> ModuleType:
+    """Import a module that draws, when it is needed: training does not need its libraries."""
     try:
         return importlib.import_module(f"bisam.lab.{name}")
     except ModuleNotFoundError as error:
@@ -33,7 +33,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say what to do if it fails."""
+    """Raise an OSError with a remedy if writing fails."""
     try:
         yield
     except OSError as error:
@@ -41,14 +41,14 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Texts as they are: brackets in the name of a folder are no markup. A log has no width of its own."""
+    """A console without markup, since names of folders have brackets; of a fixed width where there is no terminal."""
     here = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     if not here.is_terminal and "COLUMNS" not in os.environ:
         here.width = WIDTH_OF_A_LOG
     return here
 
 
-def say(line: str) -> None:
-    """A line as it is, without what a terminal would obey or cannot show."""
+def print_line(line: str) -> None:
+    """Print a line without markup; control characters are escaped."""
     plain = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
     console().print(plain, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The commands that show what runs came to: report and figure."""
+"""The commands that show results: report and figure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from bisam.lab import records
-from bisam.lab.cli.options import RUNS, told_in_a_line
-from bisam.lab.cli.output import console, drawing, say, write_text, writing
+from bisam.lab.cli.options import RUNS, errors_in_one_line
+from bisam.lab.cli.output import console, drawing_module, print_line, write_text, writing
 from bisam.lab.recipes import find
 from bisam.lab.tables import cells, summary
 from bisam.lab.tables.sweeps import sheet as sheet_of_sweep
@@ -23,7 +23,7 @@ class Form(str, Enum):
     png = "png"
 
 
-class Figure(str, Enum):
+class PaperFigure(str, Enum):
     lower_bounds = "lower-bounds"
     flips = "flips"
 
@@ -39,39 +39,39 @@ def report(
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file too.")] = None,
 ) -> None:
     """The tables of the paper with the runs of some folders, here and as a page with their curves."""
-    with told_in_a_line():
+    with errors_in_one_line():
         roots = folders or [RUNS]
         collection = _collected(roots)
         groups, sweeps = sort_out(collection)
         sheets = [*summary.sheets(groups), *map(sheet_of_sweep, sweeps)]
         page, wrote = out or roots[0] / "report.html", []
-        try:  # files first, for who reads on the other end of a pipe may stop reading
+        try:  # files first, since the reader of a pipe may stop
             if markdown is not None:
                 write_text(markdown, "\n\n".join([*(sheet.markdown() for sheet in sheets), ""]))
                 wrote.append(str(markdown))
-            write_text(page, drawing("report.report").write(collection, roots))
+            write_text(page, drawing_module("report.report").write(collection, roots))
             wrote.append(str(page))
             if figures is not None:
                 wrote.append(f"{_write_figures(collection, figures, form.value)} figures to {figures}")
         finally:
             _show(collection, sheets, roots)
             for what in wrote:
-                say(f"wrote {what}")
+                print_line(f"wrote {what}")
 
 
 def _show(collection: cells.Collection, sheets: Sequence[summary.Sheet], roots: Sequence[Path]) -> None:
     for line in summary.left_out(collection):
-        say(line)
+        print_line(line)
     for sheet in sheets:
         console().print(sheet.rich())
     if not sheets and collection.runs:
-        say(f"{_listed(roots)} has no run that counts for a table")
+        print_line(f"{_listed(roots)} has no run that counts for a table")
     elif not sheets:
-        say(f"{_listed(roots)} has no run of a recipe: a first one takes two minutes, bisam demo")
+        print_line(f"{_listed(roots)} has no run of a recipe: a first one takes two minutes, bisam demo")
 
 
 def figure(
-    which: Annotated[Figure, typer.Argument(metavar="lower-bounds|flips", help="A figure of the paper.")],
+    which: Annotated[PaperFigure, typer.Argument(metavar="lower-bounds|flips", help="A figure of the paper.")],
     folders: Folders = None,
     out: Annotated[
         Path | None, typer.Option(help="The file: .svg, .png or .html.", show_default="its name, as SVG")
@@ -81,12 +81,12 @@ def figure(
     ] = "cifar10/resnet56",
 ) -> None:
     """Draw a figure of the paper: the two bounds of the 0-1 loss, or flips along training, from records."""
-    with told_in_a_line():
-        charts, files = drawing("report.charts"), drawing("report.figures")
+    with errors_in_one_line():
+        charts, files = drawing_module("report.charts"), drawing_module("report.figures")
         path = out or Path(f"{which.value}.svg")
-        if which is Figure.lower_bounds:
+        if which is PaperFigure.lower_bounds:
             if folders:
-                raise ValueError("lower-bounds are drawn from their formulas: leave the folder away")
+                raise ValueError("lower-bounds are drawn from their formulas: remove the folder")
             chart, title = charts.lower_bounds(), "Lower bounds of the 0-1 loss"
         else:
             runs = _runs_of(recipe, folders or [RUNS])
@@ -94,13 +94,13 @@ def figure(
             title = f"Flips per batch, {recipe}"
         with writing(path):
             files.save(chart, path, title)
-        say(f"wrote {path}")
+        print_line(f"wrote {path}")
 
 
 def write_page(roots: Sequence[Path], path: Path) -> None:
     """The page of all runs in these folders."""
-    write_text(path, drawing("report.report").write(_collected(roots), roots))
-    say(f"wrote {path}")
+    write_text(path, drawing_module("report.report").write(_collected(roots), roots))
+    print_line(f"wrote {path}")
 
 
 def _collected(roots: Sequence[Path]) -> cells.Collection:
@@ -127,7 +127,7 @@ def _runs_of(name: str, roots: Sequence[Path]) -> list[cells.Run]:
 
 def _write_figures(collection: cells.Collection, folder: Path, form: str) -> int:
     """Returns how many they are."""
-    report, files = drawing("report.report"), drawing("report.figures")
+    report, files = drawing_module("report.report"), drawing_module("report.figures")
     drawn = report.figures(collection)
     for name, chart in drawn.items():
         path = folder / f"{name}.{form}"

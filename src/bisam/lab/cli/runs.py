@@ -27,10 +27,10 @@ from bisam.lab.cli.options import (
     TensorBoard,
     Together,
     Track,
-    told_in_a_line,
+    errors_in_one_line,
 )  # fmt: skip
-from bisam.lab.cli.output import console, say
-from bisam.lab.data.sources import Source, open_source
+from bisam.lab.cli.output import console, print_line
+from bisam.lab.data.sources import Source, describe, open_source
 from bisam.lab.recipes import RECIPES, Recipe, find
 from bisam.lab.tables import cells, costs, summary
 from bisam.lab.training import jobs as runs
@@ -51,8 +51,8 @@ def list_recipes() -> None:
     here = console()
     here.print(table)
     here.print(
-        "Hours are of all cells and seeds, one after the other, with --set compile=true (but for densenet121), from "
-        "the milliseconds of a step that were measured; a question mark: that model's were not. A part of a table is "
+        "Hours are those of all cells and seeds, one after the other, with --set compile=true (except densenet121), "
+        "from the measured milliseconds of a step; a question mark: that model was not measured. A part of a table is "
         "table/row/method, such as label_noise/80%/bisam-log."
     )
 
@@ -70,8 +70,8 @@ def train(
     track: Track = None,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
 ) -> None:
-    """Train every cell of a recipe, or of a part of it. What is done is skipped, what was cut off goes on."""
-    with told_in_a_line():
+    """Train every cell of a recipe, or of a part of it. Finished runs are skipped, interrupted ones resumed."""
+    with errors_in_one_line():
         _run(
             find(recipe),
             seeds,
@@ -104,7 +104,7 @@ def reproduce(
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
 ) -> None:
     """Train what is missing of a table of the paper, and show it beside the published one."""
-    with told_in_a_line():
+    with errors_in_one_line():
         wanted = find(recipe).only(cli_options.names(models), cli_options.names(methods))
         all_seeds = seeds or f"0-{wanted.seeds - 1}"
         _run(
@@ -130,7 +130,7 @@ def demo(
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
 ) -> None:
     """Sharpness-aware training against label noise, on data that ships with scikit-learn: about two minutes."""
-    with told_in_a_line():
+    with errors_in_one_line():
         source = partial(open_source)
         _run(find("demo"), seeds, changes, root, source, device, 1, tensorboard=False, track=None, every=every)
         cli_report.write_page([root], root / "report.html")
@@ -141,11 +141,10 @@ def data(
     folder: Folder = None,
     partial_data: Partial = False,
 ) -> None:
-    """Prepare a data set, check it, and say what it is."""
-    with told_in_a_line():
-        source = open_source(name, log=say, folder=folder, partial=partial_data)
-        for line in source.described():
-            say(line)
+    """Prepare a data set, check it, and describe it."""
+    with errors_in_one_line():
+        for line in describe(name, log=print_line, folder=folder, partial=partial_data):
+            print_line(line)
 
 
 def _run(
@@ -173,10 +172,10 @@ def _run(
 
 
 def _beside_twins(jobs: list[Job], progress: Progress, *, skip: bool) -> list[Job]:
-    """Say which cells and seeds have a run already that counts as well; with `skip`, take that one."""
+    """Note the cells and seeds that have a finished run already, computed otherwise; with `skip`, use that run."""
     twins = runs.twins(jobs)
     for job in (job for job in jobs if job.folder in twins):
         twin = twins[job.folder]
-        same = f"{twin.folder} has ended and is of the same cell and seed, but for {' and '.join(cells.NUMERICS)}"
+        same = f"{twin.folder} is finished and has the same cell and seed, except for {' and '.join(cells.NUMERICS)}"
         progress.note(f"{same}: it counts" if skip else f"{same}: reports count one of the two")
     return [twins.get(job.folder, job) for job in jobs] if skip else jobs

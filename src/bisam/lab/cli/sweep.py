@@ -24,7 +24,7 @@ from bisam.lab.cli.options import (
     Rows,
     Seeds,
     Together,
-    told_in_a_line,
+    errors_in_one_line,
 )
 from bisam.lab.cli.output import console
 from bisam.lab.config import Config
@@ -72,10 +72,10 @@ def sweep(
 ) -> None:
     """Train every cell over a grid, and choose by validation accuracy; test accuracy is not shown.
 
-    What is done is skipped, the recipe's own runs too, and what was cut off goes on. The paper has grids for alpha and
+    Finished runs are skipped, the recipe's own too, and interrupted ones resumed. The paper has grids for alpha and
     mu, and for rho of the adaptive methods; that for rho of the others is ours. A grid has the recipe's own value too.
     """
-    with told_in_a_line():
+    with errors_in_one_line():
         fields = list(dict.fromkeys(name.replace("-", "_") for name in cli_options.names(over)))
         if not fields:
             raise ValueError("no field in --over: name one or more, such as --over alpha,mu")
@@ -90,9 +90,9 @@ def sweep(
         )
         here, place = console(), cli_options.device(device)
         jobs = [job for plan in planned for job in plan.jobs]
-        with Progress(here, called=partial(_called, fields=fields), came_to=_validated) as progress:
+        with Progress(here, label=partial(_label_of, fields=fields), outcome=_validated) as progress:
             for plan in planned:
-                progress.note(plan.words)
+                progress.note(plan.description)
             load = partial(open_source, folder=folder, partial=partial_data, log=progress.note)
             runs.run(jobs, load, place, progress, together=together, checkpoint_seconds=every)
         changed = replace(wanted, cells={plan.cell: plan.own for plan in planned})
@@ -102,11 +102,11 @@ def sweep(
 
 
 def _validated(result: dict[str, Any]) -> str:
-    """Not its test accuracy: who sees it chooses by it."""
+    """Without the test accuracy, by which no value may be chosen."""
     return f"validation accuracy {result['validation_accuracy']:.2f} %"
 
 
-def _called(config: Config, fields: Sequence[str]) -> str:
+def _label_of(config: Config, fields: Sequence[str]) -> str:
     return f"{name_of(config)}, {label(fields, [value_of(config, field) for field in fields])}"
 
 
@@ -123,7 +123,7 @@ def _given(texts: Sequence[str], fields: Sequence[str]) -> dict[str, list[str]]:
         elif len(fields) == 1:
             field, numbers = fields[0], text
         else:
-            raise ValueError(f"{', '.join(fields)} are swept: say whose values {text} are, as in {fields[0]}={text}")
+            raise ValueError(f"--over has several fields: name that of the values {text}, as in {fields[0]}={text}")
         if field not in fields:
             raise ValueError(f"--values has {field}, which is not swept: add it to --over {','.join(fields)}")
         if field in found:

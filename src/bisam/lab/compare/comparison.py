@@ -1,4 +1,4 @@
-"""Two runs side by side: what was set differently, what came of it, and what the loss is like around their weights."""
+"""Two runs side by side: how their configurations, results and losses around the weights differ."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from bisam.lab import records
-from bisam.lab.compare.inspection import Inspection, Plan, Progress, inspect
+from bisam.lab.compare.inspection import Inspection, InspectionPlan, OnProgress, inspect
 from bisam.lab.compare.trained import Load, Trained, TrainedError, config_of, shared_rows, trained
 from bisam.lab.config import ESSENTIAL, Config
 from bisam.lab.records import Record
 from bisam.lab.tables.cells import text_of
 
-NOT_ASKED = "it was not asked for"
+NOT_REQUESTED = "--no-weights was given"
 NOT_RECORDED = "not recorded"
 
 
@@ -40,9 +40,9 @@ class Side:
     """Short, and not the other's."""
     record: Record
     config: Config | None
-    """None where the record does not hold one of ours."""
+    """None where the record has no valid one."""
     inspection: Inspection | None = None
-    missing: str | None = NOT_ASKED
+    missing: str | None = NOT_REQUESTED
     """Why there is no inspection; None where there is one."""
 
     @property
@@ -54,8 +54,8 @@ class Side:
 
 
 @dataclass
-class Comparison:
-    """All that is known of two runs. Curves are in `record.metrics` of its sides, surfaces in their inspections."""
+class RunComparison:
+    """Two runs and how they differ. Curves are in `record.metrics` of its sides, surfaces in their inspections."""
 
     a: Side
     b: Side
@@ -73,14 +73,14 @@ def compare(
     second: Path,
     load: Load,
     device: torch.device,
-    plan: Plan | None,
-    progress: Progress | None = None,
-) -> Comparison:
-    """Read two run folders, and look at their weights as the plan says; not at all without one."""
+    plan: InspectionPlan | None,
+    progress: OnProgress | None = None,
+) -> RunComparison:
+    """Read two run folders, and diagnose their weights as planned; without a plan, the records only."""
     a, b = (_side(name, folder) for name, folder in zip(_names(first, second), (first, second), strict=True))
     if a.name == b.name:
         raise ValueError(f"{first} and {second} are the same run: give two runs")
-    comparison = Comparison(a, b, changes(a.record.config, b.record.config))
+    comparison = RunComparison(a, b, changes(a.record.config, b.record.config))
     if plan is not None:
         _inspect(comparison, load, device, plan, progress)
     comparison.notes = _notes(comparison) + comparison.notes
@@ -88,7 +88,7 @@ def compare(
 
 
 def changes(a: dict[str, Any], b: dict[str, Any]) -> list[Change]:
-    """The fields in which two configurations differ. What an older version did not have yet is as by default.
+    """The fields in which two configurations differ. A field that an older version lacks has its default.
 
     >>> changes({"seed": 0, "rho": 0.1}, {"seed": 0, "flip": False})
     [Change(name='rho', a='0.1', b='0.05, not recorded'), Change(name='flip', a='true, not recorded', b='false')]
@@ -175,7 +175,9 @@ def _without_common(a: str, b: str) -> tuple[str, str]:
 # Weights.
 
 
-def _inspect(comparison: Comparison, load: Load, device: torch.device, plan: Plan, progress: Progress | None) -> None:
+def _inspect(
+    comparison: RunComparison, load: Load, device: torch.device, plan: InspectionPlan, progress: OnProgress | None
+) -> None:
     runs = [_trained(side, load) for side in comparison.sides]
     shared = _shared(comparison, [run for run in runs if run is not None], plan)
     for side, run in zip(comparison.sides, runs, strict=True):
@@ -197,30 +199,30 @@ def _trained(side: Side, load: Load) -> Trained | None:
         return None
 
 
-def _shared(comparison: Comparison, runs: Sequence[Trained], plan: Plan) -> torch.Tensor | None:
+def _shared(comparison: RunComparison, runs: Sequence[Trained], plan: InspectionPlan) -> torch.Tensor | None:
     """Samples that both were trained on, if there are enough; a note if not."""
     if len(runs) < 2:
         return None
     if len({run.pool.checksum for run in runs}) > 1:
-        comparison.notes.append("They were trained on different data, and each is looked at with its own.")
+        comparison.notes.append("They were trained on different data, and each is diagnosed on its own.")
         return None
     rows = shared_rows(runs, plan.samples)
     if len(rows) < min(plan.samples, *(len(run.rows) for run in runs)) / 2:
-        comparison.notes.append("They share few training samples, and each is looked at with its own.")
+        comparison.notes.append("They share few training samples, and each is diagnosed on its own.")
         return None
     return rows
 
 
-def _named(side: Side, progress: Progress | None) -> Progress | None:
+def _named(side: Side, progress: OnProgress | None) -> OnProgress | None:
     if progress is None:
         return None
     return lambda what, done, total: progress(f"{side.name}: {what}", done, total)
 
 
-# What should be known of it.
+# Notes.
 
 
-def _notes(comparison: Comparison) -> list[str]:
+def _notes(comparison: RunComparison) -> list[str]:
     notes = [f"{side.name}: {problem}." for side in comparison.sides for problem in side.record.problems]
     notes += [f"{side.name}: {line}." for side in comparison.sides for line in _doubts(side)]
     if not comparison.changes:
@@ -233,19 +235,19 @@ def _notes(comparison: Comparison) -> list[str]:
 def _doubts(side: Side) -> list[str]:
     unrecorded = [one.name for one in fields(Config) if one.name not in side.record.config]
     lines = [f"it does not record {', '.join(unrecorded)}"] if unrecorded else []
-    if side.missing not in (None, NOT_ASKED):
-        lines.append(f"its weights are not looked at: {side.missing}")
+    if side.missing not in (None, NOT_REQUESTED):
+        lines.append(f"its weights are not diagnosed: {side.missing}")
     return lines + (side.inspection.notes if side.inspection else [])
 
 
-def _incomparable(comparison: Comparison) -> list[str]:
-    """Why numbers of the same name do not mean the same."""
+def _incomparable(comparison: RunComparison) -> list[str]:
+    """Reasons why numbers of the same name are not comparable."""
     a, b = (side.config for side in comparison.sides)
     assert a is not None  # both have been looked at
     assert b is not None
     notes = []
     if a.model != b.model:
-        notes.append("Their models differ: a perturbation of one length is not as much for one as for the other.")
+        notes.append("Their models differ: perturbations of one length are not comparable.")
     if a.data == b.data and (a.noise != b.noise or (a.noise and a.seed != b.seed)):
-        notes.append("Their training labels differ, and with them the loss that rises.")
+        notes.append("Their training labels differ, and so does the training loss.")
     return notes

@@ -1,4 +1,4 @@
-"""What the loss is like around the weights of a run, on its own data.
+"""Diagnoses of the loss around the weights of a run, on its own data.
 
 The samples are training samples with the run's own labels, wrong ones too, since sharpness is about the training loss;
 loss and error are also those of clean test samples. So that runs can be compared, whatever they were trained with, L is
@@ -30,29 +30,29 @@ from bisam.diagnostics import (
 from bisam.diagnostics import arguments as diagnosed
 from bisam.diagnostics.passes import Probe
 from bisam.lab.compare.trained import Trained
-from bisam.lab.data.pools import Samples
+from bisam.lab.data.pools import SampleBatches
 from bisam.objectives import Objective
 
-Progress = Callable[[str, int, int], None]
-"""Told what is measured, how much of it is done, and of how much."""
+OnProgress = Callable[[str, int, int], None]
+"""Called with the name of a measurement, its finished part and its total."""
 
 ASCENTS: dict[str, Objective | None] = {
     "cross entropy": None,
     "Q (−log)": bisam.LowerBound("log"),
     "Q (tanh)": bisam.LowerBound("tanh"),
 }
-"""What is climbed. Of Q, the bound of the 0-1 error is told too."""
+"""Objectives that perturbations maximise. Those with Q also give a bound of the 0-1 error."""
 
 TOLERATED = 0.01
 """How far a test error may be from the recorded one: bf16 against float32 makes less than this."""
 
 
 class InspectionError(ValueError):
-    """Why a run cannot be looked at."""
+    """A run cannot be diagnosed."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class InspectionPlan:
     """What is measured, and how finely."""
 
     rho: float = 0.05
@@ -84,8 +84,8 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Point:
-    """At the weights themselves. Errors are fractions, as everywhere here."""
+class LossAndError:
+    """At the weights. Errors are fractions, as everywhere here."""
 
     loss: float
     error: float
@@ -95,7 +95,7 @@ class Point:
 class WorstCase:
     """How far the loss rises in a ball, and what else happens there."""
 
-    climbed: str
+    objective: str
     """What the perturbation maximises: a name in `ASCENTS`."""
     adaptive: bool
     steps: int
@@ -108,22 +108,22 @@ class WorstCase:
         'cross entropy, adaptive, 10 steps'
         """
         ball = "adaptive" if self.adaptive else "L2"
-        return f"{self.climbed}, {ball}, {self.steps} step{'s' if self.steps > 1 else ''}"
+        return f"{self.objective}, {ball}, {self.steps} step{'s' if self.steps > 1 else ''}"
 
 
 @dataclass(frozen=True)
 class Inspection:
     """What was found at and around the weights of a run."""
 
-    plan: Plan
+    plan: InspectionPlan
     parameters: int
     samples: int
     """Training samples that loss, worst cases, averages and the line are of."""
     few: int
     """The first of these, for what takes hundreds of passes: curvature and the plane."""
     test_samples: int
-    train: Point
-    test: Point
+    train: LossAndError
+    test: LossAndError
     worst: list[WorstCase]
     average: Estimate
     """E L(w + ε) − L(w) over ‖ε‖ = ρ."""
@@ -136,25 +136,25 @@ class Inspection:
     plane: Surface
     """Its first direction is that of the line."""
     notes: list[str] = field(default_factory=list)
-    """What should be known when these numbers are read."""
+    """Cautions for reading these numbers."""
 
 
 def inspect(
     run: Trained,
     rows: Tensor,
     device: torch.device,
-    plan: Plan | None = None,
-    progress: Progress | None = None,
+    plan: InspectionPlan | None = None,
+    progress: OnProgress | None = None,
 ) -> Inspection:
-    """Diagnose a run on these training samples. InspectionError says why it cannot be done."""
+    """Diagnose a run on these training samples. Raises InspectionError if it cannot be diagnosed."""
     if len(rows) == 0:
-        raise InspectionError("there is no training sample to look at it with")
-    # not TensorFloat-32, whose rounding is as large as what is looked for; and the same bits every time
+        raise InspectionError("there is no training sample to diagnose it on")
+    # not TensorFloat-32, whose rounding is as large as what is measured; and the same bits every time
     exactly = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
     run.model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
         with exactly:
-            return _inspected(run, rows, device, Plan() if plan is None else plan, progress)
+            return _inspected(run, rows, device, InspectionPlan() if plan is None else plan, progress)
     except torch.OutOfMemoryError:
         raise InspectionError(
             f"{run.config.model} does not fit into the memory of {device}: use --device cpu"
@@ -163,10 +163,12 @@ def inspect(
         run.model.cpu()
 
 
-def _inspected(run: Trained, rows: Tensor, device: torch.device, plan: Plan, progress: Progress | None) -> Inspection:
+def _inspected(
+    run: Trained, rows: Tensor, device: torch.device, plan: InspectionPlan, progress: OnProgress | None
+) -> Inspection:
     few = rows[: -(-len(rows) // 4)]
     test, is_all = run.pool.test(plan.samples, device)
-    look = _Look(
+    look = _Diagnoses(
         run.model,
         run.pool.training(run.config, rows, device),
         run.pool.training(run.config, few, device),
@@ -193,62 +195,69 @@ def _inspected(run: Trained, rows: Tensor, device: torch.device, plan: Plan, pro
     )
 
 
-def _checked_point(run: Trained, look: _Look, samples: Samples) -> Point:
+def _checked_point(run: Trained, look: _Diagnoses, samples: SampleBatches) -> LossAndError:
     """At the weights, where everything else begins."""
     try:
         found = look.point(samples)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise InspectionError(f"{run.config.model} cannot take the images of {run.config.data}: {error}") from error
+        raise InspectionError(f"{run.config.model} does not accept the images of {run.config.data}: {error}") from error
     if not math.isfinite(found.loss):
-        raise InspectionError(f"its training loss is {found.loss} at its weights: there is nothing to rise from")
+        raise InspectionError(f"its training loss is {found.loss} at its weights: sharpness needs a finite one")
     return found
 
 
-def _doubts(run: Trained, at_test: Point, is_all: bool) -> list[str]:
+def _doubts(run: Trained, at_test: LossAndError, is_all: bool) -> list[str]:
     notes = []
     if not run.is_verified:
-        notes.append("no receipt tells which data it was trained on: those that are here are taken for them")
+        notes.append("it has no receipt with a checksum of its data: the data that are here are used")
     recorded = (run.record.result or {}).get("test_accuracy")
     if is_all and isinstance(recorded, float):
         measured = 100 * (1 - at_test.error)
         if not abs(measured - recorded) <= 100 * TOLERATED:
             notes.append(
-                f"its weights are right on {measured:.2f} % of the test samples, and its result says {recorded:.2f} %: "
-                "they may be of another run"
+                f"its weights have a test accuracy of {measured:.2f} %, and its result has {recorded:.2f} %: "
+                "they may belong to another run"
             )
     return notes
 
 
-class _Look:
+class _Diagnoses:
     """One model, its samples, and every diagnosis of them."""
 
-    def __init__(self, model: nn.Module, samples: Samples, few: Samples, plan: Plan, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: SampleBatches,
+        few: SampleBatches,
+        plan: InspectionPlan,
+        progress: OnProgress | None,
+    ) -> None:
         self.model, self.samples, self.few, self.plan = model, samples, few, plan
         self.notes: list[str] = []
         self._progress = progress
 
-    def point(self, samples: Samples) -> Point:
-        with Probe(self.model, samples, None, None, False, self._told("loss and error"), passes=1) as probe:
+    def point(self, samples: SampleBatches) -> LossAndError:
+        with Probe(self.model, samples, None, None, False, self._progress_of("loss and error"), passes=1) as probe:
             found = probe.look()
         assert found.error is not None  # these are classes
-        return Point(found.loss, found.error)
+        return LossAndError(found.loss, found.error)
 
     def worst(self) -> list[WorstCase]:
         """Within both balls as near as can be, and where SAM, ASAM and BiSAM would go."""
         cases = [("cross entropy", adaptive, steps) for adaptive in (False, True) for steps in (1, self.plan.steps)]
-        cases += [(climbed, False, 1) for climbed, ascent in ASCENTS.items() if ascent is not None]
+        cases += [(objective, False, 1) for objective, ascent in ASCENTS.items() if ascent is not None]
         return [WorstCase(*case, self._sharpness(*case)) for case in cases]
 
     def average(self, *, adaptive: bool) -> Estimate:
-        plan, told = self.plan, self._told("average case")
+        plan, progress = self.plan, self._progress_of("average case")
         return average_sharpness(
-            self.model, self.samples, plan.rho, samples=plan.draws, adaptive=adaptive, seed=plan.seed, progress=told
+            self.model, self.samples, plan.rho, samples=plan.draws, adaptive=adaptive, seed=plan.seed, progress=progress
         )
 
     def eigenvalues(self) -> list[float]:
-        plan, told = self.plan, self._told("eigenvalues")
+        plan, progress = self.plan, self._progress_of("eigenvalues")
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
@@ -259,7 +268,7 @@ class _Look:
                     iterations=plan.iterations,
                     tolerance=1e-3,
                     seed=plan.seed,
-                    progress=told,
+                    progress=progress,
                 )
             except ValueError as error:  # the Hessian is not finite
                 self.notes.append(str(error))
@@ -268,31 +277,31 @@ class _Look:
         return found
 
     def trace(self) -> Estimate:
-        plan, told = self.plan, self._told("trace")
-        return hessian_trace(self.model, self.few, samples=plan.signs, seed=plan.seed, progress=told)
+        plan, progress = self.plan, self._progress_of("trace")
+        return hessian_trace(self.model, self.few, samples=plan.signs, seed=plan.seed, progress=progress)
 
     def line(self) -> Surface:
-        plan, told = self.plan, self._told("line")
-        return surface(self.model, self.samples, span=plan.span, points=plan.points, seed=plan.seed, progress=told)
+        plan, progress = self.plan, self._progress_of("line")
+        return surface(self.model, self.samples, span=plan.span, points=plan.points, seed=plan.seed, progress=progress)
 
     def plane(self) -> Surface:
-        plan, told = self.plan, self._told("plane")
+        plan, progress = self.plan, self._progress_of("plane")
         return surface(
-            self.model, self.few, span=plan.span, points=plan.grid, dimensions=2, seed=plan.seed, progress=told
+            self.model, self.few, span=plan.span, points=plan.grid, dimensions=2, seed=plan.seed, progress=progress
         )
 
-    def _sharpness(self, climbed: str, adaptive: bool, steps: int) -> Sharpness:
-        told = self._told("worst case")
+    def _sharpness(self, objective: str, adaptive: bool, steps: int) -> Sharpness:
+        progress = self._progress_of("worst case")
         return sharpness(
             self.model,
             self.samples,
             self.plan.rho,
             adaptive=adaptive,
             steps=steps,
-            ascent=ASCENTS[climbed],
-            progress=told,
+            ascent=ASCENTS[objective],
+            progress=progress,
         )
 
-    def _told(self, what: str) -> diagnosed.Progress | None:
+    def _progress_of(self, what: str) -> diagnosed.Progress | None:
         progress = self._progress
         return None if progress is None else lambda done, total: progress(what, done, total)

@@ -10,18 +10,18 @@ import altair as alt
 
 from bisam.diagnostics import Surface
 from bisam.lab.compare import tables as comparison_tables
-from bisam.lab.compare.comparison import Comparison, Side
+from bisam.lab.compare.comparison import RunComparison, Side
 from bisam.lab.compare.inspection import Inspection
 from bisam.lab.report import charts, page
 from bisam.lab.report.charts import Chart, Rows
-from bisam.lab.report.page import Block, Figure, Figures, Grid, Section, Words
+from bisam.lab.report.page import Block, Figure, Figures, Grid, Section, Sentences
 
 _AS_LINES = {"symbolType": "stroke", "symbolSize": 400}
 COLOURS = ["#3b82f6", "#e8590c"]
 """Of the first run and the second."""
 
 
-def write(comparison: Comparison) -> str:
+def write(comparison: RunComparison) -> str:
     """The page, as HTML."""
     a, b = comparison.sides
     of_records, of_weights = (
@@ -29,8 +29,8 @@ def write(comparison: Comparison) -> str:
         for sheets in (comparison_tables.sheets_of_records, comparison_tables.sheets_of_weights)
     )
     sections = [
-        Section("What to know", [Words(comparison.notes, "warning")] if comparison.notes else []),
-        Section("What was set, what came of it", of_records),
+        Section("Notes", [Sentences(comparison.notes, "warning")] if comparison.notes else []),
+        Section("Configuration and results", of_records),
         Section("Curves", _curves(comparison)),
         Section("Around the minima", _surroundings(comparison)),
         Section("Sharpness in numbers", of_weights),
@@ -39,7 +39,7 @@ def write(comparison: Comparison) -> str:
     return page.render(f"{a.name} and {b.name}", lead, [section for section in sections if section.blocks])
 
 
-def _curves(comparison: Comparison) -> list[Block]:
+def _curves(comparison: RunComparison) -> list[Block]:
     rows = [
         {"run": side.name, **charts.numbers(epoch)} for side in comparison.sides for epoch in side.record.metrics
     ]  # fmt: skip
@@ -47,7 +47,7 @@ def _curves(comparison: Comparison) -> list[Block]:
     return [Figures([Figure(charts.CURVES[name], _lines(comparison, rows, name)) for name in names])] if names else []
 
 
-def _surroundings(comparison: Comparison) -> list[Block]:
+def _surroundings(comparison: RunComparison) -> list[Block]:
     looked = [(side, side.inspection) for side in comparison.sides if side.inspection is not None]
     if not looked:
         return []
@@ -56,7 +56,7 @@ def _surroundings(comparison: Comparison) -> list[Block]:
         Figure(
             f"How far the loss rises within ρ = {plan.rho:g}",
             _worst_cases(comparison, looked),
-            "What is climbed, in which ball, in how many steps. Radii of the two balls do not compare.",
+            "What the perturbation maximises, in which ball, in how many steps. Radii of the two balls do not compare.",
         ),
         Figures(
             [
@@ -78,28 +78,28 @@ def _surroundings(comparison: Comparison) -> list[Block]:
 _CAPTION = "Filter-normalised: 1 is as far as a filter is long. The same directions for both."
 
 
-def _lines(comparison: Comparison, rows: Rows, name: str) -> Chart:
+def _lines(comparison: RunComparison, rows: Rows, name: str) -> Chart:
     y = alt.Y(f"{name}:Q", title=charts.CURVES[name], scale=alt.Scale(zero=False))
     return _drawn(comparison, rows, "epoch", name, alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1)), y)
 
 
-def _along(comparison: Comparison, looked: Sequence[tuple[Side, Inspection]], name: str) -> Chart:
+def _along(comparison: RunComparison, looked: Sequence[tuple[Side, Inspection]], name: str) -> Chart:
     rows = _line_rows(looked)
     x = alt.X("distance:Q", title="distance from w")
     return _drawn(comparison, rows, "distance", name, x, alt.Y(f"{name}:Q", title=name))
 
 
-def _drawn(comparison: Comparison, rows: Rows, along: str, name: str, x: alt.X, y: alt.Y) -> Chart:
-    told = [alt.Tooltip("run:N"), alt.Tooltip(f"{along}:Q"), alt.Tooltip(f"{name}:Q", format=".4~g")]
+def _drawn(comparison: RunComparison, rows: Rows, along: str, name: str, x: alt.X, y: alt.Y) -> Chart:
+    tooltip = [alt.Tooltip("run:N"), alt.Tooltip(f"{along}:Q"), alt.Tooltip(f"{name}:Q", format=".4~g")]
     colour = _by_run(comparison, **_AS_LINES)
     base = charts.of(rows).transform_filter(f"isValid(datum.{name})").encode(x=x, y=y, color=colour)
     single = len(rows) == len({row["run"] for row in rows})  # of one point no line can be drawn
-    points = base.mark_point(size=30, filled=True, opacity=float(single), aria=False).encode(tooltip=told)
+    points = base.mark_point(size=30, filled=True, opacity=float(single), aria=False).encode(tooltip=tooltip)
     lines = base.mark_line(strokeWidth=2, clip=True).encode(strokeDash=_dashed(comparison, **_AS_LINES))
     return charts.whole(lines + points, rows)
 
 
-def _worst_cases(comparison: Comparison, looked: Sequence[tuple[Side, Inspection]]) -> Chart:
+def _worst_cases(comparison: RunComparison, looked: Sequence[tuple[Side, Inspection]]) -> Chart:
     rows: Rows = [
         {"run": side.name, "case": case.name, "rise": case.found.value}
         for side, found in looked
@@ -163,12 +163,12 @@ def _finite(values: dict[str, Any]) -> dict[str, float]:
     return {name: charts.rounded(value) for name, value in values.items() if charts.rounded(value) is not None}  # type: ignore[misc]
 
 
-def _by_run(comparison: Comparison, **legend: Any) -> alt.Color:
+def _by_run(comparison: RunComparison, **legend: Any) -> alt.Color:
     names = [side.name for side in comparison.sides]
     return alt.Color("run:N", scale=alt.Scale(domain=names, range=COLOURS), legend=_legend(**legend))
 
 
-def _dashed(comparison: Comparison, **legend: Any) -> alt.StrokeDash:
+def _dashed(comparison: RunComparison, **legend: Any) -> alt.StrokeDash:
     """So that a line that hides another is seen through."""
     names = [side.name for side in comparison.sides]
     return alt.StrokeDash("run:N", scale=alt.Scale(domain=names, range=[[1, 0], [6, 4]]), legend=_legend(**legend))

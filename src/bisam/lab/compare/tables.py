@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 from bisam.diagnostics import Estimate
-from bisam.lab.compare.comparison import Comparison, Side
-from bisam.lab.compare.inspection import Inspection, Plan, WorstCase
+from bisam.lab.compare.comparison import RunComparison, Side
+from bisam.lab.compare.inspection import Inspection, InspectionPlan, WorstCase
 from bisam.lab.tables.cells import number
 from bisam.lab.tables.summary import OPEN, Sheet
 
-Cell = Callable[[Side], str]
+CellText = Callable[[Side], str]
 """What a run has in one line of a table; OPEN where it has nothing."""
 
 ACCURACIES = {
@@ -35,17 +35,17 @@ METRICS = {
 """What a line of metrics may have, by its name there."""
 
 
-def sheets(comparison: Comparison) -> list[Sheet]:
+def sheets(comparison: RunComparison) -> list[Sheet]:
     """All tables that have something to show."""
     return [*sheets_of_records(comparison), *sheets_of_weights(comparison)]
 
 
-def sheets_of_records(comparison: Comparison) -> list[Sheet]:
+def sheets_of_records(comparison: RunComparison) -> list[Sheet]:
     found = [_configuration(comparison), _results(comparison), _last_epoch(comparison)]
     return [sheet for sheet in found if sheet.rows]
 
 
-def sheets_of_weights(comparison: Comparison) -> list[Sheet]:
+def sheets_of_weights(comparison: RunComparison) -> list[Sheet]:
     inspections = [side.inspection for side in comparison.sides if side.inspection is not None]
     if not inspections:
         return []
@@ -60,20 +60,20 @@ def sheets_of_weights(comparison: Comparison) -> list[Sheet]:
     return [sheet for sheet in found if sheet.rows]
 
 
-def _sheet(comparison: Comparison, title: str, lines: Mapping[str, Cell], notes: Iterable[str] = ()) -> Sheet:
+def _sheet(comparison: RunComparison, title: str, lines: Mapping[str, CellText], notes: Iterable[str] = ()) -> Sheet:
     """One line for each name; without those that neither run has."""
     rows = [[name, *(cell(side) for side in comparison.sides)] for name, cell in lines.items()]
     head = ["", *(side.name for side in comparison.sides)]
     return Sheet(title, head, [row for row in rows if row[1:] != [OPEN, OPEN]], [*notes])
 
 
-def _configuration(comparison: Comparison) -> Sheet:
+def _configuration(comparison: RunComparison) -> Sheet:
     rows = [[change.name, change.a, change.b] for change in comparison.changes]
     return Sheet("Configuration: what differs", ["", *(side.name for side in comparison.sides)], rows)
 
 
-def _results(comparison: Comparison) -> Sheet:
-    lines: dict[str, Cell] = {"status": lambda side: side.status}
+def _results(comparison: RunComparison) -> Sheet:
+    lines: dict[str, CellText] = {"status": lambda side: side.status}
     lines |= {words: partial(_accuracy, name=name) for name, words in ACCURACIES.items()}
     lines |= {"tested epoch": _best_epoch, "epochs": _epochs, "seconds": _seconds}
     lines |= {"hardware": lambda side: side.record.hardware or OPEN, "commit": lambda side: side.record.commits or OPEN}
@@ -82,13 +82,13 @@ def _results(comparison: Comparison) -> Sheet:
     return _sheet(comparison, "Results", lines)
 
 
-def _last_epoch(comparison: Comparison) -> Sheet:
-    lines: dict[str, Cell] = {"epoch": lambda side: str(_last(side, "epoch") + 1) if side.record.metrics else OPEN}
+def _last_epoch(comparison: RunComparison) -> Sheet:
+    lines: dict[str, CellText] = {"epoch": lambda side: str(_last(side, "epoch") + 1) if side.record.metrics else OPEN}
     lines |= {words: partial(_metric, name=name) for name, words in METRICS.items()}
     return _sheet(comparison, "Last epoch of the training", lines)
 
 
-def _weights(comparison: Comparison) -> Sheet:
+def _weights(comparison: RunComparison) -> Sheet:
     lines = {
         "parameters": _of(lambda one: f"{one.parameters:,}"),
         "training loss": _of(lambda one: _digits(one.train.loss)),
@@ -102,36 +102,36 @@ def _weights(comparison: Comparison) -> Sheet:
     return _sheet(comparison, "At the weights", lines, notes)
 
 
-def _rises(comparison: Comparison, plan: Plan) -> Sheet:
+def _rises(comparison: RunComparison, plan: InspectionPlan) -> Sheet:
     lines = {
         **_worst_cases(comparison, lambda case: _digits(case.found.value)),
         "average, L2": _of(lambda one: _estimate(one.average)),
         "average, adaptive": _of(lambda one: _estimate(one.adaptive_average)),
     }
-    notes = ["L(w + ε) − L(w) on these training samples; ε climbs what is named first. After ±: a standard error."]
+    notes = ["L(w + ε) − L(w) on these training samples; ε maximises what is named first. After ±: a standard error."]
     return _sheet(comparison, f"How far the loss rises within ρ = {plan.rho:g}", lines, notes)
 
 
-def _errors(comparison: Comparison, plan: Plan) -> Sheet:
+def _errors(comparison: RunComparison, plan: InspectionPlan) -> Sheet:
     lines = {"at w": _of(lambda one: _percent(one.train.error)), **_worst_cases(comparison, _error)}
     notes = [
-        "≥: where Q is climbed, Q − log(K)/μ, which is never above the error; not shown where it is below 0. Flips: "
+        "≥: where ε maximises Q, Q − log(K)/μ, which is never above the error; not shown where it is below 0. Flips: "
         "right at w, wrong there."
     ]
     return _sheet(comparison, f"Training error after the perturbation, ρ = {plan.rho:g}", lines, notes)
 
 
-def _curvature(comparison: Comparison, plan: Plan) -> Sheet:
-    lines: dict[str, Cell] = {
+def _curvature(comparison: RunComparison, plan: InspectionPlan) -> Sheet:
+    lines: dict[str, CellText] = {
         f"eigenvalue {place + 1}": _of(partial(_eigenvalue, place=place)) for place in range(plan.eigenvalues)
     }
     lines["trace"] = _of(lambda one: _estimate(one.trace))
     lines["training samples"] = _of(lambda one: f"{one.few:,}")
-    notes = ["Its largest eigenvalues. It goes to 0 where the loss does: samples learnt by heart hardly bend it."]
+    notes = ["Its largest eigenvalues. They go to 0 where the loss does: memorised samples add little curvature."]
     return _sheet(comparison, "Curvature: the Hessian of the training loss", lines, notes)
 
 
-def _line(comparison: Comparison, plan: Plan) -> Sheet:
+def _line(comparison: RunComparison, plan: InspectionPlan) -> Sheet:
     last = plan.points - 1
     places = sorted({0, last // 4, last // 2, 3 * last // 4, last})
     lines = {
@@ -145,11 +145,11 @@ def _line(comparison: Comparison, plan: Plan) -> Sheet:
 # Cells.
 
 
-def _of(text: Callable[[Inspection], str]) -> Cell:
+def _of(text: Callable[[Inspection], str]) -> CellText:
     return lambda side: OPEN if side.inspection is None else text(side.inspection)
 
 
-def _worst_cases(comparison: Comparison, text: Callable[[WorstCase], str]) -> dict[str, Cell]:
+def _worst_cases(comparison: RunComparison, text: Callable[[WorstCase], str]) -> dict[str, CellText]:
     names = [case.name for side in comparison.sides if side.inspection for case in side.inspection.worst]
 
     def cell(side: Side, name: str) -> str:
@@ -177,7 +177,7 @@ def _on_line(one: Inspection, place: int) -> str:
 
 
 def _accuracy(side: Side, name: str) -> str:
-    """Only of a run that ended well: what a diverged one recorded is of no weights that count."""
+    """Of finished runs only: a diverged one has no weights to test."""
     result = side.record.result or {}
     value = number(result.get(name)) if side.status == "done" else None
     return OPEN if value is None or not 0 <= value <= 100 else f"{value:.2f}"
@@ -194,9 +194,9 @@ def _epochs(side: Side) -> str:
 
 
 def _seconds(side: Side) -> str:
-    """Also of a run that is not finished."""
-    known = [value for row in side.record.metrics if (value := number(row.get("seconds"))) is not None]
-    return _number((side.record.result or {}).get("seconds", sum(known) if known else None), "{:.1f}")
+    """Of unfinished runs too."""
+    seconds = [value for row in side.record.metrics if (value := number(row.get("seconds"))) is not None]
+    return _number((side.record.result or {}).get("seconds", sum(seconds) if seconds else None), "{:.1f}")
 
 
 def _receipt(side: Side, name: str) -> str:
@@ -218,7 +218,7 @@ def _metric(side: Side, name: str) -> str:
 
 
 def _number(value: object, form: str) -> str:
-    """NaN and infinity are told as they are."""
+    """NaN and infinity are shown as they are."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return OPEN
     try:

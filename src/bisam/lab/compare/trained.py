@@ -1,4 +1,4 @@
-"""A finished run, put together again: its model with its weights, and the samples that it was trained and tested on."""
+"""A finished run, loaded from its folder: its model with its weights, and the data that it was trained on."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bisam.lab.records import WEIGHTS, Record
 from bisam.lab.records.checkpoint import unpack
 
 Load = Callable[[str, bool], Pool]
-"""Gives the data set of that name; of a part of it, if that will do."""
+"""Returns the data set of that name; with True, a part of it is accepted."""
 
 
 class TrainedError(ValueError):
-    """Why a run cannot be put together again."""
+    """A run cannot be loaded."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Trained:
     model: nn.Module
     pool: Pool
     is_verified: bool
-    """Whether its receipt has the checksum of these data; without a receipt, nobody knows."""
+    """Whether its receipt has the checksum of these data; without a receipt it cannot be verified."""
 
     @property
     def rows(self) -> Tensor:
@@ -43,18 +43,18 @@ class Trained:
 
 
 def trained(record: Record, load: Load) -> Trained:
-    """Put a run together from its folder; TrainedError says why it cannot be."""
+    """Load a run from its folder; raises TrainedError if it cannot be."""
     config, weights = config_of(record), _weights(record)
     try:
         data = load(config.data, config.partial_data)
     except (ValueError, OSError) as error:
-        raise TrainedError(f"its data cannot be had: {error}") from error
+        raise TrainedError(f"its data cannot be loaded: {error}") from error
     is_verified = _is_its_data(record, data)
     return Trained(record, config, _model(config, data.classes, weights), data, is_verified)
 
 
 def shared_rows(runs: Sequence[Trained], samples: int) -> Tensor:
-    """So many training samples that all of these runs have, of one data set: always the same ones."""
+    """At most `samples` training samples that all of these runs share, of one data set: always the same ones."""
     rows = runs[0].rows
     for other in runs[1:]:
         rows = rows[torch.isin(rows, other.rows)]
@@ -65,7 +65,7 @@ def shared_rows(runs: Sequence[Trained], samples: int) -> Tensor:
 
 
 def config_of(record: Record) -> Config:
-    """The configuration of a run, which may be an older version's: what that did not have yet is as by default."""
+    """The configuration of a run, also of an older version: a field that it lacks has its default."""
     try:
         return recorded(record.config)
     except ValueError as error:
@@ -80,7 +80,7 @@ def _weights(record: Record) -> dict[str, Tensor]:
     except (OSError, ValueError, SafetensorError) as error:
         raise TrainedError(f"its {WEIGHTS} cannot be used: {error}") from error
     if not all(torch.isfinite(tensor).all() for tensor in weights.values()):
-        raise TrainedError(f"its {WEIGHTS} holds numbers that are not finite")
+        raise TrainedError(f"its {WEIGHTS} has values that are not finite")
     return weights
 
 
@@ -98,8 +98,8 @@ def _is_its_data(record: Record, data: Pool) -> bool:
         return False
     if expected != data.checksum:
         raise TrainedError(
-            f"the data here are not those that it was trained on, their sha256 is {data.checksum[:12]}… and its "
-            f"receipt has {expected[:12]}…: give the folder of its data by --data"
+            f"these are not the data that it was trained on: their sha256 is {data.checksum[:12]}… and its "
+            f"receipt has {expected[:12]}…. Give the folder of its data by --data"
         )
     return True
 
@@ -109,7 +109,7 @@ def _model(config: Config, classes: int, weights: dict[str, Tensor]) -> nn.Modul
         with torch.random.fork_rng(devices=[]):
             model = build(config.model, classes)
     except ValueError as error:
-        raise TrainedError(f"its model is not known here: {error}") from error
+        raise TrainedError(f"its model is not registered: {error}") from error
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

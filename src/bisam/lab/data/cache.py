@@ -22,7 +22,7 @@ from bisam.lab.data.dataset import DataSet
 from bisam.lab.data.images import DataError, Images
 
 VERSION = 1
-"""Of what is written; a cache of another version is not read."""
+"""Of the cache format; a cache of another version is not read."""
 
 Log = Callable[[str], None]
 
@@ -38,8 +38,8 @@ def default_folder() -> Path:
 def cached(dataset: DataSet, split: str, folder: Path | None, cache: Path, log: Log) -> Images:
     """The images of a split: from the cache, or else decoded and put there.
 
-    With a folder, the cache must have been made of exactly the files that are there. Without one, it is believed, and
-    only where there is none, or a damaged one, its folder or the hub is asked.
+    With a folder, the cache must have been made of exactly the files that are there. Without one, a whole cache is used
+    as it is; a missing or damaged one is made again from the folder that it was made of, or from the hub.
     """
     entry = Entry(cache / (dataset.name if dataset.whole else f"part-of-{dataset.name}"), split)
     files = None if folder is None else parquet.files_of(folder, dataset, split)
@@ -56,19 +56,19 @@ def cached(dataset: DataSet, split: str, folder: Path | None, cache: Path, log: 
     except DataError as error:
         if unfit is None:
             raise
-        raise DataError(f"{unfit}, and what it was made of is not there: {error}") from error
+        raise DataError(f"{unfit}, and its source files are not there: {error}") from error
     if unfit is not None:
-        log(f"{unfit}: it is made again")
+        log(f"{unfit}: decoding again")
     images = parquet.decode(files, dataset, split, log)
     try:
         entry.write(images, dataset, files, source or _fingerprints(files))
     except OSError as error:
-        log(f"{entry.tensors} cannot be written ({error}): the images are decoded again next time")
+        log(f"{entry.tensors} cannot be written ({error}): the images will be decoded again next time")
     return images
 
 
 class UnfitError(Exception):
-    """A cache that is not to be used, and why."""
+    """A cache that cannot be used, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Entry:
         except (OSError, ValueError) as error:
             raise UnfitError(f"is damaged: {self.sidecar.name} cannot be read ({error})") from None
         if not isinstance(found, dict) or found.get("version") != VERSION:
-            raise UnfitError("is of another version of this program")
+            raise UnfitError("was written by another version of bisam")
         return found
 
     def read(self, dataset: DataSet, source: Sequence[dict[str, Any]] | None) -> Images:
@@ -110,7 +110,7 @@ class Entry:
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise UnfitError(f"is damaged: {error}") from None
         if images.checksum != about.get("sha256") or (dataset.whole and len(images) != dataset.samples[self.split]):
-            raise UnfitError("is damaged: its contents do not have the checksum that was noted")
+            raise UnfitError("is damaged: its contents do not have the recorded checksum")
         return images
 
     def write(self, images: Images, dataset: DataSet, files: Sequence[Path], source: Sequence[dict[str, Any]]) -> None:

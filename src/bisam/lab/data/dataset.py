@@ -77,7 +77,7 @@ def check_loaded(images: Images, dataset: DataSet, split: str) -> None:
 
 
 def check(images: Images, dataset: DataSet, split: str, where: str) -> None:
-    """Refuse what has the form of that data set but cannot be it."""
+    """Raise DataError if the class counts or channel means are not those of the data set."""
     if not dataset.whole:
         return
     if dataset.balanced:
@@ -100,10 +100,10 @@ def check(images: Images, dataset: DataSet, split: str, where: str) -> None:
 
 
 def check_whole(data: ImageSplits, dataset: DataSet, where: str, cache: Path) -> None:
-    """Refuse what is not bit for bit that data set, in its order, if we know what that is."""
+    """Raise DataError if the contents differ from the recorded checksum of the whole data set."""
     if dataset.whole and dataset.checksum is not None and data.checksum != dataset.checksum:
         raise DataError(
             f"{where}: the decoded contents have the sha256 {data.checksum[:12]}… and those of {dataset.name} have "
             f"{dataset.checksum[:12]}…: images or labels are damaged or in another order. Get the files again, and "
-            f"remove {cache}, where they are kept decoded"
+            f"remove the cache {cache}"
         )

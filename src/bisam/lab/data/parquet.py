@@ -35,13 +35,13 @@ def files_of(folder: Path, dataset: DataSet, split: str) -> list[Path]:
             _check_complete(files, prefix)
             return files
     raise DataError(
-        f"{folder} has no {prefix}-*.parquet, neither by itself nor in {', '.join(SUBFOLDERS[1:])}: "
+        f"{folder} has no {prefix}-*.parquet, neither directly nor in {', '.join(SUBFOLDERS[1:])}: "
         f"{dataset.name} needs {needed}"
     )
 
 
 def decode(files: Sequence[Path], dataset: DataSet, split: str, log: Callable[[str], None]) -> Images:
-    """All images of a split in memory, checked for what can be known of them."""
+    """All images of a split in memory, checked against the data set."""
     assert dataset.size is not None
     shards = [Shard(path, dataset) for path in files]
     check_count(shards, dataset, split)
@@ -127,7 +127,7 @@ class Shard:
             )
 
     def _broken(self, error: Exception) -> DataError:
-        return DataError(f"{self.path} is no whole Parquet file ({error}): it may be truncated, get it again")
+        return DataError(f"{self.path} is not a complete Parquet file ({error}): it may be truncated, get it again")
 
 
 def check_count(shards: Sequence[Shard], dataset: DataSet, split: str) -> None:
@@ -141,7 +141,7 @@ def check_count(shards: Sequence[Shard], dataset: DataSet, split: str) -> None:
 
 
 def _check_complete(files: Sequence[Path], prefix: str) -> None:
-    """Names that say `00000-of-00002` say which files there must be."""
+    """Raise DataError if a file of a series such as `00000-of-00002` is missing or foreign."""
     totals = {int(match[1]) for path in files if (match := re.search(r"-of-(\d+)\.parquet$", path.name))}
     if not totals:
         return
@@ -152,4 +152,4 @@ def _check_complete(files: Sequence[Path], prefix: str) -> None:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise DataError(f"{files[0].parent} has no {missing[0]}{more}: copy all {total} files of the split")
     if extra:
-        raise DataError(f"{files[0].parent} has {extra[0]} beside {wanted[0]}: leave the files of one version there")
+        raise DataError(f"{files[0].parent} has {extra[0]} beside {wanted[0]}: keep the files of one version only")

@@ -19,14 +19,14 @@ from bisam.lab.data.sources import OnDisk
 from bisam.lab.data.stream import Stream
 
 BATCH = {"memory": 125, "disk": 32}
-"""Samples that are run at once: second derivatives take several times the memory of a training step."""
+"""Batch size of the diagnoses: second derivatives take several times the memory of a training step."""
 
-Samples = list[tuple[Tensor, Tensor]]
+SampleBatches = list[tuple[Tensor, Tensor]]
 """Images and labels in batches, on the device."""
 
 
 class Pool(Protocol):
-    """A data set of which any samples can be had, without augmentation."""
+    """A data set that returns any of its samples, without augmentation."""
 
     classes: int
     checksum: str
@@ -35,12 +35,12 @@ class Pool(Protocol):
     scattered: bool
     """Whether samples from anywhere are as fast to get as neighbours."""
 
-    def training(self, config: Config, rows: Tensor, device: torch.device) -> Samples:
+    def training(self, config: Config, rows: Tensor, device: torch.device) -> SampleBatches:
         """These samples, with the labels that the run was trained on."""
         ...
 
-    def test(self, most: int, device: torch.device) -> tuple[Samples, bool]:
-        """Test samples, at most so many of a large data set, and whether these are all."""
+    def test(self, most: int, device: torch.device) -> tuple[SampleBatches, bool]:
+        """Test samples, at most `most` of a large data set, and whether these are all of them."""
         ...
 
 
@@ -53,15 +53,15 @@ class PoolInMemory:
         self._data = data
         self.classes, self.checksum, self.count = data.classes, data.checksum, len(data.train)
 
-    def training(self, config: Config, rows: Tensor, device: torch.device) -> Samples:
+    def training(self, config: Config, rows: Tensor, device: torch.device) -> SampleBatches:
         images = self._data.train
         labels = with_noise(images.labels, config.noise, self.classes, seed=config.seed)
         return self._batches(images.pixels[rows], labels[rows], device)
 
-    def test(self, most: int, device: torch.device) -> tuple[Samples, bool]:
+    def test(self, most: int, device: torch.device) -> tuple[SampleBatches, bool]:
         return self._batches(self._data.test.pixels, self._data.test.labels, device), True
 
-    def _batches(self, pixels: Tensor, labels: Tensor, device: torch.device) -> Samples:
+    def _batches(self, pixels: Tensor, labels: Tensor, device: torch.device) -> SampleBatches:
         batches = Batches(
             pixels, labels, batch=BATCH["memory"], mean=self._data.mean, std=self._data.std, device=device, seed=0,
             augment=False, drop_last=False,
@@ -80,10 +80,10 @@ class PoolOnDisk:
         self.classes, self.checksum = whole.classes, whole.checksum
         self.count = len(self._stream("train", None, torch.device("cpu")).samples)
 
-    def training(self, config: Config, rows: Tensor, device: torch.device) -> Samples:
+    def training(self, config: Config, rows: Tensor, device: torch.device) -> SampleBatches:
         return list(self._stream("train", rows, device).epoch(0))
 
-    def test(self, most: int, device: torch.device) -> tuple[Samples, bool]:
+    def test(self, most: int, device: torch.device) -> tuple[SampleBatches, bool]:
         count = len(self._stream("test", None, device).samples)
         rows = torch.arange(min(most, count))
         return list(self._stream("test", rows, device).epoch(0)), len(rows) == count

@@ -43,7 +43,7 @@ class Source(Protocol):
     checksum: str
 
     def prepare(self) -> None:
-        """What takes long, before runs begin: a download, opening files."""
+        """Download or open files before the first run begins."""
 
     def parts(self, config: Config, device: torch.device) -> Parts: ...
     def described(self) -> list[str]: ...
@@ -57,7 +57,7 @@ class InMemory:
         self.classes, self.checksum = data.classes, data.checksum
 
     def prepare(self) -> None:
-        """It is here."""
+        """The images are in memory already."""
 
     def parts(self, config: Config, device: torch.device) -> Parts:
         data = self._data
@@ -79,7 +79,7 @@ class InMemory:
         )
 
     def described(self) -> list[str]:
-        """What it is, line by line."""
+        """Lines with its size, classes and checksum."""
         data = self._data
         lines = [
             f"{data.name}, {part}: {len(images)} images of {'×'.join(map(str, images.pixels.shape[1:]))}, "
@@ -123,7 +123,7 @@ class OnDisk:
         )
 
     def described(self) -> list[str]:
-        """What it is, line by line; opens every file, and reads no image."""
+        """Lines with its size, classes and checksum; opens every file and reads no image."""
         lines = []
         for part in ("train", "test"):
             stream = Stream(
@@ -133,7 +133,7 @@ class OnDisk:
         return [*lines, f"sha256 of the names and sizes of its files: {self.checksum}"]
 
     def _fingerprint(self) -> str:
-        """sha256 over names and sizes of the files: their contents are more than one would read twice."""
+        """sha256 over names and sizes of the files: the contents are too large to read twice."""
         digest = hashlib.sha256(b"" if self._folder is not None else f"hub {self._name}".encode())
         for path in sorted(Path(self._folder).rglob("*.parquet")) if self._folder is not None else []:
             digest.update(f"{path.name} {path.stat().st_size}\n".encode())
@@ -145,3 +145,8 @@ def open_source(name: str, *, log: Callable[[str], None], folder: Path | None = 
     if find(name).is_streamed:
         return OnDisk(name, folder, partial=partial)
     return InMemory(load(name, folder, log=log, partial=partial))
+
+
+def describe(name: str, *, log: Callable[[str], None], folder: Path | None = None, partial: bool = False) -> list[str]:
+    """Load and check a data set; lines with its size, classes and checksum."""
+    return open_source(name, log=log, folder=folder, partial=partial).described()

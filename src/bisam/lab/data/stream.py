@@ -30,7 +30,7 @@ ASPECT = (3 / 4, 4 / 3)
 ATTEMPTS = 10
 
 Key = tuple[int, Sequence[int]]
-"""What a worker is asked for: an epoch, and rows of the split."""
+"""The key of a batch: its epoch and its rows of the split."""
 
 
 class Stream:
@@ -76,7 +76,7 @@ class Stream:
         if batch < 1 or mixing < 1:
             raise ValueError(f"batch and mixing must be positive, got {batch} and {mixing}")
         files = hub.download(dataset, split) if folder is None else parquet.files_of(Path(folder), dataset, split)
-        self.samples = Samples(files, dataset, split, seed=seed, augment=augment, size=size)
+        self.samples = StreamedSamples(files, dataset, split, seed=seed, augment=augment, size=size)
         self.rows = torch.arange(len(self.samples)) if rows is None else rows.cpu().sort().values
         if len(self.rows) and not 0 <= int(self.rows[0]) <= int(self.rows[-1]) < len(self.samples):
             raise ValueError(
@@ -129,7 +129,7 @@ class Stream:
         return torch.cat([rows[torch.randperm(len(rows), generator=draws)] for rows in mixed_groups])
 
 
-class Samples(Dataset[tuple[Tensor, Tensor] | DataError]):
+class StreamedSamples(Dataset[tuple[Tensor, Tensor] | DataError]):
     """A split on disk. Item (epoch, rows) has their pixels, uint8 (B, size, size, 3), and labels.
 
     Every process opens the files for itself, when it needs them, and reads each row group of an item once. A file that

@@ -1,7 +1,7 @@
 """Checkpoints that a kill at any moment leaves whole, and that hold data only: no pickle, so loading runs no code.
 
 A checkpoint is one safetensors file; the one before it stays beside it. One process at a time writes to a folder, which
-`records.RunFolder` sees to.
+`RunFolder` ensures.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint; `notes` tells of newer ones that were damaged."""
+    """A checkpoint; `notes` has a line for each newer one that was skipped."""
 
     step: int
     state: dict[Any, Any]
@@ -65,7 +65,7 @@ def save(folder: Path, step: int, state: Mapping[Any, Any]) -> Path:
     a dict, a Parameter a Tensor without a gradient, every tensor contiguous (a channels_last one too), on the CPU and
     in memory of its own.
 
-    Checkpoints of later steps are removed as well: the run has gone back, so they are damaged or of a past it left.
+    Checkpoints of later steps are removed as well: the run was resumed from an earlier one, since they were damaged.
     """
     if step < 0:
         raise ValueError(f"a step cannot be negative, got {step}")
@@ -88,7 +88,7 @@ def save(folder: Path, step: int, state: Mapping[Any, Any]) -> Path:
 def load(folder: Path, lacks: Callable[[dict[Any, Any]], str] | None = None) -> Loaded | None:
     """The newest checkpoint that is whole, with its tensors on the CPU; None if there is none at all.
 
-    `lacks` tells what a state needs and is not there; then an older one that lacks nothing is used, if there is one.
+    `lacks` returns what a state needs and is missing, as text; then an older one that lacks nothing is used, if any.
     """
     skipped: dict[str, str] = {}
     newest: Loaded | None = None
@@ -134,7 +134,7 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[by
 
 
 def unpack(file: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file that `pack` made; ValueError says why if a bit of it has changed."""
+    """Tensors and metadata of a file that `pack` made; ValueError if a bit of it has changed."""
     metadata = _verified(file)
     return safetensors.torch.load(file), metadata
 

@@ -35,7 +35,7 @@ class RunFolder:
     """A run folder, locked until `close`, the end of a `with`, or the end of the process, however it ends."""
 
     def __init__(self, folder: Path, config: dict[str, Any], lock: Lock) -> None:
-        """Of a folder that `open` has prepared."""
+        """Use `open`, which prepares the folder."""
         self.folder = folder
         self.config = config
         self.notes: list[str] = []
@@ -44,9 +44,9 @@ class RunFolder:
 
     @classmethod
     def open(cls, folder: Path, config: Mapping[str, Any]) -> RunFolder:
-        """Make the folder, or go on with the run in it, which must have this configuration.
+        """Make the folder, or open the run in it to resume it; it must have this configuration.
 
-        `notes` then tells what was mended. RunInUse, ConfigMismatch and RecordError say why it cannot be used.
+        `notes` then has a line for each repair. Raises RunInUse, ConfigMismatch or RecordError if it cannot be used.
         """
         values = plain(config, ())
         try:
@@ -93,7 +93,7 @@ class RunFolder:
             raise RecordError(f"{path} cannot be read ({error}): remove it and run again") from error
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write the result, whose `status` says how the run ended: "done", "diverged", …"""
+        """Write the result, whose `status` is how the run ended: "done", "diverged", …"""
         if not isinstance(result.get("status"), str):
             raise ValueError(f"a result needs a status such as 'done' or 'diverged', got {result.get('status')!r}")
         self._write(RESULT, as_json(result))
@@ -137,14 +137,14 @@ def check(folder: Path, config: Mapping[str, Any]) -> bool:
         found = [name for name in (METRICS, RESULT, RECEIPT, WEIGHTS, CHECKPOINTS) if (folder / name).exists()]
         if found:
             raise RecordError(
-                f"{folder} has {', '.join(found)} but no {CONFIG}: nobody knows of which run. "
+                f"{folder} has {', '.join(found)} but no {CONFIG}, so the run cannot be identified. "
                 "Remove the folder or give another one."
             )
         return False
     problems: list[str] = []
     there = read_config(folder, problems)
     if problems:
-        raise RecordError(f"{folder} cannot be gone on with: {problems[0]}. Remove it or give another folder.")
+        raise RecordError(f"{folder} cannot be resumed: {problems[0]}. Remove it or give another folder.")
     different = config_differences(plain(there, ()), plain(config, ()))
     if different:
         raise ConfigMismatch(folder, different)
@@ -152,11 +152,11 @@ def check(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 def config_differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A line for each field that is not the same in both; what an older version did not have yet is as by default."""
+    """A line for each field that is not the same in both; a field that an older version lacks has its default."""
     return differences(completed(there), completed(now))
 
 
 def _remove_drafts(folder: Path) -> None:
-    """Of writes that a kill has cut short."""
+    """Remove the drafts of writes that were killed."""
     for name in (CONFIG, METRICS, RESULT, RECEIPT, WEIGHTS):
         draft_of(folder / name).unlink(missing_ok=True)

@@ -14,4 +14,4 @@ CHECKPOINTS = "checkpoints"
 
 
 class RecordError(RuntimeError):
-    """A run folder cannot be written, or what is in it cannot be gone on with."""
+    """A run folder cannot be written, or the run in it cannot be resumed."""

@@ -14,7 +14,7 @@ class RunInUse(RuntimeError):  # noqa: N818
 
 
 class Lock:
-    """An exclusive lock on a file, in which stands who has it."""
+    """An exclusive lock on a file that holds the process id of its owner."""
 
     def __init__(self, path: Path) -> None:
         self._handle: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -49,7 +49,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def _seize(handle: int) -> None:
-        os.lseek(handle, 2**20, os.SEEK_SET)  # far behind the text, since nobody else can read a locked byte
+        os.lseek(handle, 2**20, os.SEEK_SET)  # far behind the text, since no other process can read a locked byte
         msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
 
 else:
@@ -58,9 +58,9 @@ else:
     def _seize(handle: int) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _let_go() -> None:
+    def _release_all() -> None:
         """In a fork: workers that outlive a killed process would hold its lock."""
         for lock in list(_held):
             lock.release()
 
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_release_all)

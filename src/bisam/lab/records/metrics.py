@@ -72,11 +72,11 @@ class Metrics:
         """All lines, one dict for each."""
         rows, problems = read_rows(self.path)
         if problems:
-            raise RecordError(f"{self.path} is damaged: {'; '.join(problems)}. Mend or remove these lines by hand.")
+            raise RecordError(f"{self.path} is damaged: {'; '.join(problems)}. Repair or remove these lines by hand.")
         return rows
 
     def lacks(self, epochs: int) -> str:
-        """Which lines of the first so many epochs are not there; empty if they all are."""
+        """The lines that are missing of the first `epochs` epochs, as text; empty if none is."""
         missing = missing_epochs(self.read(), epochs)
         return f"{self.path.name} lacks {missing}" if missing else ""
 
@@ -121,7 +121,7 @@ def read_rows(path: Path) -> _Rows:
 
 
 def missing_epochs(rows: Sequence[Mapping[str, Any]], epochs: int) -> str:
-    """Which of the first so many epochs have no line, in words; empty if all have one."""
+    """The lines that are missing of the first `epochs` epochs, as text; empty if none is."""
     there = sorted({row["epoch"] for row in rows if row["epoch"] < epochs})
     if len(there) == epochs:
         return ""

@@ -17,7 +17,7 @@ from bisam.lab.records.values import read_object
 
 @dataclass(frozen=True)
 class Record:
-    """What a run folder holds, as far as it can be read; `problems` tells of the rest."""
+    """What a run folder holds, as far as it can be read; `problems` describes the rest."""
 
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
@@ -26,16 +26,16 @@ class Record:
     receipt: dict[str, Any] | None = None
     problems: list[str] = field(default_factory=list)
     not_counted: str = ""
-    """Why it should not count, in somebody's words; empty if it should."""
+    """The contents of not-counted.txt; empty if the run counts."""
 
     @property
     def commits(self) -> str:
-        """Of the code that trained it: several, if it was resumed with another; empty if nothing tells."""
+        """Commits of the code that trained it, several if it was resumed with another; empty if not recorded."""
         return self._by_receipts("commit")
 
     @property
     def hardware(self) -> str:
-        """What trained it: several, if it was resumed elsewhere; empty if nothing tells."""
+        """Devices that trained it, several if it was resumed on another; empty if not recorded."""
         return self._by_receipts("gpu", "cpu")
 
     def _by_receipts(self, *names: str) -> str:
@@ -43,12 +43,12 @@ class Record:
         last = self.receipt or {}
         earlier = last.get("earlier")
         receipts = [*(earlier if isinstance(earlier, list) else ()), last]
-        told = [next(filter(None, map(one.get, names)), None) for one in receipts if isinstance(one, dict)]
-        return ", ".join(dict.fromkeys(str(value) for value in told if value))
+        values = [next(filter(None, map(one.get, names)), None) for one in receipts if isinstance(one, dict)]
+        return ", ".join(dict.fromkeys(str(value) for value in values if value))
 
 
 def read(folder: Path) -> Record:
-    """A run folder, also while another process writes to it. Whatever is in it, nothing is raised."""
+    """A run folder, also while another process writes to it. No content raises."""
     problems: list[str] = []
     config = read_config(folder, problems)
     faults: list[str] = []
@@ -83,14 +83,14 @@ def find(root: Path) -> list[Record]:
     return sorted([*map(read, folders), *unseen], key=lambda record: record.folder)
 
 
-def _walk(root: Path, tell: Callable[[OSError], None]) -> Iterator[tuple[Path, list[str]]]:
+def _walk(root: Path, on_error: Callable[[OSError], None]) -> Iterator[tuple[Path, list[str]]]:
     """Every folder of a tree once, with its files. Links come last, so that a folder has its own name if it is here.
 
-    `tell` gets the error of each folder that cannot be read.
+    `on_error` gets the error of each folder that cannot be read.
     """
     waiting, seen = deque([root]), set[str]()
     while waiting:
-        for place, folders, files in os.walk(waiting.popleft(), onerror=tell):
+        for place, folders, files in os.walk(waiting.popleft(), onerror=on_error):
             real = os.path.realpath(place)
             if real in seen:
                 folders.clear()
@@ -104,20 +104,20 @@ def read_config(folder: Path, problems: list[str]) -> dict[str, Any]:
     wrapper = read_object(folder / CONFIG, problems)
     if wrapper is None:
         if not problems:
-            problems.append(f"{CONFIG}: there is none, so nobody knows what run this is")
+            problems.append(f"{CONFIG}: it is missing, so the run cannot be identified")
         return {}
     version, config = wrapper.get("format"), wrapper.get("config")
     if not isinstance(version, int) or not isinstance(config, dict):
-        problems.append(f"{CONFIG}: it is not that of a run")
+        problems.append(f"{CONFIG}: it is not a run's configuration")
         return {}
     if version != FORMAT:
-        problems.append(f"{CONFIG}: it is of format {version}, and this version knows format {FORMAT}")
+        problems.append(f"{CONFIG}: it has format {version}, and this version reads format {FORMAT}")
     return config
 
 
 def _reason(path: Path, problems: list[str]) -> str:
-    """Somebody's words in one line; empty if the file is not there."""
-    if path.exists() and not path.is_file():  # a pipe would keep us waiting
+    """The reason in one line; empty if the file is not there."""
+    if path.exists() and not path.is_file():  # reading a pipe would block
         problems.append(f"{path.name}: it is no file")
         return "the reason cannot be read"
     try:

@@ -16,7 +16,7 @@ import torch
 from bisam import objectives
 from bisam.lab.methods import METHODS, title_of
 from bisam.lab.tables.cells import Run, number
-from bisam.lab.tables.summary import Comparison
+from bisam.lab.tables.summary import MethodDifference
 from bisam.lab.tables.sweeps import Sweep
 
 Rows = list[dict[str, Any]]
@@ -45,11 +45,11 @@ CURVES = {
 MOST_POINTS = 40_000
 """Of all runs of a page together: more make it slow, and are finer than a screen."""
 
-MOST_TOLD = 4_000
+MOST_TOOLTIPS = 4_000
 """Points of a chart that the pointer finds: each is a shape of its own to a browser."""
 
 OUTLIER = 10.0
-"""So many times what the other runs reach is not drawn of a run that diverged."""
+"""A diverged run is not drawn beyond this multiple of the largest value of the others."""
 
 _COLOURS = {"plain": "#7d8590", "sam": "#3b82f6", "log": "#e8590c", "tanh": "#0f9d6b"}
 _NEUTRAL = "#8957e5"
@@ -107,7 +107,7 @@ def _drop_outliers(rows: Rows, diverged: Container[str]) -> None:
 def curve(rows: Rows, name: str, methods: Sequence[str], *, interactive: bool = True) -> Chart:
     """One number over the epochs: each run as a thin line, the mean of each method as a thick one.
 
-    Interactive, it tells the run and the number under the pointer, and zooms.
+    If interactive, it shows the run and the number under the pointer, and zooms.
     """
     present = [row for row in rows if name in row]
     runs_shown = {row["run"] for row in present}
@@ -126,34 +126,34 @@ def curve(rows: Rows, name: str, methods: Sequence[str], *, interactive: bool = 
     layers = layers.properties(description=f"{CURVES[name]} over the epochs of {len(runs_shown)} runs")
     if not interactive:
         return whole(layers, rows)
-    return whole(layers + _answering(base, name, colour, len(present)), rows)
+    return whole(layers + _tooltips(base, name, colour, len(present)), rows)
 
 
-def _answering(base: alt.Chart, name: str, colour: alt.Color, count: int) -> alt.Chart:
-    """Points that are seen under the pointer alone, which tell their run and number; and the zoom."""
-    told = ["run", "epoch", "method"]
+def _tooltips(base: alt.Chart, name: str, colour: alt.Color, count: int) -> alt.Chart:
+    """Points that appear under the pointer, with a tooltip of their run and number; and the zoom."""
+    shown = ["run", "epoch", "method"]
     hover = alt.selection_point(
-        name="hover", on="pointerover", clear="pointerout", nearest=True, empty=False, fields=told
+        name="hover", on="pointerover", clear="pointerout", nearest=True, empty=False, fields=shown
     )
     zoom = alt.selection_interval(
         name="zoom", bind="scales", encodings=["x"], zoom="wheel![event.ctrlKey || event.metaKey]"
     )
-    every = math.ceil(count / MOST_TOLD)
-    # rows with nothing but what is told, and told whole: Vega loses names among single fields of the nearest point
+    every = math.ceil(count / MOST_TOOLTIPS)
+    # rows with nothing but the tooltip, shown whole: Vega loses names among single fields of the nearest point
     return (
         base.transform_filter(f"datum.epoch % {every} == {1 % every}")
-        .transform_aggregate(value=f"mean({name})", groupby=[*told])
+        .transform_aggregate(value=f"mean({name})", groupby=[*shown])
         .mark_point(size=50, filled=True, clip=True, tooltip={"content": "data"}, aria=False)
         .encode(y="value:Q", color=colour, opacity=alt.condition(hover, alt.value(1), alt.value(0)))
         .add_params(hover, zoom)
     )
 
 
-def forest(comparisons: Sequence[Comparison]) -> Chart:
+def forest(comparisons: Sequence[MethodDifference]) -> Chart:
     """Differences with their intervals, and the paper's as diamonds; what is right of 0 is better."""
     rows: Rows = []
     for one in comparisons:
-        row = {"difference": f"{one.row}: {one.label}", "told": f"{one.words}."}
+        row = {"difference": f"{one.row}: {one.label}", "description": f"{one.describe()}."}
         kind = "resolved" if one.found.resolved else "not resolved"
         rows.append({**row, "at": one.found.mean, "low": one.found.low, "high": one.found.high, "kind": kind})
         if one.published is not None:
@@ -173,7 +173,7 @@ def forest(comparisons: Sequence[Comparison]) -> Chart:
             title=None,
             axis=alt.Axis(labelLimit=320, grid=False, labelExpr="split(datum.label, ': ')"),
         ),
-        tooltip=alt.Tooltip("told:N", title="in words"),
+        tooltip=alt.Tooltip("description:N", title="in words"),
     )
     once = of(rows).transform_aggregate(rows="count()")  # not of `base`, whose y would leave it no length
     zero = once.mark_rule(strokeDash=[3, 3], color=_COLOURS["plain"]).encode(x=alt.XDatum(0))
@@ -233,7 +233,7 @@ def lower_bounds(alpha: float = 0.1) -> Chart:
         scale=alt.Scale(domain=[name, *curves], range=[_COLOURS[key] for key in ("plain", "log", "tanh")]),
         legend=alt.Legend(title=None, orient="top"),
     )
-    told = [alt.Tooltip("curve:N"), alt.Tooltip("x:Q", format=".3~g"), alt.Tooltip("value:Q", format=".4~g")]
+    tooltip = [alt.Tooltip("curve:N"), alt.Tooltip("x:Q", format=".3~g"), alt.Tooltip("value:Q", format=".4~g")]
     lines = (
         of(rows)
         .mark_line(clip=True, strokeWidth=2.5)
@@ -246,14 +246,14 @@ def lower_bounds(alpha: float = 0.1) -> Chart:
                 scale=alt.Scale(domain=[name, *curves], range=[_DASHES[key] for key in ("sam", "log", "tanh")]),
                 legend=None,
             ),
-            tooltip=told,
+            tooltip=tooltip,
         )
     )
     return whole(lines.properties(description="two lower bounds of the 0-1 loss"), rows)
 
 
 def numbers(epoch: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chart can show of a line of metrics: the epoch, counted from 1, and `CURVES` as far as they are known."""
+    """The part of a line of metrics that charts show: the epoch, counted from 1, and the `CURVES` that it has."""
     loss, perturbed = number(epoch.get("loss")), number(epoch.get("perturbed_loss"))
     gap = None if loss is None or perturbed is None else perturbed - loss
     values = {name: rounded(value) for name, value in {**epoch, "surrogate_gap": gap}.items() if name in CURVES}
@@ -261,9 +261,9 @@ def numbers(epoch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rounded(value: Any) -> float | None:
-    """Five digits: what a chart can show; None of what no chart can."""
-    known = number(value)
-    return None if known is None else float(f"{known:.5g}")
+    """Five digits, as many as a chart can show; None for what is not a number."""
+    found = number(value)
+    return None if found is None else float(f"{found:.5g}")
 
 
 def _methods(runs: Iterable[Run]) -> list[str]:
@@ -272,7 +272,7 @@ def _methods(runs: Iterable[Run]) -> list[str]:
 
 
 def _by_method(methods: Sequence[str]) -> tuple[alt.Color, alt.StrokeDash]:
-    """A colour and a dash for each, so that neither is needed to tell them apart."""
+    """A colour and a dash for each, so that either distinguishes them."""
     kinds = [_kind(method) for method in methods]
     domain = [title_of(method) for method in methods]
     spare = iter(_MORE_COLOURS * len(methods))  # for methods of one kind in one chart

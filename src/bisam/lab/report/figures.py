@@ -1,4 +1,4 @@
-"""A chart as a file, in the form that its name asks for."""
+"""Charts as files: the ending of the name decides the format."""
 
 from __future__ import annotations
 

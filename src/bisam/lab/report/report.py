@@ -1,4 +1,4 @@
-"""A page from records: did it help, by how much, is the difference real, why."""
+"""The page of all runs: answers, tables, differences, curves, sweeps and receipts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES
 from bisam.lab.report import charts, page
-from bisam.lab.report.page import Block, Choice, Figure, Figures, Fold, Grid, Section, Words
+from bisam.lab.report.page import Block, Choice, Figure, Figures, Fold, Grid, Section, Sentences
 from bisam.lab.tables import published, summary
 from bisam.lab.tables.cells import Collection, Group, Run, command, number
-from bisam.lab.tables.summary import OPEN, Comparison, Sheet
+from bisam.lab.tables.summary import OPEN, MethodDifference, Sheet
 from bisam.lab.tables.sweeps import Sweep, sheet, sort_out
 
 MOST_ANSWERS = 12
@@ -73,23 +73,23 @@ def _lead(collection: Collection, roots: Sequence[Path]) -> str:
 
 
 def _answers(groups: Sequence[Group]) -> list[Block]:
-    """In words, of each table; those that are resolved first."""
+    """A sentence for each difference of each table; resolved ones first."""
     blocks: list[Block] = []
     for group in groups:
         found = sorted(summary.comparisons(group), key=lambda one: not one.found.resolved)
-        lines = [f"{one.row}: {one.words}." for one in found]
+        lines = [f"{one.row}: {one.describe()}." for one in found]
         if lines:
-            blocks.append(Words(lines[:MOST_ANSWERS], title=group.title))
+            blocks.append(Sentences(lines[:MOST_ANSWERS], title=group.title))
         if len(lines) > MOST_ANSWERS:
-            blocks.append(Fold(f"{len(lines) - MOST_ANSWERS} more", [Words(lines[MOST_ANSWERS:])]))
-    return blocks or [Words(["No two methods of a table have runs that ended well: there is nothing to compare yet."])]
+            blocks.append(Fold(f"{len(lines) - MOST_ANSWERS} more", [Sentences(lines[MOST_ANSWERS:])]))
+    return blocks or [Sentences(["No two methods of a table have finished runs: no comparison is possible yet."])]
 
 
 def _problems(collection: Collection) -> list[Block]:
     lines = summary.left_out(collection)
     if not lines:
         return []
-    warned = Words(lines, "warning")
+    warned = Sentences(lines, "warning")
     return (
         [warned]
         if len(lines) <= MOST_ANSWERS
@@ -136,16 +136,16 @@ def _figures(group: Group, row: str, rows: charts.Rows) -> Figures:
 
 
 def _curves(rows: charts.Rows) -> list[str]:
-    """Those that have anything to show."""
+    """The curves that have data."""
     return [name for name in charts.CURVES if any(name in row for row in rows)]
 
 
-def _with_intervals(found: Iterable[Comparison]) -> list[Comparison]:
+def _with_intervals(found: Iterable[MethodDifference]) -> list[MethodDifference]:
     return [one for one in found if one.found.low is not None]
 
 
 def _listing(runs: Sequence[Run], sweeps: Iterable[Sweep]) -> Block:
-    """Without the test accuracies of what a sweep tried: they must not choose."""
+    """All runs; without test accuracies of the values of a sweep, by which none may be chosen."""
     tried = {id(run) for sweep in sweeps for run in sweep.tried}
     head = [
         "run", "status", "validation, %", "test, %", "tested epoch", "training, s", "s per epoch", "runs at once",
@@ -173,8 +173,8 @@ def _listed(run: Run, *, tested: bool) -> list[str]:
         run.together,
         run.record.hardware or OPEN,
         run.record.commits or OPEN,
-        *(_told(receipt.get(name)) for name in ("date", "torch")),
-        _told(receipt.get("data_checksum"))[:12],
+        *(_text(receipt.get(name)) for name in ("date", "torch")),
+        _text(receipt.get("data_checksum"))[:12],
         command(run) or OPEN,
     ]
 
@@ -192,16 +192,16 @@ def _open_tables(collection: Collection) -> list[Block]:
             for label, _, _ in recipe.lines
         ]
         sheet = Sheet("As published", ["", *(title_of(method) for method in recipe.methods)], rows)
-        blocks.append(Fold(recipe.title, [Grid(sheet), Words([f"To run it: bisam reproduce {name}"])]))
+        blocks.append(Fold(recipe.title, [Grid(sheet), Sentences([f"To run it: bisam reproduce {name}"])]))
     return blocks
 
 
 def _nothing(roots: Sequence[Path]) -> Block:
     places = ", ".join(map(str, roots))
-    return Words([f"There are no runs in {places}. A first one takes two minutes: bisam demo"])
+    return Sentences([f"There are no runs in {places}. A first one takes two minutes: bisam demo"])
 
 
-def _printed(cell: published.Cell | None) -> str:
+def _printed(cell: published.PublishedCell | None) -> str:
     return OPEN if cell is None else summary.spread(cell.mean, cell.std)
 
 
@@ -220,7 +220,7 @@ def _percent(value: float | None) -> str:
     return OPEN if value is None else f"{value:.2f}"
 
 
-def _told(value: Any) -> str:
+def _text(value: Any) -> str:
     return OPEN if value is None else str(value)
 
 

@@ -15,24 +15,24 @@ from bisam.lab.recipes import RECIPES, Recipe
 from bisam.lab.records import Record
 
 Cell = tuple[str, str]
-"""A row and a method."""
+"""The row and the method of a cell."""
 
 NUMERICS = ("compile", "deterministic")
-"""How a run is computed, not what: the same cell of a table."""
+"""Fields that do not change the experiment: runs that differ in them are of the same cell."""
 
 ROW = ("data", "model", "noise")
-"""What rows differ in: a run is of the row that has its own, whatever else was changed."""
+"""Fields that rows differ in: a run belongs to the row that has its values, whatever else was changed."""
 
 LARGEST = 1e100
-"""Numbers beyond it are none that a training measured, and could not be added up."""
+"""Larger numbers are not measurements, and sums of them would overflow."""
 
 MOST_PROBLEMS = 3
-"""Of the things that are wrong with one record: a foreign file may have one in each of its lines."""
+"""Problems shown of one record: a foreign file may have one in each line."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A record that can be shown in a table: its configuration is known, and its numbers are numbers."""
+    """A record that can be shown in a table: its configuration is valid, and so are its numbers."""
 
     record: Record
     config: Config
@@ -106,7 +106,6 @@ class Group:
         return [run for row in self.recipe.rows for run in self.of(row, method)]
 
     def measured(self, row: str, method: str, name: str = "test_accuracy") -> dict[int, float]:
-        """By seed."""
         values = {seed: run.measured(name) for seed, run in self.runs.get((row, method), {}).items()}
         return {seed: value for seed, value in values.items() if value is not None}
 
@@ -117,7 +116,7 @@ class Collection:
 
     groups: list[Group]
     others: list[Run]
-    """Runs of no table: not counted, of a recipe that is not ours, or a second one of the same cell and seed."""
+    """Runs of no table: not counted, of an unregistered recipe, or a second one of the same cell and seed."""
     unreadable: list[tuple[Record, str]]
     """Records that cannot be shown, and why."""
 
@@ -147,7 +146,7 @@ def collect(records: Iterable[Record]) -> Collection:
         seeds = group.runs[cell]
         earlier = seeds.setdefault(run.config.seed, run)
         if earlier.record.result is None and run.record.result is not None:
-            seeds[run.config.seed], run = run, earlier  # what has ended counts, not what is under way elsewhere
+            seeds[run.config.seed], run = run, earlier  # a finished run counts rather than one in progress
         if run is not seeds[run.config.seed]:
             others.append(run)
     found = {key: {cell: dict(runs) for cell, runs in group.runs.items()} for key, group in groups.items()}
@@ -165,7 +164,7 @@ def collect(records: Iterable[Record]) -> Collection:
 def _complete(changed: Group, theirs: str, others: Mapping[Cell, Mapping[int, Run]]) -> None:
     """Add runs of another table that have the changed values anyway, as SAM's 200 epochs if SGD's were set to 200.
 
-    What a method has no use for, as SGD for ρ, may have any value.
+    A field that a method does not use, such as ρ of SGD, may have any value.
     """
     names, changed_there = _names(changed.changes), _names(theirs)
     rows = {row for row, _ in changed.runs}
@@ -188,7 +187,7 @@ def _names(changes: str) -> list[str]:
 
 
 def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
-    """The cells of one recipe with runs that are known to be of it, changed or not."""
+    """The cells of one recipe with runs of it, changed or not."""
     group = Group(recipe, "")
     for record in records:
         run = _run(record)
@@ -201,7 +200,7 @@ def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
 
 
 def command(run: Run) -> str:
-    """What trains it again; empty for a run of no recipe of ours."""
+    """The command that trains it again; empty for a run of an unregistered recipe."""
     place = _place(run.config, run.record.folder)
     if place is None:
         return ""
@@ -229,7 +228,7 @@ def _made(make: Callable[[], Recipe]) -> Recipe:
 def _place(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[Cell, str] | None:
     """The cell that a run is of, of its own recipe or a part of it, and in what it differs from it.
 
-    With a model or a noise rate that no row has it is as near to several: then its folder tells the row.
+    With a model or a noise rate that no row has, several rows are equally near: then the folder's name decides.
     """
     recipe = recipe or _recipe(config.recipe)
     cells = {cell: own for cell, own in recipe.cells.items() if own.method == config.method} if recipe else {}
@@ -268,7 +267,7 @@ def folder_name(row: str, own: Config, changed: Config) -> str:
 
 
 def without_numerics(config: Config) -> Config:
-    """The same for all runs that differ in how they are computed only."""
+    """The configuration with defaults for `NUMERICS`, the fields that do not change the experiment."""
     return replace(config, **{name: getattr(Config(), name) for name in NUMERICS})
 
 
@@ -279,7 +278,7 @@ def changes_of(own: Config, changed: Config) -> list[str]:
 
 
 def _run(record: Record) -> Run | str:
-    """A run, or why the record is none."""
+    """A run, or why the record is not one."""
     try:
         config = recorded(record.config)
     except ValueError as error:
@@ -296,12 +295,12 @@ def _run(record: Record) -> Run | str:
 
 def damage(record: Record) -> str:
     """What of a record cannot be read; empty if all of it can."""
-    told, more = record.problems[:MOST_PROBLEMS], len(record.problems) - MOST_PROBLEMS
-    return "; ".join([*told, f"{more} more"] if more > 0 else told)
+    shown, more = record.problems[:MOST_PROBLEMS], len(record.problems) - MOST_PROBLEMS
+    return "; ".join([*shown, f"{more} more"] if more > 0 else shown)
 
 
 def number(value: object) -> float | None:
-    """What a file has there, if it is a number that can be shown and added up."""
+    """The value as a float if it is a number of a reasonable size, else None."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and -LARGEST < value < LARGEST:
         return float(value)
     return None

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 
-class Cell(NamedTuple):
+class PublishedCell(NamedTuple):
     """A number of the paper; the standard deviation only where it prints one."""
 
     mean: float
@@ -19,12 +19,12 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
-    """Rows of columns of cells, and what the paper says about all of them. `average` is that of each column."""
+class PublishedTable:
+    """Rows of columns of cells, and what holds for all of them. `average` has the mean of each column."""
 
     name: str
-    cells: Mapping[str, Mapping[str, Cell]]
-    average: Mapping[str, Cell]
+    cells: Mapping[str, Mapping[str, PublishedCell]]
+    average: Mapping[str, PublishedCell]
     metric: str | None = None
     seeds: int | None = None
     dataset: str | None = None
@@ -33,34 +33,34 @@ class Table:
 
 
 @cache
-def table(name: str) -> Table:
+def table(name: str) -> PublishedTable:
     """The table of that label.
 
     >>> table("tab:time_cifar10").cells["resnet56"]["bisam"].mean
     30.0
     >>> table("tab:cifar10").cells["resnet56"]["bisam-log"]
-    Cell(mean=94.28, std=0.31)
+    PublishedCell(mean=94.28, std=0.31)
     """
-    known = tables()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known
+    found = tables()
+    if name not in found:
+        near = difflib.get_close_matches(name, found, n=3, cutoff=0.5) or found
         raise ValueError(f"the paper has no table {name!r}: the nearest labels are {', '.join(near)}")
-    fields = dict(known[name])
+    fields = dict(found[name])
     cells = {row: {column: _cell(x) for column, x in columns.items()} for row, columns in fields.pop("cells").items()}
     average = {column: _cell(x) for column, x in fields.pop("average", {}).items()}
-    return Table(name, cells, average, **fields)
+    return PublishedTable(name, cells, average, **fields)
 
 
 @cache
 def tables() -> Mapping[str, Any]:
-    """All of them, as the file has them."""
+    """The contents of published.json, by label."""
     text = resources.files("bisam.lab.tables").joinpath("published.json").read_text(encoding="utf-8")
     return json.loads(text)["tables"]
 
 
-def _cell(printed: Any) -> Cell:
+def _cell(printed: Any) -> PublishedCell:
     if isinstance(printed, dict):
-        return Cell(float(printed["mean"]), float(printed["std"]))
+        return PublishedCell(float(printed["mean"]), float(printed["std"]))
     if isinstance(printed, list):
-        return Cell(*map(float, printed))
-    return Cell(float(printed))
+        return PublishedCell(*map(float, printed))
+    return PublishedCell(float(printed))

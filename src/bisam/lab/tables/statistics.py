@@ -10,7 +10,7 @@ from dataclasses import dataclass
 LEVEL = 0.95
 
 ARITHMETIC = 1e-12
-"""What numbers of this size may be off by. Equal differences of accuracies seldom are the same float."""
+"""Relative rounding error: equal differences of accuracies are seldom the same float."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Difference:
 
     mean: float
     low: float | None
-    """None, as `high`, where the runs do not tell how much they scatter: too few, or all differences equal."""
+    """None, as `high`, where the scatter cannot be estimated: too few runs, or all differences equal."""
     high: float | None
     runs: tuple[int, int]
     """How many of each group went into it."""
@@ -50,16 +50,17 @@ class Difference:
             return f"{first} run{'s' * (first > 1)} each"
         return f"{first} and {second} runs"
 
-    def words(self, name: str, other: str) -> str:
+    def describe(self, name: str, other: str) -> str:
         """
-        >>> difference({0: 94.2, 1: 94.9, 2: 94.5}, {0: 94.0, 1: 94.7, 2: 94.2}).words("BiSAM", "SAM")
+        >>> difference({0: 94.2, 1: 94.9, 2: 94.5}, {0: 94.0, 1: 94.7, 2: 94.2}).describe("BiSAM", "SAM")
         'BiSAM is better than SAM by 0.23 points, 95 % interval +0.09 to +0.38: resolved with 3 pairs'
-        >>> difference({0: 94.2}, {0: 94.0}).words("BiSAM", "SAM")
-        'BiSAM is above SAM by 0.20 points: not resolved, the scatter is not known from 1 run each'
+        >>> difference({0: 94.2}, {0: 94.0}).describe("BiSAM", "SAM")
+        'BiSAM is above SAM by 0.20 points: not resolved, the scatter cannot be estimated from 1 run each'
         """
         size = f"{abs(self.mean):.2f} points"
         if self.low is None:
-            return f"{name} is {_place(self.mean, other)} {size}: not resolved, the scatter is not known from {self.n}"
+            caution = f"not resolved, the scatter cannot be estimated from {self.n}"
+            return f"{name} is {_place(self.mean, other)} {size}: {caution}"
         interval = f"95 % interval {self.interval}"
         if self.resolved:
             verdict = "better" if self.mean > 0 else "worse"
@@ -94,17 +95,17 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Differ
 
 
 def _squared_error(values: Sequence[float]) -> float:
-    """Of the mean of these."""
+    """Squared standard error of the mean."""
     return statistics.variance(values) / len(values)
 
 
 def _interval(
     mean: float, error: float, freedom: float, values: Sequence[float]
 ) -> tuple[float, float] | tuple[None, None]:
-    """None of runs that do not scatter: accuracies are coarse, and two equal differences are no rarity."""
+    """None where runs do not scatter: accuracies are coarse, so equal differences are common."""
     if error <= ARITHMETIC * max(map(abs, values)):
         return None, None
-    from scipy.stats import t  # here: it takes long to import, and a training needs none of it
+    from scipy.stats import t  # here: it is slow to import, and training does not need it
 
     half = float(t.ppf((1 + LEVEL) / 2, freedom)) * error
     assert math.isfinite(half)

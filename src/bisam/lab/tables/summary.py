@@ -1,4 +1,4 @@
-"""What runs came to: the tables of the paper, the published number below ours, and whether differences are real."""
+"""The tables of the paper from runs, with the published numbers below ours, and the differences of methods."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A method against the one that it is to improve on, in one row of a table."""
+class MethodDifference:
+    """The difference between a method and its baseline, in one row of a table."""
 
     row: str
     method: str
@@ -63,10 +63,9 @@ class Comparison:
     def label(self) -> str:
         return f"{title_of(self.method)} − {title_of(self.baseline)}"
 
-    @property
-    def words(self) -> str:
-        words = self.found.words(title_of(self.method), title_of(self.baseline))
-        return f"{words}; {self.diverged}" if self.diverged else words
+    def describe(self) -> str:
+        sentence = self.found.describe(title_of(self.method), title_of(self.baseline))
+        return f"{sentence}; {self.diverged}" if self.diverged else sentence
 
 
 def sheet(group: Group) -> Sheet:
@@ -75,7 +74,7 @@ def sheet(group: Group) -> Sheet:
     rows = [[label, *_line(group, paper, label, row, name)] for label, row, name in group.recipe.lines]
     if paper is not None and paper.average and [*paper.cells] == [label for label, *_ in group.recipe.lines]:
         rows.append(["average", *(_average(group, paper, method) for method in group.recipe.methods)])
-    if len(group.rows) == 1:  # of several models or noise rates a mean would say nothing
+    if len(group.rows) == 1:  # of several models or noise rates a mean would be meaningless
         for title, name in (("flips per batch, last epoch", "flips"), ("ms per step, last epoch", "milliseconds")):
             means = _means(group, name)
             if any(mean != OPEN for mean in means):
@@ -101,9 +100,9 @@ def _effort(group: Group) -> list[str]:
 
 
 def _unlike_data(group: Group) -> list[str]:
-    """Where receipts say that runs were trained on data of one name that are not the same.
+    """A note where runs were trained on different data of the same name, by the checksums in their receipts.
 
-    Of a data set on disk they have a checksum of its files' names and sizes alone, which tells no such thing.
+    For a streamed data set the checksum is that of names and sizes of files only, and is not compared.
     """
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for run in (run for row in group.rows for run in group.of_row(row)):
@@ -122,7 +121,7 @@ def _is_streamed(data: str) -> bool:
     return data in DATA_SETS and DATA_SETS[data].is_streamed
 
 
-def comparisons(group: Group) -> list[Comparison]:
+def comparisons(group: Group) -> list[MethodDifference]:
     """BiSAM − SAM and SAM − SGD in each row of the table that has runs of both."""
     paper = published_of(group)
     found = []
@@ -137,12 +136,12 @@ def comparisons(group: Group) -> list[Comparison]:
                 ours, theirs = printed
                 both = None if ours is None or theirs is None else ours.mean - theirs.mean
                 lost = diverged(group, row, (baseline, method))
-                found.append(Comparison(label, method, baseline, gap, both, lost))
+                found.append(MethodDifference(label, method, baseline, gap, both, lost))
     return found
 
 
 def sheet_of_comparisons(group: Group) -> Sheet | None:
-    """The differences with their intervals; None if there is nothing to compare."""
+    """The differences with their intervals; None if no two methods have results."""
     found = comparisons(group)
     if not found:
         return None
@@ -164,30 +163,32 @@ def sheet_of_comparisons(group: Group) -> Sheet | None:
     return Sheet(f"{group.title}: differences in points of test accuracy", head, rows, _cautions(found))
 
 
-def _cautions(found: Sequence[Comparison]) -> list[str]:
-    """What to know of these differences."""
+def _cautions(found: Sequence[MethodDifference]) -> list[str]:
+    """Notes on how to read these differences."""
     lost = dict.fromkeys(f"{one.row}: {one.diverged}." for one in found if one.diverged)
     intervals = sum(one.found.low is not None for one in found)
     notes = [*lost]
     if intervals:
         notes.append(
-            "Student's t over training seeds, on this test set: the choice of test images is not in it. A sign that is "
-            "not resolved is no proof that there is no difference."
+            "Student's t over training seeds, on this test set: the choice of test images is not included. An "
+            "unresolved sign does not show that there is no difference."
         )
     if intervals > 1:
-        notes.append(f"Each of the {intervals} intervals stands for itself: one in twenty misses the truth by chance.")
+        notes.append(
+            f"Each of the {intervals} intervals is a 95 % interval by itself: one in twenty misses the true value."
+        )
     return notes
 
 
 def diverged(group: Group, row: str, methods: Iterable[str]) -> str:
     """As in "2 of 6 SAM runs diverged and are left out"."""
-    told = []
+    parts = []
     for method in methods:
         runs = group.of(row, method)
         count = sum(run.status == "diverged" for run in runs)
         if count:
-            told.append(f"{count} of {len(runs)} {title_of(method)} runs diverged and are left out")
-    return ", ".join(told)
+            parts.append(f"{count} of {len(runs)} {title_of(method)} runs diverged and are left out")
+    return ", ".join(parts)
 
 
 def sheets(groups: Iterable[Group]) -> list[Sheet]:
@@ -197,7 +198,7 @@ def sheets(groups: Iterable[Group]) -> list[Sheet]:
 
 
 def left_out(collection: Collection) -> list[str]:
-    """What is not in the tables or not whole, and why: one line for each folder."""
+    """Runs that are not in the tables or are damaged, with the reason: one line for each folder."""
     lines = [f"{record.folder}: {why}" for record, why in collection.unreadable]
     lines += [f"{run.record.folder}: {_why_not(run)}" for run in collection.others]
     damaged = [run.record for run in collection.runs if run.record.problems]
@@ -216,13 +217,13 @@ def _in_markdown(text: str) -> str:
     return text.replace("<", "&lt;").replace("|", r"\|").replace("\n", "<br>")
 
 
-def published_of(group: Group) -> published.Table | None:
+def published_of(group: Group) -> published.PublishedTable | None:
     """The paper's table, if the group is of one and nothing was changed."""
     label = group.recipe.published
     return published.table(label) if label and not group.changes else None
 
 
-def _line(group: Group, paper: published.Table | None, label: str, row: str, name: str) -> Iterable[str]:
+def _line(group: Group, paper: published.PublishedTable | None, label: str, row: str, name: str) -> Iterable[str]:
     for method in group.recipe.methods:
         printed = paper.cells.get(label, {}).get(method) if paper else None
         below = "" if printed is None else f"\n{spread(printed.mean, printed.std)}"
@@ -244,7 +245,7 @@ def accuracy(group: Group, row: str, method: str, name: str) -> str:
     return ", ".join([spread(statistics.fmean(values), deviation), f"n = {len(values)}", *lost])
 
 
-def _average(group: Group, paper: published.Table, method: str) -> str:
+def _average(group: Group, paper: published.PublishedTable, method: str) -> str:
     """Over the rows, where each has a run; the paper's below."""
     means = [
         statistics.fmean(values)
@@ -282,5 +283,5 @@ def _milliseconds(runs: Sequence[Run]) -> str:
 
 
 def _mean(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{statistics.fmean(known):.1f}" if known else OPEN
+    present = [value for value in values if value is not None]
+    return f"{statistics.fmean(present):.1f}" if present else OPEN

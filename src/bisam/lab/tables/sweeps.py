@@ -1,6 +1,6 @@
 """Which value of a hyperparameter does best on the validation data, among runs that differ in nothing else.
 
-Test accuracy is nowhere in this file: a value that was chosen by it would be tested on what it has seen.
+Test accuracy is nowhere in this file: a value chosen by it would be tested on the data that chose it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Values = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """The runs with the same values."""
 
     values: Values
     accuracies: dict[int, float]
     """On the validation data, in per cent, by seed; of the weights that the configuration selects."""
     diverged: tuple[int, ...] = ()
-    """Seeds whose runs did."""
+    """Seeds of the runs that diverged."""
 
     @property
     def mean(self) -> float | None:
@@ -57,8 +57,8 @@ class Sweep:
     cell: Cell
     fields: tuple[str, ...]
     own: Values
-    """The recipe's."""
-    points: list[Point]
+    """Values of the recipe."""
+    points: list[GridPoint]
     left_out: tuple[Values, ...] = ()
     """Points without the seeds that the others share."""
     seeds_left_out: tuple[int, ...] = ()
@@ -68,13 +68,13 @@ class Sweep:
     runs: tuple[Run, ...] = ()
     """All runs that it was found among."""
 
-    def mark(self, point: Point) -> str:
+    def mark(self, point: GridPoint) -> str:
         """As in "chosen" or "the recipe's"; empty for most."""
         marks = ["chosen"] * (point is self.chosen) + ["the recipe's"] * (point is self.own_point)
         return ", ".join(marks)
 
-    def is_level(self, point: Point) -> bool:
-        """Whether its interval to the chosen one says that they cannot be told apart."""
+    def is_indistinguishable(self, point: GridPoint) -> bool:
+        """Whether the interval of its difference to the chosen point includes 0."""
         chosen = self.chosen
         if chosen is None or point is chosen or point.diverged:
             return False
@@ -92,13 +92,13 @@ class Sweep:
         return [run for run in self.runs if tuple(value_of(run.config, field) for field in self.fields) != self.own]
 
     @property
-    def chosen(self) -> Point | None:
+    def chosen(self) -> GridPoint | None:
         """The best mean, and the recipe's own among equals. A point with a run that diverged is never chosen."""
         whole = [point for point in self.points if not point.diverged and point.mean is not None]
         return max(whole, key=lambda point: (point.mean, point.values == self.own), default=None)
 
     @property
-    def own_point(self) -> Point | None:
+    def own_point(self) -> GridPoint | None:
         """None if the recipe's own values are not in the grid."""
         return next((point for point in self.points if point.values == self.own), None)
 
@@ -123,8 +123,8 @@ class Sweep:
         return found
 
     @property
-    def words(self) -> list[str]:
-        """What was chosen, and how sure that is: a sentence or two each."""
+    def conclusions(self) -> list[str]:
+        """Sentences about the choice and how certain it is."""
         chosen = self.chosen
         if chosen is None:
             return ["Nothing is chosen: every point has a run that diverged."]
@@ -134,17 +134,17 @@ class Sweep:
         lost = sum(bool(point.diverged) for point in self.points)
         if lost:
             sentences.append(f"Points with a run that diverged are not chosen: {lost} of {len(self.points)}.")
-        if any(map(self.is_level, self.points)):
-            sentences.append("~: cannot be told apart from the choice with these seeds.")
+        if any(map(self.is_indistinguishable, self.points)):
+            sentences.append("~: not distinguishable from the choice with these seeds.")
         if self.left_out:
             points = "; ".join(label(self.fields, values) for values in self.left_out)
-            sentences.append(f"Left out, for they lack the seeds of the others: {points}.")
+            sentences.append(f"Left out, since they lack the seeds of the others: {points}.")
         if self.seeds_left_out:
             seeds = ", ".join(map(str, self.seeds_left_out))
-            sentences.append(f"Left out, for no more than half of the points have them: seeds {seeds}.")
+            sentences.append(f"Left out, since at most half of the points have them: seeds {seeds}.")
         return sentences
 
-    def _choice(self, chosen: Point) -> str:
+    def _choice(self, chosen: GridPoint) -> str:
         ours, theirs = label(self.fields, chosen.values), f"the recipe's {label(self.fields, self.own)}"
         if chosen is self.own_point:
             return f"Chosen: {ours}, as in the recipe."
@@ -153,12 +153,14 @@ class Sweep:
         gain = self.gain
         if gain is None:
             return f"Chosen: {ours}. Every run of {theirs} diverged."
-        caution = f" The interval knows nothing of the choice among {len(self.points)}." if gain.resolved else ""
-        return f"Chosen: {ours}. {gain.words(ours, theirs)}.{caution}"
+        caution = (
+            f" The interval does not account for the choice among {len(self.points)} points." if gain.resolved else ""
+        )
+        return f"Chosen: {ours}. {gain.describe(ours, theirs)}.{caution}"
 
 
 def outcome(recipe: Recipe, fields: Sequence[str], runs: Iterable[Run]) -> list[Sweep]:
-    """What the finished runs among these say of each cell that has two or more values of these fields.
+    """A sweep for each cell whose finished runs have two or more values of these fields.
 
     Only runs count that are the recipe's in all other fields; for a sweep with changes, give a recipe with these
     changes. Only seeds count that most values have, and values that have these, since a seed decides how hard its
@@ -203,9 +205,9 @@ def sort_out(collection: Collection) -> tuple[list[Group], list[Sweep]]:
 
 def _only(group: Group, swept: Container[int]) -> bool:
     """Whether all runs of a table, but for those that are another's, are of sweeps."""
-    known = {id(run) for run in group.borrowed}
+    borrowed = {id(run) for run in group.borrowed}
     runs = [run for of_cell in group.runs.values() for run in of_cell.values()]
-    return all(id(run) in swept for run in runs if id(run) not in known)
+    return all(id(run) in swept for run in runs if id(run) not in borrowed)
 
 
 def sweeps(recipe: Recipe, runs: Sequence[Run]) -> list[Sweep]:
@@ -236,15 +238,15 @@ def _shared(results: Mapping[Values, Mapping[int, object]]) -> tuple[list[int], 
 
 
 def sheet(sweep: Sweep) -> Sheet:
-    """The sweep as a table, with its words below."""
+    """The sweep as a table, with its conclusions below."""
     rows = [
         [*map(text_of, point.values), _accuracy(point), str(len(point.accuracies)), str(len(point.diverged)),
-         sweep.mark(point) + (" ~" if sweep.is_level(point) else "")]
+         sweep.mark(point) + (" ~" if sweep.is_indistinguishable(point) else "")]
         for point in sweep.points
     ]  # fmt: skip
     head = [*sweep.fields, "validation accuracy", "n", "diverged", ""]
     title = f"{sweep.name}{', with ' if sweep.changes else ''}{sweep.changes}: validation accuracy in per cent"
-    return Sheet(title, head, rows, sweep.words)
+    return Sheet(title, head, rows, sweep.conclusions)
 
 
 def label(fields: Sequence[str], values: Sequence[float]) -> str:
@@ -276,13 +278,13 @@ def _is_own_but_for(fields: Sequence[str], config: Config, own: Config) -> bool:
     return replace(config, **{name: getattr(own, name) for name in ("seed", *NUMERICS, *fields)}) == own
 
 
-def _point(values: Values, results: Mapping[int, float | None]) -> Point:
+def _point(values: Values, results: Mapping[int, float | None]) -> GridPoint:
     """None is the accuracy of a run that diverged."""
     accuracies = {seed: accuracy for seed, accuracy in results.items() if accuracy is not None}
-    return Point(values, accuracies, tuple(seed for seed in results if seed not in accuracies))
+    return GridPoint(values, accuracies, tuple(seed for seed in results if seed not in accuracies))
 
 
-def _accuracy(point: Point) -> str:
+def _accuracy(point: GridPoint) -> str:
     if point.mean is None:
         return OPEN
     return f"{point.mean:.2f}" + ("" if point.deviation is None else f" ± {point.deviation:.2f}")

@@ -20,10 +20,10 @@ from bisam.lab.training.loop import Job
 PAPER_GRIDS = {"alpha": (0.01, 0.1, 1.0, 10.0, 100.0), "mu": (0.1, 0.5, 1.0, 2.0, 4.0)}
 PAPER_RHO_OF_ADAPTIVE = (0.1, 0.5, 1.0, 2.0, 3.0)
 OUR_RHO = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""For the methods of which the paper says no grid: about two octaves on either side of its 0.05."""
+"""For the methods that the paper has no grid for: about two octaves on either side of its 0.05."""
 
 NOT_SWEPT = {
-    "seed": "it is no choice: use --seeds",
+    "seed": "it is not a hyperparameter: use --seeds",
     "noise": "it changes the validation data, by which the values are compared: use --set",
     "validation": "it changes the validation data, by which the values are compared: use --set",
 }
@@ -31,20 +31,20 @@ NOT_SWEPT = {
 
 @dataclass(frozen=True)
 class Axis:
-    """The values of one field, in their order, and whose choice they are."""
+    """The values of one field, in ascending order, and where they come from."""
 
     field: str
     values: Values
     origin: str
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"{self.field} over {', '.join(map(text_of, self.values))} ({self.origin})"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a sweep of one cell takes."""
+class CellGrid:
+    """The grid of one cell, and the runs of it."""
 
     recipe: str
     cell: Cell
@@ -54,8 +54,8 @@ class Plan:
     jobs: list[Job]
 
     @property
-    def words(self) -> str:
-        axes = ", ".join(axis.words for axis in self.axes)
+    def description(self) -> str:
+        axes = ", ".join(axis.description for axis in self.axes)
         return f"{name_of_cell(self.recipe, self.cell)}: {axes}, {len(self.jobs)} runs"
 
 
@@ -67,14 +67,14 @@ def plans(
     *,
     values: Mapping[str, Sequence[str]] | None = None,
     changes: Mapping[str, str] | None = None,
-) -> list[Plan]:
+) -> list[CellGrid]:
     """The runs of every cell for every point of the grid: the product of the fields' values.
 
     Without `values` of its own, a field has the paper's grid, or ours for ρ where the paper has none, and the recipe's
     own value. A point with the recipe's own values is the recipe's own run, in the same folder.
     """
     values, changes = values or {}, changes or {}
-    jobs_of(recipe, seeds, changes, root)  # refuses what may not be changed
+    jobs_of(recipe, seeds, changes, root)  # raises for fields that may not be changed
     for field in fields:
         _check_can_be_swept(field, changes)
     found = []
@@ -91,13 +91,13 @@ def plans(
             for point in points
             for job in jobs_of(part, [seed], {**changes, **_as_changes(own, fields, point)}, root)
         ]
-        found.append(Plan(recipe.name, cell, own, axes, jobs))
+        found.append(CellGrid(recipe.name, cell, own, axes, jobs))
     return found
 
 
 def _check_can_be_swept(field: str, changes: Mapping[str, str]) -> None:
     if field in changes:
-        raise ValueError(f"{field} is swept and set at once: leave away --set {field}={changes[field]}")
+        raise ValueError(f"{field} is both swept and set: remove --set {field}={changes[field]}")
     if field in NOT_SWEPT:
         raise ValueError(f"{field} cannot be swept: {NOT_SWEPT[field]}")
     if field in NUMBERS:
@@ -142,7 +142,7 @@ def _number(own: Config, field: str, text: str) -> float:
 
 
 def _as_changes(own: Config, fields: Sequence[str], point: Values) -> dict[str, str]:
-    """The point in words. A field that is None stays so where None stands for that value: it is the same run."""
+    """The point as --set has it. A field that is None stays None where None means that value: it is the same run."""
     values = dict(zip(fields, point, strict=True))
     given: dict[str, Any] = {field: value for field, value in values.items() if getattr(own, field) is not None}
     settled = replace(own, **given)

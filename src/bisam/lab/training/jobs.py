@@ -22,16 +22,16 @@ from bisam.lab.training.progress import Progress
 
 
 def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], root: Path) -> list[Job]:
-    """A job for each cell and seed. What was changed is in the name of the folder: it is not the recipe's run.
+    """A job for each cell and seed. Changed fields are part of the folder's name: it is not the recipe's run.
 
-    What a method has no use for, as SGD for ρ, is not changed of it.
+    A field that a method does not use, such as ρ of SGD, keeps its value.
     """
     for name, remedy in {"seed": "--seeds", "method": "table/row/method", "recipe": "another recipe"}.items():
         if name in changes:
-            raise ValueError(f"{name} is part of what a run is called: use {remedy} instead of --set {name}=")
+            raise ValueError(f"{name} is part of a run's name: use {remedy} instead of --set {name}=")
     for name in changes:
         if not any(uses(method, name) for method in recipe.methods):
-            raise ValueError(f"{name} is nothing to {', '.join(recipe.methods)}: leave --set {name}= away")
+            raise ValueError(f"{_listed(recipe.methods)} not use {name}: remove --set {name}=")
     jobs = []
     for seed in seeds:
         for (row, _), config in recipe.cells.items():
@@ -39,6 +39,14 @@ def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], ro
             changed = own.with_changes({name: text for name, text in changes.items() if uses(own.method, name)})
             jobs.append(Job(changed, root / recipe.name / folder_name(row, own, changed)))
     return jobs
+
+
+def _listed(methods: Sequence[str]) -> str:
+    """
+    >>> _listed(["sgd"]), _listed(["sgd", "sam"])
+    ('sgd does', 'sgd, sam do')
+    """
+    return f"{', '.join(methods)} {'does' if len(methods) == 1 else 'do'}"
 
 
 def twins(jobs: Sequence[Job]) -> dict[Path, Job]:
@@ -66,7 +74,7 @@ def _is_damaged(record: records.Record) -> bool:
 
 
 def _record(job: Job) -> records.Record:
-    """What its folder holds of this very run."""
+    """The record in the job's folder, which must have its configuration."""
     records.check(job.folder, job.config.as_dict())
     return records.read(job.folder)
 
@@ -82,23 +90,25 @@ def run(
 ) -> None:
     """Train what is not done, `together` runs at a time where they can step together.
 
-    What another process trains is left to it: two of them share the runs of a table. RunInUse if that is all there is.
+    Runs that another process trains are skipped, so that two processes share a table. RunInUse if no other is left.
     """
     there = [_record(job) for job in jobs]
     done = sum(record.result is not None for record in there)
     if done:
         progress.note(f"{done} of {len(jobs)} runs are done already")
     for record in there:
-        if record.result is not None:  # who finished it may have been killed before it could clean up
+        if record.result is not None:  # its process may have been killed before it could clean up
             shutil.rmtree(record.folder / records.CHECKPOINTS, ignore_errors=True)
         if record.not_counted:
-            progress.note(f"{record.folder} is not counted, move it away to train it again: {record.not_counted}")
+            progress.note(
+                f"{record.folder} is not counted; move the folder elsewhere to train it again: {record.not_counted}"
+            )
     pending = [job for job, one in zip(jobs, there, strict=True) if one.result is None and not one.not_counted]
     sources = {name: load(name) for name in dict.fromkeys(job.config.data for job in pending)}
     for source in sources.values():
         source.prepare()
     elsewhere: list[records.RunInUse] = []
-    with signals() as stopping:  # not while data are loaded: then Ctrl-C has nothing to save, and ends it at once
+    with signals() as stopping:  # not while data are loaded: then there is nothing to save, and Ctrl-C stops at once
         for group in _alike(pending):
             source = sources[group[0].config.data]
             elsewhere += train(
@@ -107,7 +117,7 @@ def run(
     if elsewhere and len(elsewhere) == len(pending):
         raise elsewhere[0]
     for error in elsewhere:
-        progress.note(f"left to another process: {error}")
+        progress.note(f"skipped: {error}")
 
 
 def _alike(jobs: Iterable[Job]) -> Iterable[list[Job]]:

@@ -1,4 +1,4 @@
-"""Training, from runs to their records. `train` and `_epoch` are the loop, to be read from top to bottom."""
+"""The training loop: `train` and `_epoch`, to be read from top to bottom."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from bisam.lab.methods import METHODS
 from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, checkpoint, config_differences
 from bisam.lab.records.receipt import receipt, timestamp
 from bisam.lab.training.progress import Progress
-from bisam.lab.training.run import Training
+from bisam.lab.training.run import TrainingRun
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error
-    """Somebody asked to stop. Everything is saved, and the same command goes on."""
+    """A signal stopped the training. Every run is saved, and the same command resumes it."""
 
 
 @dataclass
 class Job:
-    """A run to do: what, and in which folder."""
+    """A run to train: its configuration and its folder."""
 
     config: Config
     folder: Path
 
 
 @dataclass(eq=False)
-class Active:
-    """A run under way, and the point that it has reached."""
+class ActiveRun:
+    """A run in progress, and the epoch and batch that it has reached."""
 
-    training: Training
+    training: TrainingRun
     run: RunFolder
     epoch: int = 0
     batch: int = 0
     receipts: list[dict[str, Any]] = field(default_factory=list)
-    """Of the processes that trained it, this one last; those that differ in their date only count as one."""
+    """One for each process that trained it, this one last; receipts that differ only in their date count as one."""
 
     @property
     def is_over(self) -> bool:
@@ -66,37 +66,37 @@ def train(
     together: int | None = None,
     checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
 ) -> list[RunInUse]:
-    """Do these runs, so many at once, or all: they step together, in one CUDA graph, each in its own epoch.
+    """Train these runs, `together` at a time (default: all): they step in one CUDA graph, each in its own epoch.
 
-    Their epochs must have the same number of batches. A run that ends makes room for the next. Each goes on from its
-    last checkpoint, or begins, and leaves its result in its folder; one that has a result already is left alone. When
-    `stopping` gets a name (see `signals`), they save and raise `Stopped`.
+    Their epochs must have the same number of batches. When a run ends, the next one takes its place. Each resumes from
+    its last checkpoint, if it has one, and writes its result into its folder; finished runs are skipped. When
+    `stopping` gets a name (see `signals`), all are saved and `Stopped` is raised.
 
-    Returns an error for each that another process has under way, which are left to it.
+    Returns a RunInUse for each run that another process trains; these are skipped.
     """
-    waiting, active = deque(jobs), list[Active]()
-    crew, step = list[Active](), None
+    waiting, active = deque(jobs), list[ActiveRun]()
+    crew, step = list[ActiveRun](), None
     elsewhere: list[RunInUse] = []
     now, saved = receipt(), time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(_numerics(jobs[0].config))
         while waiting or active:
-            asked = bool(stopping)
+            stop = bool(stopping)
             try:
-                while waiting and len(active) < (together or len(jobs)) and not asked:
+                while waiting and len(active) < (together or len(jobs)) and not stop:
                     active += _admitted(waiting.popleft(), source, device, stack, now, progress, elsewhere)
                 if _leave(active, source.checksum, progress):
-                    crew, step = [], None  # which hold what the runs that ended need no more
+                    crew, step = [], None  # they hold memory of the finished runs
                     continue
             except BaseException:
-                _save(active, source.checksum)  # none of them is within a step
+                _save(active, source.checksum)  # no run is within a step here
                 raise
-            if asked or time.monotonic() - saved > checkpoint_seconds:
+            if stop or time.monotonic() - saved > checkpoint_seconds:
                 _save(active, source.checksum)
                 saved = time.monotonic()
-            if asked:
+            if stop:
                 where = f"in epoch {max(one.epoch for one in active) + 1}" if active else "between two runs"
-                raise Stopped(f"stopped by {stopping[0]} {where}: the same command goes on from there")
+                raise Stopped(f"stopped by {stopping[0]} {where}: the same command resumes there")
             if not active:  # other processes have finished what was waiting
                 continue
             if step is None or crew != _abreast(active):
@@ -110,28 +110,28 @@ def train(
 def _admitted(
     job: Job, source: Source, device: torch.device, stack: ExitStack, now: dict[str, Any], progress: Progress,
     elsewhere: list[RunInUse],
-) -> list[Active]:  # fmt: skip
-    """The run, at the point that it has reached; empty if another process has it under way or has finished it."""
-    training = Training(job.config, source, device)
+) -> list[ActiveRun]:  # fmt: skip
+    """The run, resumed; empty if another process trains it or has finished it."""
+    training = TrainingRun(job.config, source, device)
     try:
         run = stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))
     except RunInUse as error:
         elsewhere.append(error)
         return []
     if run.result is None:
-        return [_resumed(Active(training, run), source.checksum, now, progress)]
+        return [_resumed(ActiveRun(training, run), source.checksum, now, progress)]
     run.close()
     return []
 
 
-def _abreast(active: Sequence[Active]) -> list[Active]:
-    """Who steps now: those furthest within their epoch, until all are between two epochs."""
+def _abreast(active: Sequence[ActiveRun]) -> list[ActiveRun]:
+    """The runs that step now: those furthest within their epoch, until all are between two epochs."""
     furthest = max(one.batch for one in active)
     return [one for one in active if one.batch == furthest]
 
 
-def _leave(active: list[Active], checksum: str, progress: Progress) -> bool:
-    """Take out those that are over, one by one as their results are written. Returns whether there were any."""
+def _leave(active: list[ActiveRun], checksum: str, progress: Progress) -> bool:
+    """Write the results of the runs that ended, and remove them from `active`. Returns whether there were any."""
     ended = [one for one in active if one.is_over]
     for one in ended:
         _finish(one, progress, checksum)
@@ -139,8 +139,8 @@ def _leave(active: list[Active], checksum: str, progress: Progress) -> bool:
     return bool(ended)
 
 
-def _epoch(crew: Sequence[Active], step: CapturedSteps, progress: Progress, stopping: Sequence[str]) -> None:
-    """Train to the end of the epoch that each of them is in, or until somebody asks to stop."""
+def _epoch(crew: Sequence[ActiveRun], step: CapturedSteps, progress: Progress, stopping: Sequence[str]) -> None:
+    """Train to the end of the epoch that each of them is in, or until `stopping` gets a name."""
     first = crew[0].batch
     for one in crew:
         one.training.begin_epoch(one.epoch)
@@ -163,10 +163,10 @@ def _epoch(crew: Sequence[Active], step: CapturedSteps, progress: Progress, stop
         progress.epoch(one.training.config, one.run.folder, metrics)
 
 
-def _steps(active: Sequence[Active], progress: Progress) -> CapturedSteps:
-    """One call that is a step of each run: captured where it can be."""
+def _steps(active: Sequence[ActiveRun], progress: Progress) -> CapturedSteps:
+    """One call that steps every run, captured where possible."""
     trainings = {one.training.optimizer: one.training for one in active}
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         steps = capture_together(
             [*trainings],
@@ -174,20 +174,20 @@ def _steps(active: Sequence[Active], progress: Progress) -> CapturedSteps:
             after=lambda optimizer: trainings[optimizer].add_up(),
         )
     if active[0].training.device.type == "cuda":
-        for warning in told:
+        for warning in caught:
             progress.note(str(warning.message))
     return steps
 
 
-def _resumed(one: Active, checksum: str, now: dict[str, Any], progress: Progress) -> Active:
-    """Go on from the run's last checkpoint whose epochs have all their lines of metrics; else from the last, if any."""
+def _resumed(one: ActiveRun, checksum: str, now: dict[str, Any], progress: Progress) -> ActiveRun:
+    """Resume from the last checkpoint whose epochs have all their lines of metrics; else from the last, if any."""
     loaded = checkpoint.load(one.run.checkpoints, lambda state: one.run.metrics.lacks(state["epoch"]))
     for note in [*one.run.notes, *(loaded.notes if loaded else ())]:
         progress.note(f"{one.run.folder.name}: {note}")
     if loaded is None:
         lost = one.run.metrics.rewind(0)
         if lost:
-            progress.note(f"{one.run.folder.name} has no checkpoint and begins anew; it had {lost} lines of metrics")
+            progress.note(f"{one.run.folder.name} has no checkpoint and starts over; it had {lost} lines of metrics")
         one.receipts = [now]
         return one
     _check_same(one, loaded.state, checksum)
@@ -196,20 +196,20 @@ def _resumed(one: Active, checksum: str, now: dict[str, Any], progress: Progress
     one.run.metrics.rewind(one.epoch)
     before = loaded.state.get("receipts", [{"commit": "unknown"}])
     one.receipts = [*(old for old in before if {**old, "date": None} != {**now, "date": None}), now]
-    where = f"{one.run.folder.name} goes on from epoch {one.epoch + 1}, batch {one.batch + 1}"
+    where = f"{one.run.folder.name} resumes at epoch {one.epoch + 1}, batch {one.batch + 1}"
     progress.note(f"{where}; {different}" if different else where)
     return one
 
 
-def _check_same(one: Active, state: dict[str, Any], checksum: str) -> None:
-    """That a checkpoint is of this run, on this data."""
+def _check_same(one: ActiveRun, state: dict[str, Any], checksum: str) -> None:
+    """Raise ConfigMismatch if the checkpoint belongs to another run or other data."""
     there, now = {**state["config"], "data": state["checksum"]}, {**one.training.config.as_dict(), "data": checksum}
     found = config_differences(there, now)
     if found:
         raise ConfigMismatch(one.run.checkpoints, found)
 
 
-def _save(active: Sequence[Active], checksum: str) -> None:
+def _save(active: Sequence[ActiveRun], checksum: str) -> None:
     for one in active:
         steps = one.epoch * len(one.training.batches) + one.batch
         config, point = one.training.config.as_dict(), {"epoch": one.epoch, "batch": one.batch}
@@ -217,8 +217,8 @@ def _save(active: Sequence[Active], checksum: str) -> None:
         checkpoint.save(one.run.checkpoints, steps, {**state, "training": one.training.state()})
 
 
-def _finish(one: Active, progress: Progress, checksum: str) -> None:
-    """Leave result, receipt and weights; the checkpoints have done their service."""
+def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:
+    """Write result, receipt and weights, and remove the checkpoints."""
     training = one.training
     result = {
         "status": "diverged" if training.diverged else "done",
@@ -230,7 +230,7 @@ def _finish(one: Active, progress: Progress, checksum: str) -> None:
     }
     if training.best.weights is not None:
         one.run.save_weights(training.best.weights)
-    *earlier, own = one.receipts  # of when the process began: its code may have been changed on disk since
+    *earlier, own = one.receipts  # made when the process began: the code on disk may have changed since
     whole = {**own, "date": timestamp(), "data_checksum": checksum, "seconds": training.seconds}
     one.run.receipt({**whole, "earlier": earlier} if earlier else whole)
     one.run.finish(result)
@@ -252,15 +252,15 @@ def _numerics(config: Config) -> Iterator[None]:
 
 @contextmanager
 def signals() -> Iterator[list[str]]:
-    """A list that SIGTERM and Ctrl-C write their names to, for the loop to see when a step is done."""
+    """A list that SIGTERM and Ctrl-C append their names to; the loop reads it after every step."""
     names: list[str] = []
 
-    def note(number: int, _: FrameType | None) -> None:
+    def record(number: int, _: FrameType | None) -> None:
         names.append(signal.Signals(number).name)
-        if len(names) > 2:  # who insists is heard
+        if len(names) > 2:  # the third Ctrl-C stops at once
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, record) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield names
     finally:
@@ -268,8 +268,8 @@ def signals() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-def _clock(active: Sequence[Active], began: float) -> None:
-    """Add the time since then to what the epoch has taken, when the device is done."""
+def _clock(active: Sequence[ActiveRun], began: float) -> None:
+    """Add the time since `began` to the epoch's seconds, after synchronizing the device."""
     if active[0].training.device.type == "cuda":
         torch.cuda.synchronize(active[0].training.device)
     for one in active:

@@ -1,4 +1,4 @@
-"""What a person sees of a training: a live table in a terminal, a line now and then elsewhere."""
+"""The progress of runs: a live table in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-class Words(TextColumn):
-    """Text as it is, which is cut where a line is too narrow: the columns that may not wrap keep their width."""
+class ClippedText(TextColumn):
+    """Text without markup, cut where a line is too narrow, so that columns that may not wrap keep their width."""
 
     def __init__(self, text_format: str) -> None:
         super().__init__(text_format, markup=False, table_column=Column())
@@ -42,18 +42,18 @@ class Words(TextColumn):
 
 
 class Progress:
-    """Told of every step, epoch and result; shows them, and hands epochs on to the trackers."""
+    """Shows steps, epochs and results, and passes epochs to the trackers."""
 
     def __init__(
         self,
         console: Console | None = None,
         trackers: Sequence[Tracker] = (),
         *,
-        called: Callable[[Config], str] | None = None,
-        came_to: Callable[[dict[str, Any]], str] | None = None,
+        label: Callable[[Config], str] | None = None,
+        outcome: Callable[[dict[str, Any]], str] | None = None,
     ) -> None:
-        """`called` gives the name of a run, `came_to` the words for the result of one that is done."""
-        self.called, self.came_to = called or name_of, came_to or _tested
+        """`label` returns the name of a run, `outcome` the text for the result of a finished one."""
+        self.label, self.outcome = label or name_of, outcome or _tested
         self.console = Console() if console is None else console
         self.trackers = list(trackers)
         self._bars: Bars | None = None
@@ -66,11 +66,11 @@ class Progress:
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
             self._bars = Bars(
-                Words("{task.description}"),
+                ClippedText("{task.description}"),
                 BarColumn(min(40, self.console.width // 5), table_column=Column(no_wrap=True)),
                 MofNCompleteColumn(table_column=Column(no_wrap=True)),
                 TimeRemainingColumn(table_column=Column(no_wrap=True)),
-                Words("{task.fields[told]}"),
+                ClippedText("{task.fields[status]}"),
                 console=self.console,
             )
             self._bars.start()
@@ -84,17 +84,17 @@ class Progress:
             self._try(tracker, tracker.close)
 
     def begin(self, epochs: Mapping[Config, int], batches: int) -> None:
-        """These runs step together from now on, with so many epochs behind them."""
+        """These runs step together from now on; `epochs` is how many each has finished."""
         self._epochs, self._batches = dict(epochs), batches
         if self._bars is not None:
             for config, epoch in epochs.items():
                 if config not in self._tasks:
                     self._tasks[config] = self._bars.add_task(
-                        self.called(config), total=config.epochs * batches, completed=epoch * batches, told=""
+                        self.label(config), total=config.epochs * batches, completed=epoch * batches, status=""
                     )
 
     def step(self, number: int) -> None:
-        """So many batches of the epoch are done."""
+        """The first `number` batches of the epoch are done."""
         if self._bars is not None and time.monotonic() - self._shown > 0.1:
             self._shown = time.monotonic()
             for config, epoch in self._epochs.items():
@@ -102,39 +102,39 @@ class Progress:
 
     def epoch(self, config: Config, folder: Path, metrics: dict[str, Any]) -> None:
         epoch = self._epochs[config] = metrics["epoch"] + 1
-        told = _told(metrics)
+        status = _status(metrics)
         for tracker in [*self.trackers]:
             self._try(tracker, partial(tracker.log, folder, config, metrics))
         if self._bars is not None:
             with suppress(KeyError):
-                self._bars.update(self._tasks[config], completed=epoch * self._batches, told=told)
+                self._bars.update(self._tasks[config], completed=epoch * self._batches, status=status)
         elif time.monotonic() - self._line > SECONDS_BETWEEN_LINES or epoch == config.epochs:
             self._line = time.monotonic()
-            self.note(f"{self.called(config)}  epoch {epoch}/{config.epochs}  {told}")
+            self.note(f"{self.label(config)}  epoch {epoch}/{config.epochs}  {status}")
 
     def finish(self, config: Config, result: dict[str, Any]) -> None:
         if result["status"] == "done":
-            words = f"{self.came_to(result)}, of epoch {result['best_epoch'] + 1}"
+            text = f"{self.outcome(result)}, of epoch {result['best_epoch'] + 1}"
         else:
-            words = f"{result['status']}: weights were not finite any more after epoch {result['epochs']}"
+            text = f"{result['status']}: weights were not finite after epoch {result['epochs']}"
         self._epochs.pop(config, None)
         if self._bars is not None and config in self._tasks:
             self._bars.remove_task(self._tasks.pop(config))
-        self.note(f"{self.called(config)}  {words}, {_time(result['seconds'])}")
+        self.note(f"{self.label(config)}  {text}, {_time(result['seconds'])}")
 
     def note(self, text: str) -> None:
-        """A line as it is: brackets in the name of a folder are no markup. If nobody reads on, it is not shown."""
-        with suppress(SystemExit):  # rich's, where a pipe was closed; from then on it is quiet
+        """Print a line unchanged: brackets in the name of a folder are no markup. A closed pipe is ignored."""
+        with suppress(SystemExit):  # raised by rich where a pipe was closed
             self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def _try(self, tracker: Tracker, call: Callable[[], None]) -> None:
-        """Curves are kept in the run's folder too: a service that fails is left, and the training goes on."""
+        """Drop a tracker that fails and continue: the curves are in the run's folder too."""
         try:
             call()
-        except Exception as error:  # whatever a network and a library of others may raise
+        except Exception as error:  # any error of a network or of another library
             self.trackers.remove(tracker)
             name = type(tracker).__name__
-            self.note(f"{name} failed and gets no more curves ({type(error).__name__}: {error}). The runs go on")
+            self.note(f"{name} failed and gets no more curves ({type(error).__name__}: {error}). Training continues")
 
 
 def name_of(config: Config) -> str:
@@ -150,7 +150,7 @@ def _tested(result: dict[str, Any]) -> str:
     return f"test accuracy {result['test_accuracy']:.2f} %"
 
 
-def _told(metrics: dict[str, Any]) -> str:
+def _status(metrics: dict[str, Any]) -> str:
     parts = [
         f"loss {metrics['loss']:.3f}",
         f"validation {metrics['validation_accuracy']:.2f} %",

@@ -1,4 +1,4 @@
-"""One training: its model, data and optimizer, what it has learnt of itself, and how it is saved and resumed."""
+"""One run: its model, data and optimizer, its sums and best weights, and how it is saved and resumed."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ SUMS = ["steps", "loss", "perturbed_loss", "error", "perturbed_error", "flips", 
 """What is added up over the steps of an epoch, on the device."""
 
 CLASSES_FOR_TOP5 = 100
-"""From so many classes on top-5 accuracy is told too: guessing gets at most 5 % then, but half of ten classes."""
+"""Report top-5 accuracy for data sets with at least this many classes: there guessing gets at most 5 %."""
 
 
 @dataclass
 class Best:
-    """The weights that count: those that did best on the validation data, or the last."""
+    """The weights that are tested: those with the best validation accuracy, or the last."""
 
     accuracy: float = -1.0
     epoch: int = -1
     weights: dict[str, Tensor] | None = None
 
 
-class Training:
-    """A run as objects. All random choices come from its seed: split, noise, weights, order, augmentation, dropout."""
+class TrainingRun:
+    """A run. Split, noise, weights, order, augmentation and dropout all come from its seed."""
 
     def __init__(self, config: Config, source: Source, device: torch.device) -> None:
         self.config, self.device = config, device
@@ -43,15 +43,15 @@ class Training:
         if len(self.batches) == 0:
             raise ValueError(f"a batch of {config.batch} is larger than the training data: set a smaller batch")
         if len(self.validation) == 0:
-            raise ValueError(f"validation={config.validation:g} leaves no sample to validate on: set a larger part")
+            raise ValueError(f"validation={config.validation:g} leaves no sample to validate on: set a larger fraction")
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)  # for the weights, and for what an optimizer draws by itself
+            torch.manual_seed(config.seed)  # for the weights, and for the random numbers of the optimizer
             self.model: nn.Module = build(config.model, source.classes)
             self.model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.optimizer = methods.optimizer(self.model, config)
         self._check_fits()
         if config.compile:
-            self.model.compile(dynamic=False)  # code for each size of batch: ESAM has two, and no others come
+            self.model.compile(dynamic=False)  # one compilation for each batch size: ESAM has two
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.sums = {name: torch.zeros((), device=device) for name in SUMS}
         self.best = Best()
@@ -59,11 +59,11 @@ class Training:
         self.epoch_seconds = 0.0
 
     def add_up(self) -> None:
-        """After a step, inside of its graph."""
+        """Add the telemetry of a step to the sums; captured in the graph of the step."""
         self.sums["steps"].add_(1)
-        told = self.optimizer.telemetry
+        telemetry = self.optimizer.telemetry
         for name in SUMS[1:]:
-            value = getattr(told, name)
+            value = getattr(telemetry, name)
             if value is not None:
                 self.sums[name].add_(value)
 
@@ -72,9 +72,9 @@ class Training:
             group["lr"] = rate(self.config, epoch)
 
     def end_epoch(self, epoch: int, together: int, *, alike: bool = True) -> dict[str, Any]:
-        """What the epoch came to, and whether its weights are the best so far.
+        """The metrics of the epoch; keeps its weights if they are the best so far.
 
-        So many runs shared the device, alike in what their steps cost or not.
+        `together` is how many runs shared the device, `alike` whether their steps cost the same.
         """
         steps = self.sums["steps"].item()
         means = {name: total.item() / steps for name, total in self.sums.items() if name != "steps"}
@@ -114,7 +114,7 @@ class Training:
         except RuntimeError as error:
             shape = "×".join(map(str, x.shape[1:]))
             raise ValueError(
-                f"{self.config.model} cannot take the images of {self.config.data}, {shape}: {error}"
+                f"{self.config.model} does not accept the images of {self.config.data}, {shape}: {error}"
             ) from None
         self.model.train()
 
@@ -124,9 +124,9 @@ class Training:
 
     @torch.no_grad()
     def accuracies(self, batches: Batched, tops: Sequence[int]) -> list[float]:
-        """Per cent of the samples whose label is among so many of the likeliest classes; all in one pass."""
+        """Per cent of the samples whose label is among the top k classes, for each k of `tops`; in one pass."""
         self.model.eval()
-        # uncompiled: code for another size of batch would be made, and that of the training made anew for any size
+        # uncompiled: another batch size would recompile the model, also for the training
         stance = torch.compiler.set_stance("force_eager" if self.config.compile else "default")
         right = torch.zeros(len(tops), device=self.device)
         count = 0
@@ -139,7 +139,7 @@ class Training:
         return [100 * total / count for total in right.tolist()]
 
     def test_accuracies(self) -> dict[str, float]:
-        """Of the best weights, by their names in a result."""
+        """Test accuracies of the best weights, by their names in a result."""
         assert self.best.weights is not None
         now = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.model.load_state_dict(self.best.weights)
@@ -148,7 +148,7 @@ class Training:
         return dict(zip(self.tops, accuracies, strict=True))
 
     def state(self) -> dict[str, Any]:
-        """All that a resumed run needs to go on as if nothing had happened."""
+        """Everything that is needed to resume the run bit for bit."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -160,7 +160,7 @@ class Training:
         }
 
     def load(self, state: dict[str, Any]) -> str:
-        """Go on from what `state` gave. Returns what is not as if nothing had happened; empty if all is."""
+        """Resume from `state()`. Returns what differs from an uninterrupted run; empty if nothing does."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         for name, total in self.sums.items():
@@ -173,13 +173,13 @@ class Training:
         )
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
         if state["generator"].shape != self.generator.get_state().shape:
-            return f"it was trained on another kind of device: on {self.device.type} dropout draws from the seed anew"
+            return f"it was trained on another kind of device: on {self.device.type} dropout restarts from the seed"
         self.generator.set_state(state["generator"])
         return ""
 
 
 def _among(top: int, logits: Tensor, labels: Tensor) -> Tensor:
-    """Which labels are among so many of the likeliest classes."""
+    """Which labels are among the top k classes."""
     if top == 1:
         return bisam.objectives.correct(logits, labels)
     likeliest = logits.argsort(dim=1, descending=True, stable=True)[:, :top]  # ties in order, as in `correct`

@@ -1,4 +1,4 @@
-"""Places that keep curves: TensorBoard, Weights & Biases, trackio. Each is imported when it is asked for."""
+"""Trackers of curves: TensorBoard, Weights & Biases, trackio. Each is imported when it is used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SERVICES = ("wandb", "trackio")
 
 
 def trackers(root: Path, *, tensorboard: bool, service: str | None, together: int = 1) -> list[Tracker]:
-    """Those that were asked for; one that is not installed is an error that says so."""
+    """The trackers that were chosen; ValueError if one is not installed."""
     wanted: list[Tracker] = []
     if tensorboard:
         wanted.append(TensorBoard(root))
@@ -22,7 +22,7 @@ def trackers(root: Path, *, tensorboard: bool, service: str | None, together: in
         if service not in SERVICES:
             raise ValueError(f"curves can be sent to {' or '.join(SERVICES)}, got {service!r}")
         if together > 1:
-            raise ValueError(f"{service} takes the curves of one run at a time: leave --track or --together away")
+            raise ValueError(f"{service} takes the curves of one run at a time: remove --track or --together")
         wanted.append(Service(service))
     return wanted
 
@@ -41,7 +41,7 @@ class TensorBoard:
     def log(self, folder: Path, config: Config, metrics: dict[str, Any]) -> None:
         name = f"{folder.parent.name}/{folder.name}"
         if name not in self._writers:
-            # a run that goes on from a checkpoint has written some of its epochs before
+            # a resumed run has written some of its epochs before
             self._writers[name] = self._module.SummaryWriter(str(self._root / name), purge_step=metrics["epoch"])
         for key, value in metrics.items():
             if key != "epoch":

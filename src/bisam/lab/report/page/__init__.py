@@ -20,7 +20,7 @@ from bisam.lab.tables.summary import Sheet
 
 
 @dataclass
-class Words:
+class Sentences:
     """Sentences, as a list."""
 
     lines: Sequence[str]
@@ -67,7 +67,7 @@ class Fold:
     blocks: Sequence[Block]
 
 
-Block = Words | Grid | Figure | Figures | Choice | Fold
+Block = Sentences | Grid | Figure | Figures | Choice | Fold
 
 
 @dataclass

@@ -139,14 +139,14 @@ for (const choice of document.querySelectorAll(".choice")) {
 
 for (const input of document.querySelectorAll(".search input")) {
   const rows = [...input.closest(".grid").querySelectorAll("tbody tr")];
-  const told = input.parentElement.querySelector("output");
+  const count = input.parentElement.querySelector("output");
   input.addEventListener("input", () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const row of rows) {
       const text = row.textContent.toLowerCase();
       row.hidden = !words.every((word) => text.includes(word));
     }
-    told.value = words.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
+    count.value = words.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
   });
 }
 
