@@ -54,10 +54,19 @@ class Recipe:
 
 
 def table(
-    name: str, title: str, published: str | None, seeds: int, rows: Iterable[str], methods: Iterable[str],
+    name: str,
+    title: str,
+    rows: Iterable[str],
+    methods: Iterable[str],
     config: Callable[[str, str], Config],
-) -> Recipe:  # fmt: skip
-    """A cell for each row and method, with the configuration that `config(row, method)` returns."""
+    *,
+    published: str | None = None,
+    seeds: int = 3,
+) -> Recipe:
+    """A cell for each row and method, with the configuration that `config(row, method)` returns.
+
+    Rows must differ in data, model or noise. A new table is a function that returns one, in `RECIPES`.
+    """
     cells = {(r, m): replace(config(r, m), recipe=name, method=m) for r in rows for m in methods}
     return Recipe(name, title, published, seeds, cells)
 
@@ -79,14 +88,14 @@ def cifar10() -> Recipe:
     def config(model: str, method: str) -> Config:
         return _cifar("cifar10", model, epochs=_epochs(method))
 
-    return table("cifar10", "CIFAR-10", "tab:cifar10", 6, FIVE_MODELS, FOUR_METHODS, config)
+    return table("cifar10", "CIFAR-10", FIVE_MODELS, FOUR_METHODS, config, published="tab:cifar10", seeds=6)
 
 
 def cifar100() -> Recipe:
     def config(model: str, method: str) -> Config:
         return _cifar("cifar100", model, epochs=_epochs(method))
 
-    return table("cifar100", "CIFAR-100", "tab:cifar100", 6, FIVE_MODELS, FOUR_METHODS, config)
+    return table("cifar100", "CIFAR-100", FIVE_MODELS, FOUR_METHODS, config, published="tab:cifar100", seeds=6)
 
 
 def imagenet() -> Recipe:
@@ -97,7 +106,7 @@ def imagenet() -> Recipe:
             data="imagenet", model=model, epochs=90, lr=0.2, batch=512, micro_batch=128, mu=mu.get(method), padding=0
         )
 
-    made = table("imagenet", "ImageNet-1K", "tab:imagenet", 3, ["resnet50"], FOUR_METHODS[1:], config)
+    made = table("imagenet", "ImageNet-1K", ["resnet50"], FOUR_METHODS[1:], config, published="tab:imagenet")
     return replace(made, measures=(("top1", "test_accuracy"), ("top5", "test_top5_accuracy")))
 
 
@@ -107,7 +116,7 @@ def adaptive() -> Recipe:
 
     methods = ["asam", "abisam-log", "abisam-tanh"]
     title = "Adaptive methods on CIFAR-10"
-    return table("adaptive", title, "tab:adaptive_cifar10_complete", 5, FIVE_MODELS, methods, config)
+    return table("adaptive", title, FIVE_MODELS, methods, config, published="tab:adaptive_cifar10_complete", seeds=5)
 
 
 def efficient() -> Recipe:
@@ -116,7 +125,7 @@ def efficient() -> Recipe:
 
     methods = ["esam", "ebisam-log", "ebisam-tanh"]
     title = "Efficient methods on CIFAR-10"
-    return table("efficient", title, "tab:efficient_cifar10_complete", 5, FIVE_MODELS, methods, config)
+    return table("efficient", title, FIVE_MODELS, methods, config, published="tab:efficient_cifar10_complete", seeds=5)
 
 
 def label_noise() -> Recipe:
@@ -126,7 +135,7 @@ def label_noise() -> Recipe:
         return _cifar("cifar10", "resnet32", epochs=_epochs(method), noise=noise, rho=rho)
 
     title, rates = "ResNet-32 on CIFAR-10 with wrong labels", ["0%", "20%", "40%", "60%", "80%"]
-    return table("label_noise", title, "tab:label_noise", 6, rates, FOUR_METHODS, config)
+    return table("label_noise", title, rates, FOUR_METHODS, config, published="tab:label_noise", seeds=6)
 
 
 def demo() -> Recipe:
@@ -142,7 +151,7 @@ def demo() -> Recipe:
         )  # fmt: skip
 
     title = "Handwritten digits, 40 % of the labels wrong"
-    return table("demo", title, None, 3, ["40%"], FOUR_METHODS, config)
+    return table("demo", title, ["40%"], FOUR_METHODS, config)
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {

@@ -75,7 +75,7 @@ def test_list_shows_a_recipe_of_any_data_set(register, monkeypatch, data):
 
     def recipe():
         config = Config(data=data, model="resnet56")
-        return table("own", "Blobs", None, 1, ["resnet56"], ["sam"], lambda row, method: config)
+        return table("own", "Blobs", ["resnet56"], ["sam"], lambda row, method: config)
 
     monkeypatch.setitem(RECIPES, "own", recipe)
     done = CliRunner().invoke(app, ["list"])
