@@ -23,7 +23,7 @@ _REMEDIES = {
 
 
 def draft_of(path: Path) -> Path:
-    """Where a file is written before it takes its name."""
+    """The temporary name that a file is written under."""
     return path.with_name(path.name + ".tmp")
 
 

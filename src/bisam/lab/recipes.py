@@ -26,14 +26,14 @@ class Recipe:
     published: str | None
     """The paper's label of the table; None where it is not the paper's."""
     seeds: int
-    """How many runs of each cell the paper has."""
+    """Seeds of each cell in the paper."""
     cells: dict[tuple[str, str], Config]
     measures: tuple[tuple[str, str], ...] = ()
-    """Where the paper's rows are not models or noise rates but measures: what each is called in a result."""
+    """Label and name in a result of each row, where the paper's rows are measures and not models or noise rates."""
 
     @property
     def lines(self) -> list[tuple[str, str, str]]:
-        """The lines of the printed table: what the paper calls each, its row here, and what of the result it shows."""
+        """Label in the paper, row here and name in a result, of each line of the printed table."""
         if self.measures:
             return [(label, row, name) for row in self.rows for label, name in self.measures]
         return [(row, row, "test_accuracy") for row in self.rows]

@@ -1,4 +1,4 @@
-"""What is promised about speed and memory, and whether a result of `bisam bench` keeps it."""
+"""The bars of speed and memory, and whether a result of `bisam bench` meets them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Result = dict[str, Any]
 Entry = dict[str, Any]
 
 BATCH = 128
-"""What the bars of training steps are set for."""
+"""Batch size of the bars of training steps."""
 
 
 class Bar(NamedTuple):

@@ -1,4 +1,4 @@
-"""What the ascent's loss costs, forward and backward, beside cross entropy."""
+"""Time of the ascent's loss, forward and backward, against cross entropy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training step costs: alone, several at once, and in memory. On random images that lie on the device."""
+"""Time and memory of training steps, alone and several at once, on random images on the device."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ AUTHORS_MS = {"resnet56": 80.84, "vgg19bn": 43.49, "wrn28-2": 60.93, "densenet12
 AUTHORS_GPU, AUTHORS_BATCH = "H200", 128
 
 IMAGES = 45_000
-"""In an epoch of the paper: CIFAR without what it validates on."""
+"""Training images of an epoch in the paper: CIFAR without the validation images."""
 
 EPOCHS = 200
-"""Of a training of the paper."""
+"""Epochs of a run in the paper."""
 
 CAPTURE_WARMUP = 3
 WARMUP = 5

@@ -56,7 +56,7 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchmarkPlan:
-    """What to measure, and how thoroughly. `compiling` is "auto", "always" or "never"."""
+    """The measurements, and how thorough they are. `compiling` is "auto", "always" or "never"."""
 
     device: torch.device
     sections: tuple[str, ...] = tuple(SECTIONS)
@@ -67,7 +67,7 @@ class BenchmarkPlan:
     quick: bool = False
 
     def units(self) -> list[Unit]:
-        """In the order of the sections; those that need a GPU only where there is one."""
+        """Measurements in the order of the sections; those that need a GPU only where there is one."""
         of_section = {"loss": self._loss, "epoch": self._epoch, "together": self._together, "memory": self._memory}
         return [unit for name in SECTIONS if name in self.sections and self.can(name) for unit in of_section[name]()]
 
@@ -186,7 +186,7 @@ def check_writable(path: Path) -> None:
 
 
 def _origin(result: Result) -> tuple[Any, ...]:
-    """What two results must share to be of one piece."""
+    """What two results must share to be combined."""
     device, receipt_of = result["device"], result["receipt"]
     return device, receipt_of["commit"], receipt_of["torch"], receipt_of["gpu" if device == "cuda" else "cpu"]
 

@@ -99,7 +99,7 @@ def change(text: str) -> tuple[str, str]:
 
 
 def changes_of(texts: Sequence[str] | None, *, partial_data: bool = False) -> dict[str, str]:
-    """What --set and --partial-data change of a configuration."""
+    """The changes of --set and --partial-data, by field."""
     parsed = dict(change(text) for text in texts or [])
     if "partial_data" in parsed:
         raise ValueError("use --partial-data instead of --set partial_data=")

@@ -47,7 +47,7 @@ class Side:
 
     @property
     def status(self) -> str:
-        """As in "done", "diverged", "not finished" or "not counted"."""
+        """Such as "done", "diverged", "not finished" or "not counted"."""
         if self.record.not_counted:
             return "not counted"
         return "not finished" if self.record.result is None else str(self.record.result.get("status", "unknown"))
@@ -61,7 +61,7 @@ class RunComparison:
     b: Side
     changes: list[Change]
     notes: list[str] = field(default_factory=list)
-    """What is wrong with the records, why something is missing, and what makes the two less comparable."""
+    """Problems of the records, reasons for missing parts, and what makes the two less comparable."""
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -143,7 +143,7 @@ def _inside(folder: Path) -> str:
 
 
 def _names(first: Path, second: Path) -> tuple[str, str]:
-    """In what two folders differ, as short as can be understood; of one and the same, all of its path.
+    """Short names for two folders: the parts in which their paths differ; the whole path if they do not.
 
     >>> _names(Path("runs/sam"), Path("runs/sam+rho=1")), _names(Path("old/sam"), Path("new/sam"))
     (('sam', 'sam+rho=1'), ('old', 'new'))

@@ -44,7 +44,7 @@ ASCENTS: dict[str, Objective | None] = {
 """Objectives that perturbations maximise. Those with Q also give a bound of the 0-1 error."""
 
 TOLERATED = 0.01
-"""How far a test error may be from the recorded one: bf16 against float32 makes less than this."""
+"""Tolerated deviation from the recorded test error: bf16 against float32 makes less."""
 
 
 class InspectionError(ValueError):
@@ -53,7 +53,7 @@ class InspectionError(ValueError):
 
 @dataclass(frozen=True)
 class InspectionPlan:
-    """What is measured, and how finely."""
+    """The settings of the diagnoses."""
 
     rho: float = 0.05
     """Radius of all perturbations."""
@@ -69,13 +69,13 @@ class InspectionPlan:
     signs: int = 20
     """Random vectors of the trace."""
     points: int = 21
-    """On the line."""
+    """Points on the line."""
     grid: int = 15
-    """On each side of the plane."""
+    """Points on each side of the plane."""
     span: float = 1.0
     """How far line and plane go to each side, in lengths of the filters."""
     seed: int = 0
-    """Of all random directions."""
+    """Seed of all random directions."""
 
     def __post_init__(self) -> None:
         diagnosed.check_radius("rho", self.rho)
@@ -93,7 +93,7 @@ class LossAndError:
 
 @dataclass(frozen=True)
 class WorstCase:
-    """How far the loss rises in a ball, and what else happens there."""
+    """The rise of the loss in a ball, with the error and flips there."""
 
     objective: str
     """What the perturbation maximises: a name in `ASCENTS`."""
@@ -113,7 +113,7 @@ class WorstCase:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found at and around the weights of a run."""
+    """The diagnoses at and around the weights of a run."""
 
     plan: InspectionPlan
     parameters: int

@@ -18,7 +18,7 @@ from bisam.lab.report.page import Block, Figure, Figures, Grid, Section, Sentenc
 
 _AS_LINES = {"symbolType": "stroke", "symbolSize": 400}
 COLOURS = ["#3b82f6", "#e8590c"]
-"""Of the first run and the second."""
+"""Colours of the first and the second run."""
 
 
 def write(comparison: RunComparison) -> str:
@@ -169,7 +169,7 @@ def _by_run(comparison: RunComparison, **legend: Any) -> alt.Color:
 
 
 def _dashed(comparison: RunComparison, **legend: Any) -> alt.StrokeDash:
-    """So that a line that hides another is seen through."""
+    """Dashes, so that a line does not hide another."""
     names = [side.name for side in comparison.sides]
     return alt.StrokeDash("run:N", scale=alt.Scale(domain=names, range=[[1, 0], [6, 4]]), legend=_legend(**legend))
 

@@ -13,7 +13,7 @@ from bisam.lab.tables.cells import number
 from bisam.lab.tables.summary import OPEN, Sheet
 
 CellText = Callable[[Side], str]
-"""What a run has in one line of a table; OPEN where it has nothing."""
+"""The text of a run in one line of a table; OPEN where it has none."""
 
 ACCURACIES = {
     "test_accuracy": "test accuracy, per cent",
@@ -32,7 +32,7 @@ METRICS = {
     "samples_per_second": "samples per second",
     "together": "runs at once, each at that rate",
 }
-"""What a line of metrics may have, by its name there."""
+"""Titles of the metrics, by their names in a line of metrics."""
 
 
 def sheets(comparison: RunComparison) -> list[Sheet]:

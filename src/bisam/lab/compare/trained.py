@@ -38,7 +38,7 @@ class Trained:
 
     @property
     def rows(self) -> Tensor:
-        """Of its training samples in the data set."""
+        """Rows of its training samples in the data set."""
         return split(range(self.pool.count), self.config.validation, seed=self.config.seed)[0]
 
 
@@ -118,7 +118,7 @@ def _model(config: Config, classes: int, weights: dict[str, Tensor]) -> nn.Modul
 
 
 def _first_fault(error: RuntimeError) -> str:
-    """Of torch's list, which may be as long as the model is deep."""
+    """The first line of torch's list of mismatches, which may be long."""
     lines = [line.strip().rstrip(".") for line in str(error).splitlines()]
     first = (lines[1:] or lines)[0]
     return first if len(first) <= 200 else f"{first[:200]}…"

@@ -98,7 +98,7 @@ class Entry:
         return found
 
     def read(self, dataset: DataSet, source: Sequence[dict[str, Any]] | None) -> Images:
-        """What was written, bit for bit, and of these source files, if any are given."""
+        """The cached images, verified; UnfitError if they were made of other source files."""
         about = self.about()
         if source is not None and about.get("files") != list(source):
             raise UnfitError("was made of other files")

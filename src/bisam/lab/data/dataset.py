@@ -1,4 +1,4 @@
-"""What is recorded of a data set before it is read, and the checks of what was read against it."""
+"""The description of a data set, and the checks of its images against it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DataSet:
     samples: Mapping[str, int]
     """Number of images in "train" and "test"."""
     mean: tuple[float, ...]
-    """Of each channel, of pixels in [0, 1]; as many as the images have channels."""
+    """Mean of each channel, of pixels in [0, 1]; as many as the images have channels."""
     std: tuple[float, ...]
     size: int | None
     """Side of its square images; None where they have different sizes: then they are streamed from disk."""

@@ -20,7 +20,7 @@ from bisam.lab.data.dataset import DataSet, check
 from bisam.lab.data.images import DataError, Images
 
 SUBFOLDERS = (".", "data", "plain_text", "cifar100")
-"""Where the hub's repositories have their files, as seen from the folder that is given."""
+"""Subfolders of the hub's repositories that may have the files."""
 
 
 def files_of(folder: Path, dataset: DataSet, split: str) -> list[Path]:

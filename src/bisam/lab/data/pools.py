@@ -31,9 +31,9 @@ class Pool(Protocol):
     classes: int
     checksum: str
     count: int
-    """Of training samples, before a part of them is kept for validation."""
+    """Number of training samples, including those for validation."""
     scattered: bool
-    """Whether samples from anywhere are as fast to get as neighbours."""
+    """Whether random rows are as fast to read as neighbouring ones."""
 
     def training(self, config: Config, rows: Tensor, device: torch.device) -> SampleBatches:
         """These samples, with the labels that the run was trained on."""

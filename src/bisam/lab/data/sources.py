@@ -1,4 +1,4 @@
-"""Where a run's batches come from: a data set in memory, or one that is streamed from disk."""
+"""Sources of a run's batches: a data set in memory, or one that is streamed from disk."""
 
 from __future__ import annotations
 

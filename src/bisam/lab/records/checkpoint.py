@@ -26,17 +26,17 @@ from bisam.lab.files import explained, write_atomically
 
 FORMAT = 1
 DEEPEST = 64
-"""How far a state may be nested: one that contains itself has no end."""
+"""Limit on the nesting of a state, to detect one that contains itself."""
 
 DTYPES = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.bool}
     | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8}
     | {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz}
 )
-"""What safetensors both writes and reads."""
+"""The dtypes that safetensors both writes and reads."""
 
 Place = tuple[str | int, ...]
-"""Of a value in a state: the keys and indices that lead to it."""
+"""The keys and indices that lead to a value in a state."""
 
 _NAME = re.compile(r"checkpoint-(\d{9,})\.safetensors")
 _KEY, _BLANK = b'"sha256":"', b"0" * 64

@@ -78,12 +78,12 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where `checkpoint.save` and `load` have theirs."""
+        """The folder of the checkpoints."""
         return self.folder / CHECKPOINTS
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What `finish` was given; None before."""
+        """The result that `finish` wrote; None before."""
         path = self.folder / RESULT
         try:
             return load_object(path)
@@ -108,7 +108,7 @@ class RunFolder:
         self._write(WEIGHTS, *pack(tensors, {"format": "pt"}))
 
     def load_weights(self) -> dict[str, Tensor]:
-        """What `save_weights` was given last, on the CPU."""
+        """The weights that `save_weights` wrote last, on the CPU."""
         path = self.folder / WEIGHTS
         try:
             tensors, _ = unpack(path.read_bytes())
@@ -132,7 +132,7 @@ class RunFolder:
 
 
 def check(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether there is a run in the folder. ConfigMismatch or RecordError if it is not of this configuration."""
+    """Whether there is a run in the folder. Raises ConfigMismatch or RecordError if it has another configuration."""
     if not (folder / CONFIG).exists():
         found = [name for name in (METRICS, RESULT, RECEIPT, WEIGHTS, CHECKPOINTS) if (folder / name).exists()]
         if found:

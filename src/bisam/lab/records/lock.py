@@ -59,7 +59,7 @@ else:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _release_all() -> None:
-        """In a fork: workers that outlive a killed process would hold its lock."""
+        """In a forked process: workers that outlive a killed process would hold its lock."""
         for lock in list(_held):
             lock.release()
 

@@ -1,4 +1,4 @@
-"""Where, when and with what something was measured; results as files that are whole or not there."""
+"""Receipts: the versions, hardware and commit of a measurement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import bisam
 from bisam.lab.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[4]
-"""Of the repository, where this is not an installed copy."""
+"""Root of the repository, if this is not an installed copy."""
 
 
 def receipt() -> dict[str, Any]:

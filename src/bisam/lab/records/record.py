@@ -17,7 +17,7 @@ from bisam.lab.records.values import read_object
 
 @dataclass(frozen=True)
 class Record:
-    """What a run folder holds, as far as it can be read; `problems` describes the rest."""
+    """The contents of a run folder, as far as they can be read; `problems` describes the rest."""
 
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Record:
         return self._by_receipts("gpu", "cpu")
 
     def _by_receipts(self, *names: str) -> str:
-        """Of the receipt of each process that trained it, the first of these that it has."""
+        """The first of these values that is set, in the receipt of each process that trained the run."""
         last = self.receipt or {}
         earlier = last.get("earlier")
         receipts = [*(earlier if isinstance(earlier, list) else ()), last]

@@ -34,7 +34,7 @@ def plain(value: Any, place: tuple[str, ...]) -> Any:
 
 
 def restored(plain: Any) -> Any:
-    """What `plain` was given, with lists for tuples."""
+    """The inverse of `plain`, with lists for tuples."""
     if isinstance(plain, dict):
         return {key: restored(part) for key, part in plain.items()}
     if isinstance(plain, list):

@@ -40,10 +40,10 @@ CURVES = {
     "surrogate_gap": "surrogate gap, L(w + ε) − L(w)",
     "lr": "learning rate",
 }
-"""What is drawn over the epochs, by its name in the rows."""
+"""Titles of the curves, by their names in the rows."""
 
 MOST_POINTS = 40_000
-"""Of all runs of a page together: more make it slow, and are finer than a screen."""
+"""Points of all runs of a page: more make it slow, and are finer than a screen."""
 
 MOST_TOOLTIPS = 4_000
 """Points of a chart that the pointer finds: each is a shape of its own to a browser."""
@@ -53,7 +53,7 @@ OUTLIER = 10.0
 
 _COLOURS = {"plain": "#7d8590", "sam": "#3b82f6", "log": "#e8590c", "tanh": "#0f9d6b"}
 _NEUTRAL = "#8957e5"
-"""Of what belongs to no method."""
+"""Colour of marks that belong to no method."""
 
 _MORE_COLOURS = ["#b8860b", "#c2255c", "#5f3dc4", "#2b8a3e"]
 _DASHES = {"plain": [2, 3], "sam": [8, 3], "log": [1, 0], "tanh": [12, 2, 3, 2]}
@@ -96,7 +96,7 @@ def _label(run: Run) -> str:
 
 
 def _drop_outliers(rows: Rows, diverged: Container[str]) -> None:
-    """What runs that diverged have far beyond the others: beside it nothing else could be seen."""
+    """Remove values of diverged runs far beyond the others, which would flatten all other curves."""
     for name in CURVES:
         sizes = [abs(row[name]) for row in rows if name in row and row["run"] not in diverged]
         for row in rows:
@@ -287,7 +287,7 @@ def _by_method(methods: Sequence[str]) -> tuple[alt.Color, alt.StrokeDash]:
 
 
 def _kind(method: str) -> str:
-    """What decides colour and dash: φ of the ascent, or whether the method perturbs at all."""
+    """The key of colour and dash: φ of the ascent, or whether the method perturbs."""
     found = METHODS[method]
     return found.phi if found.phi in _COLOURS else "sam" if found.perturbs else "plain"
 
@@ -298,7 +298,7 @@ def of(rows: Rows) -> alt.Chart:
 
 
 def whole(drawn: Any, rows: Rows, height: int = 240) -> Chart:
-    """With its data, as wide as there is room."""
+    """The chart with its data, as wide as its container."""
     return Chart(drawn.properties(width="container", height=height), {_name(rows): rows})
 
 

@@ -206,12 +206,12 @@ def _printed(cell: published.PublishedCell | None) -> str:
 
 
 def _seconds(run: Run) -> list[float]:
-    """Of each epoch so far."""
+    """Seconds of each epoch so far."""
     return [value for row in run.record.metrics if (value := number(row.get("seconds"))) is not None]
 
 
 def _seconds_of_the_device(run: Run) -> float:
-    """A part of each epoch's, where several runs shared it."""
+    """Seconds of each epoch, divided by the runs that shared the device, added up."""
     rows = [(number(row.get("seconds")), number(row.get("together"))) for row in run.record.metrics]
     return sum((seconds or 0.0) / max(1.0, together or 1.0) for seconds, together in rows)
 

@@ -1,4 +1,4 @@
-"""Which run belongs to which cell of which table."""
+"""Sorts runs into the cells of tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """As in "done", "diverged", "3 of 200 epochs" or "not counted"."""
+        """ "done", "diverged", "3 of 200 epochs" or "not counted"."""
         if self.record.not_counted:
             return "not counted"
         if self.record.result is not None:
@@ -57,14 +57,14 @@ class Run:
 
     @property
     def together(self) -> str:
-        """How many runs shared the device, as in "6" or "1 to 8"."""
+        """Number of runs that shared the device, such as "6" or "1 to 8"."""
         counts = [count for row in self.record.metrics if (count := number(row.get("together"))) is not None] or [1]
         few, many = f"{min(counts):.0f}", f"{max(counts):.0f}"
         return few if few == many else f"{few} to {many}"
 
     @property
     def milliseconds(self) -> float | None:
-        """Of one step in the last epoch, or its part where several shared the device; None if those were not alike."""
+        """Per step of the last epoch, divided by the runs that shared the device; None if their costs differ."""
         if self.record.metrics and self.record.metrics[-1].get("alike") is False:
             return None
         rate, together = self.last("samples_per_second"), self.last("together") or 1
@@ -77,10 +77,10 @@ class Group:
 
     recipe: Recipe
     changes: str
-    """As in "epochs=3, rho=0.1"; empty for the recipe as it is."""
+    """The changed fields, such as "epochs=3, rho=0.1"; empty for the unchanged recipe."""
     runs: dict[Cell, dict[int, Run]] = field(default_factory=lambda: defaultdict(dict))
     borrowed: list[Run] = field(default_factory=list)
-    """Those among them that are another table's and count here too."""
+    """Runs of another table that count in this one too."""
 
     @property
     def title(self) -> str:
@@ -93,7 +93,7 @@ class Group:
 
     @property
     def rows(self) -> list[str]:
-        """Those that have runs."""
+        """The rows that have runs."""
         return [row for row in self.recipe.rows if any(self.runs.get((row, m)) for m in self.recipe.methods)]
 
     def of(self, row: str, method: str) -> list[Run]:
@@ -272,7 +272,7 @@ def without_numerics(config: Config) -> Config:
 
 
 def changes_of(own: Config, changed: Config) -> list[str]:
-    """As in ["epochs=3"]."""
+    """The fields that differ, such as ["epochs=3"]."""
     before = vars(own)
     return [f"{name}={text_of(value)}" for name, value in vars(changed).items() if value != before[name]]
 
@@ -294,7 +294,7 @@ def _run(record: Record) -> Run | str:
 
 
 def damage(record: Record) -> str:
-    """What of a record cannot be read; empty if all of it can."""
+    """The problems of a record as one text; empty if it has none."""
     shown, more = record.problems[:MOST_PROBLEMS], len(record.problems) - MOST_PROBLEMS
     return "; ".join([*shown, f"{more} more"] if more > 0 else shown)
 

@@ -1,4 +1,4 @@
-"""What a recipe costs on one H200, from the measured milliseconds of a step."""
+"""The cost of a recipe on one H200, from the measured milliseconds of a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAIN_STEP_MS = {
 
 
 def hours(recipe: Recipe) -> float | None:
-    """Of all cells and seeds; None where a model was not measured, or a data set or method is not registered."""
+    """Hours of all cells and seeds; None where a model was not measured, or a data set or method is not registered."""
     total = 0.0
     for (_, method), config in recipe.cells.items():
         if config.model not in PLAIN_STEP_MS or config.data not in DATA_SETS or method not in METHODS:

@@ -1,4 +1,4 @@
-"""Is a difference between two methods real? Means over seeds, and 95 % intervals of their differences."""
+"""Differences between methods: means over seeds, with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ ARITHMETIC = 1e-12
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the mean of one group lies above that of another, and the interval in which the true value may lie."""
+    """The difference of the means of two groups, and its 95 % interval."""
 
     mean: float
     low: float | None
     """None, as `high`, where the scatter cannot be estimated: too few runs, or all differences equal."""
     high: float | None
     runs: tuple[int, int]
-    """How many of each group went into it."""
+    """Number of runs of each group."""
     paired: bool
     """Whether runs of the same seed were compared with each other."""
 
     @property
     def resolved(self) -> bool:
-        """Whether the interval leaves no doubt about the sign."""
+        """Whether the interval excludes 0."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     @property

@@ -57,7 +57,7 @@ class MethodDifference:
     published: float | None
     """The same difference of the paper's means."""
     diverged: str = ""
-    """How many runs of which of the two are not in it, since they diverged."""
+    """The runs that are left out since they diverged, as text."""
 
     @property
     def label(self) -> str:
@@ -89,7 +89,7 @@ def sheet(group: Group) -> Sheet:
 
 
 def _effort(group: Group) -> list[str]:
-    """Where SGD, which has one gradient a step and not two, did not have twice the epochs."""
+    """A note where SGD, with one gradient a step, did not have twice the epochs of the others."""
     unequal = []
     for row in group.rows:
         epochs = {run.config.method: run.config.epochs for run in group.of_row(row)}
@@ -181,7 +181,7 @@ def _cautions(found: Sequence[MethodDifference]) -> list[str]:
 
 
 def diverged(group: Group, row: str, methods: Iterable[str]) -> str:
-    """As in "2 of 6 SAM runs diverged and are left out"."""
+    """Text such as "2 of 6 SAM runs diverged and are left out"."""
     parts = []
     for method in methods:
         runs = group.of(row, method)
@@ -231,7 +231,7 @@ def _line(group: Group, paper: published.PublishedTable | None, label: str, row:
 
 
 def accuracy(group: Group, row: str, method: str, name: str) -> str:
-    """As in "94.20 ± 0.10, n = 3, 1 diverged"."""
+    """Text such as "94.20 ± 0.10, n = 3, 1 diverged"."""
     values = [*group.measured(row, method, name).values()]
     runs = group.of(row, method)
     counts = {status: sum(run.status == status for run in runs) for status in ("done", "diverged")}
@@ -270,7 +270,7 @@ def _means(group: Group, name: str) -> list[str]:
 
 
 def _milliseconds(runs: Sequence[Run]) -> str:
-    """As in "2.4, 6 at once": of those that had the most of the device to themselves."""
+    """Text such as "2.4, 6 at once", from the runs that shared the device with the fewest others."""
     by_count: dict[float, list[float]] = defaultdict(list)
     for run in runs:
         if run.milliseconds is not None:

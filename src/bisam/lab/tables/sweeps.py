@@ -1,4 +1,4 @@
-"""Which value of a hyperparameter does best on the validation data, among runs that differ in nothing else.
+"""Sweeps: the value of a hyperparameter that does best on the validation data, all else equal.
 
 Test accuracy is nowhere in this file: a value chosen by it would be tested on the data that chose it.
 """
@@ -35,7 +35,7 @@ class GridPoint:
 
     values: Values
     accuracies: dict[int, float]
-    """On the validation data, in per cent, by seed; of the weights that the configuration selects."""
+    """Validation accuracy in per cent, by seed, of the weights that the configuration selects."""
     diverged: tuple[int, ...] = ()
     """Seeds of the runs that diverged."""
 
@@ -62,14 +62,14 @@ class Sweep:
     left_out: tuple[Values, ...] = ()
     """Points without the seeds that the others share."""
     seeds_left_out: tuple[int, ...] = ()
-    """Those that half of the points, or more, do not have yet."""
+    """Seeds that half of the points or more lack."""
     changes: str = ""
-    """In what its runs differ from the recipe, beside the field; as in "epochs=3"."""
+    """The other fields in which its runs differ from the recipe, such as "epochs=3"."""
     runs: tuple[Run, ...] = ()
-    """All runs that it was found among."""
+    """All runs with these changes, of any value."""
 
     def mark(self, point: GridPoint) -> str:
-        """As in "chosen" or "the recipe's"; empty for most."""
+        """Text such as "chosen" or "the recipe's"; empty for most points."""
         marks = ["chosen"] * (point is self.chosen) + ["the recipe's"] * (point is self.own_point)
         return ", ".join(marks)
 
@@ -83,7 +83,7 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """As in "cifar10/resnet56/bisam-tanh"."""
+        """Such as "cifar10/resnet56/bisam-tanh"."""
         return name_of_cell(self.recipe, self.cell)
 
     @property
@@ -112,7 +112,7 @@ class Sweep:
 
     @property
     def edges(self) -> list[tuple[str, str]]:
-        """Where the choice is the "smallest" or "largest" value of a field, beyond which may be better ones."""
+        """Fields whose chosen value is the "smallest" or "largest" of the grid; better ones may lie beyond."""
         if self.chosen is None:
             return []
         found = []
@@ -204,7 +204,7 @@ def sort_out(collection: Collection) -> tuple[list[Group], list[Sweep]]:
 
 
 def _only(group: Group, swept: Container[int]) -> bool:
-    """Whether all runs of a table, but for those that are another's, are of sweeps."""
+    """Whether all runs of a table, except borrowed ones, belong to sweeps."""
     borrowed = {id(run) for run in group.borrowed}
     runs = [run for of_cell in group.runs.values() for run in of_cell.values()]
     return all(id(run) in swept for run in runs if id(run) not in borrowed)
@@ -270,7 +270,7 @@ def value_of(config: Config, field: str) -> float:
 
 
 def name_of_cell(recipe: str, cell: Cell) -> str:
-    """As in "cifar10/resnet56/bisam-tanh"."""
+    """Such as "cifar10/resnet56/bisam-tanh"."""
     return "/".join([recipe, *cell])
 
 
@@ -279,7 +279,7 @@ def _is_own_but_for(fields: Sequence[str], config: Config, own: Config) -> bool:
 
 
 def _point(values: Values, results: Mapping[int, float | None]) -> GridPoint:
-    """None is the accuracy of a run that diverged."""
+    """A result of None is a run that diverged."""
     accuracies = {seed: accuracy for seed, accuracy in results.items() if accuracy is not None}
     return GridPoint(values, accuracies, tuple(seed for seed in results if seed not in accuracies))
 

@@ -50,7 +50,7 @@ def _listed(methods: Sequence[str]) -> str:
 
 
 def twins(jobs: Sequence[Job]) -> dict[Path, Job]:
-    """By folder, of jobs that have no result: a finished run of the same cell and seed, computed in another way."""
+    """For the folder of each unfinished job, a finished run of the same cell and seed that differs in `NUMERICS`."""
     done: dict[Any, Job] = {}
     ended: set[Path] = set()
     for parent in dict.fromkeys(job.folder.parent for job in jobs if job.folder.parent.is_dir()):
@@ -65,7 +65,7 @@ def twins(jobs: Sequence[Job]) -> dict[Path, Job]:
 
 
 def _cell_of(config: Config, folder: Path) -> tuple[Any, Config]:
-    """The same for runs that are of one cell and seed, however they are computed."""
+    """A key that is the same for runs of one cell and seed that differ only in `NUMERICS`."""
     return place_of(config, folder), without_numerics(config)
 
 
@@ -121,7 +121,7 @@ def run(
 
 
 def _alike(jobs: Iterable[Job]) -> Iterable[list[Job]]:
-    """Jobs that can step together: of the same data, with batches as large, epochs as long, and the same numerics."""
+    """Groups of jobs that can step together: the same data, batch size, length of epochs and numerics."""
     groups: dict[Any, list[Job]] = defaultdict(list)
     for job in jobs:
         config = job.config

@@ -17,7 +17,7 @@ from bisam.lab.data.sources import Batched, Source
 from bisam.lab.models import build
 
 SUMS = ["steps", "loss", "perturbed_loss", "error", "perturbed_error", "flips", "ascent_norm"]
-"""What is added up over the steps of an epoch, on the device."""
+"""Telemetry that is summed over the steps of an epoch, on the device."""
 
 CLASSES_FOR_TOP5 = 100
 """Report top-5 accuracy for data sets with at least this many classes: there guessing gets at most 5 %."""
