@@ -267,7 +267,7 @@ def damaged_weights(sam):
 
 def weights_that_are_not_finite(sam):
     save(sam, {**load_file(sam / "best.safetensors"), "classifier.bias": torch.full((10,), math.nan)})
-    return "its best.safetensors holds numbers that are not finite"
+    return "its best.safetensors has values that are not finite"
 
 
 def weights_without_a_finite_loss(sam):
@@ -283,32 +283,32 @@ def another_architecture(sam):
 
 def an_unknown_model(sam):
     edit(sam, "config.json", model="digitsnet2")
-    return "its model is not known here: no model is called 'digitsnet2': the nearest names are digitsnet"
+    return "its model is not registered: no model is called 'digitsnet2': the nearest names are digitsnet"
 
 
 def an_unknown_data_set(sam):
     edit(sam, "config.json", data="digit")
-    return "its data cannot be had: no data set is called 'digit'"
+    return "its data cannot be loaded: no data set is called 'digit'"
 
 
 def other_data(sam):
     edit(sam, "receipt.json", data_checksum="0123456789abcdef")
-    return "the data here are not those that it was trained on, their sha256 is 511f05b04534… and its receipt has 0123"
+    return "these are not the data that it was trained on: their sha256 is 511f05b04534… and its receipt has 0123"
 
 
 def a_config_of_other_kinds(sam):
     edit(sam, "config.json", data=3)
-    return "its configuration has what this version does not know: 'data' is 3"
+    return "its configuration has values that this version does not support: 'data' is 3"
 
 
 def a_config_out_of_range(sam):
     edit(sam, "config.json", validation=2.0)
-    return "its configuration is not one of ours: validation must lie between"
+    return "its configuration is not valid: validation must lie between"
 
 
 def a_config_without_a_seed(sam):
     edit(sam, "config.json", seed=None)
-    return "its configuration does not tell seed"
+    return "its configuration lacks seed"
 
 
 def save(folder, weights):
@@ -329,7 +329,7 @@ def test_of_a_run_that_cannot_be_looked_at_the_reason_is_told_and_the_rest_is_co
     reason = case(runs.sam)
     done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
     assert done.exit_code == 0, done.output
-    assert f"sam: its weights are not looked at: {reason}" in done.output
+    assert f"sam: its weights are not diagnosed: {reason}" in done.output
     assert "sgd: its weights" not in done.output
     said = words(done)
     assert "training loss at w " in said  # the curves of both
@@ -341,8 +341,8 @@ def test_data_that_are_not_there_are_a_reason(runs, tmp_path):
     edit(runs.sam, "config.json", data="cifar10")
     done = bisam_says("compare", runs.sam, runs.sgd, *QUICK, "--data", tmp_path / "empty")
     assert done.exit_code == 0, done.output
-    assert "sam: its weights are not looked at: its data cannot be had: " in done.output
-    assert "sgd: its weights are not looked at: its data cannot be had: digits is not read from files" in done.output
+    assert "sam: its weights are not diagnosed: its data cannot be loaded: " in done.output
+    assert "sgd: its weights are not diagnosed: its data cannot be loaded: digits is not read from files" in done.output
 
 
 @pytest.mark.parametrize(("options", "expected"), [([], {True, False}), (["--partial-data"], {True})])
@@ -376,7 +376,7 @@ def images_that_do_not_fit():
     [
         (too_little_memory, "digitsnet does not fit into the memory of cpu: use --device cpu"),
         (unreadable_files, "Stale file handle"),
-        (images_that_do_not_fit, "digitsnet cannot take the images of digits: "),
+        (images_that_do_not_fit, "digitsnet does not accept the images of digits: "),
     ],
 )
 def test_what_goes_wrong_while_it_is_looked_at_is_a_reason(runs, training, reason):
@@ -394,7 +394,7 @@ def test_what_goes_wrong_while_it_is_looked_at_is_a_reason(runs, training, reaso
 def test_without_a_receipt_the_data_are_taken_for_the_runs_and_that_is_said(runs):
     (runs.sam / "receipt.json").unlink()
     done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
-    assert "sam: no receipt tells which data it was trained on" in done.output
+    assert "sam: it has no receipt with a checksum of its data" in done.output
     assert "sgd: no receipt" not in done.output
     assert "parameters 30,762 30,762" in words(done)
 
@@ -402,7 +402,7 @@ def test_without_a_receipt_the_data_are_taken_for_the_runs_and_that_is_said(runs
 def test_weights_of_another_run_are_noticed(runs):
     shutil.copy(runs.sgd / "best.safetensors", runs.sam)
     done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
-    assert "they may be of another run" in done.output
+    assert "they may belong to another run" in done.output
     assert "sgd: its weights are right" not in done.output
 
 
@@ -524,7 +524,7 @@ def test_runs_that_share_few_samples_are_looked_at_with_their_own_and_that_is_sa
     edit(runs.sam, "config.json", validation=0.9, seed=1)
     edit(runs.sgd, "config.json", validation=0.9)
     found = comparison.compare(runs.sam, runs.sgd, digits, CPU, SMALL)
-    assert "They share few training samples, and each is looked at with its own." in found.notes
+    assert "They share few training samples, and each is diagnosed on its own." in found.notes
     assert found.a.inspection.samples == found.b.inspection.samples == 40
 
 
@@ -555,7 +555,7 @@ def test_runs_on_different_data_are_looked_at_with_their_own_and_that_is_said(ru
         return data
 
     found = comparison.compare(runs.sam, runs.sgd, load_two, CPU, SMALL)
-    assert "They were trained on different data, and each is looked at with its own." in found.notes
+    assert "They were trained on different data, and each is diagnosed on its own." in found.notes
     assert found.a.inspection is not None
 
 

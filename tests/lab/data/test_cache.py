@@ -110,7 +110,7 @@ DAMAGE = {
     "truncated": ("train.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-9]), "is damaged"),
     "empty": ("train.safetensors", lambda path: path.write_bytes(b""), "is damaged"),
     "sidecar": ("train.json", lambda path: path.write_text("{"), "is damaged: train.json cannot be read"),
-    "version": ("train.json", lambda path: path.write_text('{"version": 0}'), "is of another version"),
+    "version": ("train.json", lambda path: path.write_text('{"version": 0}'), "was written by another version"),
     "no tensors": ("train.safetensors", lambda path: path.unlink(), None),
     "no sidecar": ("train.json", lambda path: path.unlink(), None),
 }
@@ -126,7 +126,7 @@ def test_a_damaged_cache_is_told_and_made_again(tiny, cache, told, no_decoding, 
     if message is not None:
         assert "train.safetensors" in told[0]
         assert message in told[0]
-        assert "made again" in told[0]
+        assert "decoded again" in told[0]
     assert sum("decoding" in line for line in told) == 2  # the other split was fine
     no_decoding()
     assert same(first, load("tiny", tiny, cache, told.append))
@@ -142,7 +142,7 @@ def test_a_damaged_cache_without_a_source_is_refused(tiny, cache, told, no_hub):
     load("tiny", tiny, cache, told.append)
     tiny.rename(tiny.with_name("elsewhere"))
     flip_a_bit(cache / "tiny" / "test.safetensors")
-    with pytest.raises(DataError, match=r"test\.safetensors is damaged.*is not there: nobody/tiny could not be"):
+    with pytest.raises(DataError, match=r"test\.safetensors is damaged.*are not there: nobody/tiny could not be"):
         load("tiny", cache=cache, log=told.append)
 
 
@@ -158,7 +158,7 @@ def test_other_files_in_the_folder_are_noticed(tiny, cache, told, hub_layout):
     hub_layout.write_file(tiny / "test-00000-of-00001.parquet", images, labels)
     told.clear()
     second = load("tiny", tiny, cache, told.append)
-    assert "was made of other files: it is made again" in told[0]
+    assert "was made of other files: decoding again" in told[0]
     assert torch.equal(second.test.pixels, first.test.pixels.flip(0))
     assert first.checksum != second.checksum
 
@@ -223,5 +223,5 @@ def test_damaged_or_reordered_data_are_refused_from_files_and_from_a_cache(
             load("tiny", folder, cache, told.append)
         assert str(raised.value).startswith(f"{where}: the decoded contents have the sha256 ")
         assert f"those of tiny have {known_sum.checksum[:12]}…: images or labels are damaged" in str(raised.value)
-        assert f"remove {cache / 'tiny'}" in str(raised.value)
+        assert f"remove the cache {cache / 'tiny'}" in str(raised.value)
     assert load("tiny", tiny, cache, told.append, partial=True)  # to try things out

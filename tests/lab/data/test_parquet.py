@@ -77,19 +77,19 @@ def test_a_missing_shard_is_refused(tiny, read):
 
 def test_shards_of_two_versions_are_refused(tiny, hub_layout, read):
     hub_layout.write_split(tiny, "train", shards=1)
-    refused(read, tiny, "train-00000-of-00001.parquet beside train-00000-of-00002.parquet: leave the files of one")
+    refused(read, tiny, "train-00000-of-00001.parquet beside train-00000-of-00002.parquet: keep the files of one")
 
 
 @pytest.mark.parametrize("kept", [0, 3, 100, -1])
 def test_a_truncated_file_is_refused(tiny, read, kept):
     path = tiny / "train-00001-of-00002.parquet"
     path.write_bytes(path.read_bytes()[:kept])
-    refused(read, tiny, "train-00001-of-00002.parquet is no whole Parquet file .*get it again")
+    refused(read, tiny, "train-00001-of-00002.parquet is not a complete Parquet file .*get it again")
 
 
 def test_a_file_of_something_else_is_refused(tiny, read):
     (tiny / "test-00000-of-00001.parquet").write_text("<html>not found</html>" * 100)
-    refused(read, tiny, "test-00000-of-00001.parquet is no whole Parquet file")
+    refused(read, tiny, "test-00000-of-00001.parquet is not a complete Parquet file")
 
 
 def test_a_file_with_overwritten_pages_is_refused(tiny, read):

@@ -135,8 +135,8 @@ def test_a_refused_configuration_leaves_the_run_free(tmp_path):
         ("", "half-written or foreign"),
         ('{"format": 1, "conf', "half-written or foreign"),
         ("[1]", "not an object"),
-        ('{"lr": 0.1}', "not that of a run"),
-        ('{"format": 2, "config": {}}', "of format 2, and this version knows format 1"),
+        ('{"lr": 0.1}', "not a run's configuration"),
+        ('{"format": 2, "config": {}}', "has format 2, and this version reads format 1"),
     ],
 )
 def test_a_configuration_that_cannot_be_read_is_not_overwritten(tmp_path, content, reason):
@@ -459,7 +459,7 @@ def test_a_record_of_a_later_format_is_read_as_far_as_it_goes(tmp_path):
     (tmp_path / "config.json").write_text('{"format": 2, "config": {"lr": 0.1}}')
     record = read(tmp_path)
     assert record.config == {"lr": 0.1}
-    assert record.problems == ["config.json: it is of format 2, and this version knows format 1"]
+    assert record.problems == ["config.json: it has format 2, and this version reads format 1"]
 
 
 def test_find_gives_every_run_of_a_tree_by_path(tmp_path):
@@ -494,7 +494,7 @@ def test_find_gives_what_has_lost_its_configuration_too(tmp_path, name):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / name).write_text('{"status": "done"}\n' * (name == "result.json"))
     (record,) = find(tmp_path)
-    assert record.problems == ["config.json: there is none, so nobody knows what run this is"]
+    assert record.problems == ["config.json: it is missing, so the run cannot be identified"]
 
 
 def test_find_gives_a_folder_that_cannot_be_read_with_the_reason():

@@ -441,7 +441,7 @@ def test_of_a_single_epoch_points_are_drawn(tmp_path, recorded):
 
 
 def test_the_pointer_finds_a_run_however_many_there_are(recorded, monkeypatch):
-    monkeypatch.setattr(charts, "MOST_TOLD", 10)
+    monkeypatch.setattr(charts, "MOST_TOOLTIPS", 10)
     runs = collect([recorded("demo/40%/sam", seed, trained=9) for seed in range(3)]).runs
     spec = json.dumps(charts.curve(charts.points(runs), "loss", ["sam"]).to_dict())
     assert '"groupby": ["run", "epoch", "method"]' in spec

@@ -364,7 +364,7 @@ def test_a_run_under_way_and_one_that_diverged_are_listed_as_such(tmp_path, reco
     assert [run["test, %"] for run in page.runs] == ["–", "–"]
     assert "2 runs in" in page.text
     assert "0 finished, 1 diverged, 1 not finished; 5 seconds of training" in page.text
-    assert "there is nothing to compare" in page.text
+    assert "no comparison is possible" in page.text
 
 
 def test_time_on_a_shared_device_is_not_counted_for_each_run(tmp_path, recorded, write_run):
@@ -387,7 +387,7 @@ def test_many_answers_are_folded(tmp_path, recorded, write_run):
     assert report(tmp_path).exit_code == 0
     page = Page(tmp_path / "report.html")
     assert "3 more" in page.text  # of 5 rows × 3 differences
-    assert page.text.count("the scatter is not known from") == 15
+    assert page.text.count("the scatter cannot be estimated from") == 15
 
 
 def test_five_hundred_runs_make_a_light_page_with_their_first_and_last_epochs(tmp_path):
@@ -468,7 +468,7 @@ def test_a_foreign_log_of_many_lines_is_told_in_one(tmp_path):
     done = report(tmp_path)
     lines = "metrics.jsonl: line 1 has no epoch; metrics.jsonl: line 2 has no epoch; "
     assert f"{tmp_path / 'a'}: {lines}metrics.jsonl: line 3 has no epoch; 997 more\n" in done.output
-    assert f"{tmp_path / 'b'}: config.json: it is not that of a run; {lines}998 more\n" in done.output
+    assert f"{tmp_path / 'b'}: config.json: it is not a run's configuration; {lines}998 more\n" in done.output
 
 
 def test_a_half_written_result_is_told_and_its_run_is_not_done(tmp_path, recorded, write_run):
@@ -484,7 +484,7 @@ def test_a_run_without_its_configuration_is_told(lost, tmp_path, recorded, write
     folder = write_run(tmp_path / "a", recorded("demo/40%/sam"))
     for name in ("config.json", lost):
         (folder / name).unlink(missing_ok=True)
-    said = f"{folder}: config.json: there is none, so nobody knows what run this is"
+    said = f"{folder}: config.json: it is missing, so the run cannot be identified"
     assert said in report(tmp_path).output
     assert said in Page(tmp_path / "report.html").text
 
@@ -513,7 +513,7 @@ def test_a_record_of_a_later_format_is_told(tmp_path):
     folder = write_raw(tmp_path / "a", later, DONE, [{"epoch": 0}])
     done = report(tmp_path)
     assert done.exit_code == 0
-    assert f"{folder}: config.json: it is of format 2, and this version knows format 1" in done.output
+    assert f"{folder}: config.json: it has format 2, and this version reads format 1" in done.output
 
 
 @pytest.mark.parametrize("depth", [150, 450, 600, 990, 5000])

@@ -327,7 +327,7 @@ def test_a_configuration_without_a_cutout_probability_cut_every_image_or_none(cu
 def test_a_configuration_without_what_every_run_has_is_none(name, recorded):
     whole = recorded("demo/40%/sam")
     record = replace(whole, config={key: value for key, value in whole.config.items() if key != name})
-    assert why_unreadable(record) == f"its configuration does not tell {name}"
+    assert why_unreadable(record) == f"its configuration lacks {name}"
 
 
 def test_a_configuration_that_cannot_be_read_says_why():
@@ -370,7 +370,7 @@ def test_a_field_of_another_kind_is_named(name, value, recorded):
     record = recorded("demo/40%/sam")
     record.config[name] = value
     why = why_unreadable(record)
-    assert f"what this version does not know: '{name}' is " in why
+    assert f"values that this version does not support: '{name}' is " in why
     assert why.isprintable()
 
 
@@ -389,7 +389,7 @@ def test_a_field_of_another_kind_is_named(name, value, recorded):
 def test_a_field_out_of_its_range_is_named(name, value, recorded):
     record = recorded("demo/40%/sam")
     record.config[name] = value
-    assert why_unreadable(record).startswith(f"its configuration is not one of ours: {name} must ")
+    assert why_unreadable(record).startswith(f"its configuration is not valid: {name} must ")
 
 
 def test_a_whole_number_may_stand_where_others_may(recorded):
@@ -545,7 +545,7 @@ def test_a_change_leaves_the_runs_of_methods_alone_that_have_no_use_for_it():
     ("part", "name"), [("demo/40%/sgd", "rho"), ("demo/40%/sam", "alpha"), ("cifar10/resnet56/bisam-log", "beta")]
 )
 def test_a_change_that_no_method_has_a_use_for_is_refused(part, name):
-    with pytest.raises(ValueError, match=rf"{name} is nothing to {part.split('/')[-1]}: leave --set {name}= away"):
+    with pytest.raises(ValueError, match=rf"{part.split('/')[-1]} does not use {name}: remove --set {name}="):
         jobs_of(find(part), [0], {"epochs": "3", name: "1"}, Path("runs"))
 
 

@@ -208,15 +208,16 @@ def test_nineteen_of_twenty_intervals_have_the_truth_in_them(ours, theirs, paire
         ),
         (
             Difference(0.25, None, None, (1, 1), paired=False),
-            "BiSAM is above SAM by 0.25 points: not resolved, the scatter is not known from 1 run each",
+            "BiSAM is above SAM by 0.25 points: not resolved, the scatter cannot be estimated from 1 run each",
         ),
         (
             Difference(-0.25, None, None, (1, 4), paired=False),
-            "BiSAM is below SAM by 0.25 points: not resolved, the scatter is not known from 1 and 4 runs",
+            "BiSAM is below SAM by 0.25 points: not resolved, the scatter cannot be estimated from 1 and 4 runs",
         ),
         (
             Difference(0.0, None, None, (1, 1), paired=False),
-            "BiSAM is level with SAM, off by 0.00 points: not resolved, the scatter is not known from 1 run each",
+            "BiSAM is level with SAM, off by 0.00 points: not resolved, "
+            "the scatter cannot be estimated from 1 run each",
         ),
     ],
 )

@@ -210,7 +210,9 @@ def test_several_intervals_come_with_a_warning_about_chance(recorded):
     accuracies = {"sgd": (1, 2), "sam": (2, 4), "bisam-log": (3, 6), "bisam-tanh": (3, 9)}
     runs = [recorded(f"demo/40%/{m}", seed, a) for m, of_seeds in accuracies.items() for seed, a in enumerate(of_seeds)]
     table = sheet_of_comparisons(only_group(runs))
-    assert table.notes[1:] == ["Each of the 3 intervals stands for itself: one in twenty misses the truth by chance."]
+    assert table.notes[1:] == [
+        "Each of the 3 intervals is a 95 % interval by itself: one in twenty misses the true value."
+    ]
 
 
 def test_runs_that_diverged_are_told_where_the_others_are_compared(recorded):

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from bisam.lab import methods
 from bisam.lab.cli import app
-from bisam.lab.cli.sweep import _called
+from bisam.lab.cli.sweep import _label_of
 from bisam.lab.config import Config
 from bisam.lab.recipes import find
 from bisam.lab.records import Record
@@ -296,17 +296,17 @@ def test_a_difference_to_the_recipe_is_resolved_pair_by_pair():
     found = sweep_of({(0.1,): [80, 85, 90], (1.0,): [81, 86.1, 91], (10.0,): [0, 0, 0]})
     assert found.conclusions == [
         "Chosen: alpha = 1. alpha = 1 is better than the recipe's alpha = 0.1 by 1.03 points, 95 % interval +0.89 to "
-        "+1.18: resolved with 3 pairs. The interval knows nothing of the choice among 3."
+        "+1.18: resolved with 3 pairs. The interval does not account for the choice among 3 points."
     ]
 
 
 def test_a_difference_that_is_not_resolved_is_said():
     words, level = sweep_of({(0.1,): [80, 85], (1.0,): [81, 87], (10.0,): [0, 1]}).conclusions
     assert words.startswith("Chosen: alpha = 1. alpha = 1 is above the recipe's alpha = 0.1 by 1.50 points, 95 % inter")
-    assert level == "~: cannot be told apart from the choice with these seeds."
+    assert level == "~: not distinguishable from the choice with these seeds."
     assert words.endswith("not resolved with 2 pairs.")
     (words,) = sweep_of({(0.1,): [80], (1.0,): [81], (10.0,): [0]}).conclusions
-    assert words.endswith("not resolved, the scatter is not known from 1 run each.")
+    assert words.endswith("not resolved, the scatter cannot be estimated from 1 run each.")
 
 
 def test_the_recipe_s_own_choice_is_said_to_be_that():
@@ -450,10 +450,10 @@ def test_a_sweep_that_was_cut_off_goes_on(tmp_path, monkeypatch):
         patch.setattr(Progress, "step", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         done = bisam(*OVER_ALPHA, runs=tmp_path)
     assert done.exit_code == 130
-    assert "the same command goes on" in done.stderr
+    assert "the same command resumes" in done.stderr
     assert results(tmp_path) == {}
     done = bisam(*OVER_ALPHA, runs=tmp_path)
-    assert "goes on from epoch 1, batch 2" in done.stdout
+    assert "resumes at epoch 1, batch 2" in done.stdout
     assert len(results(tmp_path)) == 4
 
 
@@ -483,7 +483,7 @@ def test_a_part_of_a_data_set_will_do_if_it_is_asked_for(tmp_path, hub_layout, m
 def test_a_bar_is_named_by_the_values_of_its_run():
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=200)
-    with Progress(console, label=partial(_called, fields=["alpha", "mu"])) as progress:
+    with Progress(console, label=partial(_label_of, fields=["alpha", "mu"])) as progress:
         progress.begin({OWN: 0}, batches=3)
     assert "resnet56 BiSAM (tanh) seed 0, alpha = 0.1, mu = 10" in shown.getvalue()
 
@@ -499,12 +499,15 @@ def test_a_bar_is_named_by_the_values_of_its_run():
         (["demo", "--over", "alfa"], "no number of a run is called 'alfa': the nearest names are alpha"),
         (["demo", "--over", "model"], "model is not a number, and only numbers can be swept"),
         (["demo", "--over", "flip"], "flip is not a number"),
-        (["demo", "--over", "seed", "--values", "1,2"], "seed cannot be swept: it is no choice: use --seeds"),
+        (
+            ["demo", "--over", "seed", "--values", "1,2"],
+            "seed cannot be swept: it is not a hyperparameter: use --seeds",
+        ),
         (["demo", "--over", "noise", "--values", "0,1"], "noise cannot be swept: it changes the validation data"),
         (["demo", "--over", "validation", "--values", "0.1,0.2"], "validation cannot be swept: it changes"),
         (["demo", "--over", ","], "no field in --over: name one or more, such as --over alpha,mu"),
         (["demo", "--over", "lr"], "lr has no grid in the paper: give its values, such as --values lr="),
-        (["demo/40%/sam", "--over", "rho", "--set", "rho=1"], "rho is swept and set at once: leave away --set rho=1"),
+        (["demo/40%/sam", "--over", "rho", "--set", "rho=1"], "rho is both swept and set: remove --set rho=1"),
         (["demo/40%/sam", "--over", "rho", "--values", "0.1"], "a sweep compares two values or more, got rho = 0.1"),
         (["demo/40%/sam", "--over", "rho", "--values", "0.1,0.10"], "two values or more, got rho = 0.1"),
         (["demo/40%/sam", "--over", "rho", "--values", "0.1,x"], "rho is a number, got 'x'"),
@@ -514,9 +517,15 @@ def test_a_bar_is_named_by_the_values_of_its_run():
         (["demo/40%/sam", "--over", "rho", "--values", ","], "no numbers in --values ',': give some such as rho=0.1,1"),
         (["demo/40%/sam", "--over", "rho", "--values", "lr=1,2"], "--values has lr, which is not swept"),
         (["demo/40%/sam", "--over", "rho", "--values", "1", "--values", "2"], "--values has rho twice"),
-        (["demo/40%/bisam-tanh", "--over", "alpha,mu", "--values", "1,2"], "say whose values 1,2 are, as in alpha=1,2"),
-        (["demo/40%/sam", "--over", "rho", "--set", "method=sgd"], "method is part of what a run is called"),
-        (["demo/40%/sam", "--over", "rho", "--set", "partial_data=1"], "is asked for by --partial-data"),
+        (
+            ["demo/40%/bisam-tanh", "--over", "alpha,mu", "--values", "1,2"],
+            "name that of the values 1,2, as in alpha=1,2",
+        ),
+        (["demo/40%/sam", "--over", "rho", "--set", "method=sgd"], "method is part of a run's name"),
+        (
+            ["demo/40%/sam", "--over", "rho", "--set", "partial_data=1"],
+            "use --partial-data instead of --set partial_data=",
+        ),
         (["demo/40%/sam", "--over", "rho", "--seeds", "a"], "seeds are numbers such as 0,1,2 or 0-5, got 'a'"),
         (["demo/40%/sam", "--over", "rho", "--data", "here"], "digits is not read from files: remove --data, got here"),
         (["demo", "--methods", "sem", "--over", "rho"], "no method of demo is called 'sem'"),

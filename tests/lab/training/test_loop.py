@@ -122,7 +122,7 @@ def test_a_signal_saves_and_stops_and_the_same_command_goes_on(undisturbed, tmp_
     assert errors.splitlines()[-1] == f"  bisam {shlex.join(arguments[3:])}"  # to be copied
     assert [*tmp_path.rglob("checkpoint-*")]
     done = bisam("train", "demo/40%/bisam-log", "--set", "epochs=10", runs=tmp_path)
-    assert "goes on from epoch" in done.stdout
+    assert "resumes at epoch" in done.stdout
     assert outcome(only_folder(tmp_path)) == outcome(undisturbed)
 
 
@@ -190,7 +190,7 @@ def test_two_processes_share_the_runs_of_a_table(tmp_path):
     theirs = tmp_path / "demo" / "noise40-sam-seed0+epochs=4"
     in_use = f"the run in {theirs} is in use by process {first.pid}"
     assert second.exit_code == 0, second.stderr
-    assert f"left to another process: {in_use}" in second.stdout
+    assert f"skipped: {in_use}" in second.stdout
     assert ended == ["noise40-sgd-seed0+epochs=4"]
     assert (third.exit_code, in_use in third.stderr) == (1, True)  # where nothing else is to be done
     assert first.returncode == 0, errors
@@ -238,12 +238,12 @@ def test_a_checkpoint_of_another_configuration_is_refused_by_field(undisturbed, 
         (["train", "demo", "--set", "epochs"], "a change is field=value"),
         (["train", "demo", "--set", "noise=2"], "noise must lie between 0 and 1, got 2"),
         (["train", "demo", "--set", "model=resnet5"], "no model is called 'resnet5': the nearest names are resnet5"),
-        (["train", "demo", "--set", "method=sam"], "method is part of what a run is called: use table/row/method"),
-        (["train", "demo", "--set", "seed=3"], "seed is part of what a run is called: use --seeds"),
-        (["train", "demo/40%/sam", "--set", "model=resnet20"], "resnet20 cannot take the images of digits, 1×8×8"),
+        (["train", "demo", "--set", "method=sam"], "method is part of a run's name: use table/row/method"),
+        (["train", "demo", "--set", "seed=3"], "seed is part of a run's name: use --seeds"),
+        (["train", "demo/40%/sam", "--set", "model=resnet20"], "resnet20 does not accept the images of digits, 1×8×8"),
         (["train", "demo", "--set", "data=digit"], "digits"),
-        (["train", "demo/40%/sgd", "--set", "rho=0.3"], "rho is nothing to sgd: leave --set rho= away"),
-        (["train", "demo/40%/sam", "--set", "mu=1"], "mu is nothing to sam: leave --set mu= away"),
+        (["train", "demo/40%/sgd", "--set", "rho=0.3"], "sgd does not use rho: remove --set rho="),
+        (["train", "demo/40%/sam", "--set", "mu=1"], "sam does not use mu: remove --set mu="),
         (["train", "demo", "--seeds", "a"], "seeds are numbers such as 0,1,2 or 0-5, got 'a'"),
         (["train", "demo", "--set", "batch=100000"], "larger than the training data"),
         (["reproduce", "cifar10", "--methods", "sgdd"], "no method of cifar10 is called 'sgdd'"),
@@ -344,7 +344,7 @@ def test_a_run_of_an_older_version_which_had_fewer_fields_is_done(undisturbed, t
     ("content", "told"),
     [
         (None, "has metrics.jsonl, result.json, receipt.json, best.safetensors but no config.json"),
-        ('{"format": 1, "conf', "cannot be gone on with: config.json: it is half-written or foreign"),
+        ('{"format": 1, "conf', "cannot be resumed: config.json: it is half-written or foreign"),
     ],
 )
 def test_a_configuration_that_is_lost_or_damaged_is_told(undisturbed, tmp_path, content, told):
@@ -385,7 +385,7 @@ def test_tensorboard_has_each_epoch_once_of_a_run_that_was_killed_and_went_on(tm
     time.sleep(1)  # files of curves are in the order of the seconds in their names
     done = CliRunner().invoke(app, [*options, "--runs", str(tmp_path)])
     assert done.exit_code == 0, done.stderr
-    assert "begins anew" in done.stdout
+    assert "starts over" in done.stdout
     curve = EventAccumulator(str(folder)).Reload().Scalars("loss")
     assert [event.step for event in curve] == [*range(6)]
     rows = [json.loads(line) for line in lines_of_metrics(tmp_path)]
@@ -431,7 +431,7 @@ def test_a_run_that_is_not_counted_is_told_with_how_to_train_it_again(undisturbe
     done = CliRunner(env={"COLUMNS": "60"}).invoke(app, ["train", "demo/40%/bisam-log", *SHORT, "--runs", str(runs)])
     assert done.exit_code == 0, done.exception
     reason = "The wrong labels, [see] the log [/]: :bug:"
-    assert f"{folder} is not counted, move it away to train it again: {reason}\n" in done.stdout
+    assert f"{folder} is not counted; move the folder elsewhere to train it again: {reason}\n" in done.stdout
 
 
 def test_a_run_that_is_not_counted_is_not_gone_on_with(undisturbed, tmp_path):
@@ -440,7 +440,7 @@ def test_a_run_that_is_not_counted_is_not_gone_on_with(undisturbed, tmp_path):
     (folder / "not-counted.txt").write_text("The wrong labels.")
     before = (folder / "metrics.jsonl").read_text()
     done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=tmp_path)
-    assert f"{folder} is not counted, move it away to train it again: The wrong labels." in done.stdout
+    assert f"{folder} is not counted; move the folder elsewhere to train it again: The wrong labels." in done.stdout
     assert "done already" not in done.stdout
     assert (folder / "metrics.jsonl").read_text() == before
     assert not (folder / "result.json").exists()
@@ -451,9 +451,8 @@ def test_what_a_report_counts_already_is_not_reproduced_but_can_be_trained(tmp_p
     bisam("train", "demo/40%/sgd", "--set", "epochs=1", "--set", "deterministic=true", runs=tmp_path)
     part = ["--methods", "sgd", "--set", "epochs=1"]
     done = CliRunner().invoke(app, ["reproduce", "demo", "--seeds", "0,1", *part, "--runs", str(tmp_path)])
-    said = (
-        f"{tmp_path / 'demo' / computed} has ended and is of the same cell and seed, but for compile and deterministic"
-    )
+    finished = f"{tmp_path / 'demo' / computed} is finished and has the same cell and seed"
+    said = f"{finished}, except for compile and deterministic"
     assert f"{said}: it counts\n" in done.stdout
     assert "1 of 2 runs are done already" in done.stdout
     assert "n = 2" in done.stdout

@@ -128,7 +128,7 @@ def test_where_metrics_are_cut_off_a_checkpoint_that_has_all_its_lines_is_gone_o
     assert ("run: metrics.jsonl: the last line was half-written and is removed (20 bytes)" in notes) == bool(kept)
     lost = "metrics.jsonl lacks 1 of the lines of epochs 0 to 1, the first is that of epoch 1"
     assert f"run: checkpoint-000000010.safetensors is skipped: {lost}" in notes
-    assert "run goes on from epoch 2, batch 3" in notes
+    assert "run resumes at epoch 2, batch 3" in notes
     assert losses(stopped) == losses(undisturbed)
     assert read(stopped.folder).problems == []
     ours, theirs = (load_file(one.folder / "best.safetensors") for one in (stopped, undisturbed))
@@ -140,7 +140,7 @@ def test_where_metrics_are_gone_that_is_told_and_stays_in_the_record(stopped, un
     notes = notes_of_the_rest(stopped)
     lost = "metrics.jsonl lacks 2 of the lines of epochs 0 to 1, the first is that of epoch 0"
     assert f"run: checkpoint-000000010.safetensors is used although {lost}" in notes
-    assert "run goes on from epoch 3, batch 3" in notes
+    assert "run resumes at epoch 3, batch 3" in notes
     assert losses(stopped) == losses(undisturbed)[2:]
     found = ["metrics.jsonl: it lacks 2 of the lines of epochs 0 to 2, the first is that of epoch 0"]
     assert read(stopped.folder).problems == found
@@ -155,7 +155,7 @@ def test_a_run_that_an_older_version_has_begun_is_gone_on_with(stopped, undistur
         del config["beta"], config["gamma"]
     path.write_text(json.dumps(whole))
     checkpoint.save(stopped.folder / "checkpoints", loaded.step, loaded.state)
-    assert "run goes on from epoch 3, batch 3" in notes_of_the_rest(stopped)
+    assert "run resumes at epoch 3, batch 3" in notes_of_the_rest(stopped)
     assert losses(stopped) == losses(undisturbed)
 
 

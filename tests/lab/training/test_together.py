@@ -139,7 +139,7 @@ def test_runs_that_other_processes_have_are_noted_and_an_error_if_there_are_no_o
                 runs.run(jobs, lambda name: tiny_images(), torch.device("cpu"), Progress())
     assert read(mine.folder).result["status"] == "done"
     assert read(theirs.folder).result is None
-    assert capsys.readouterr().out.count(f"left to another process: the run in {theirs.folder} is in use") == 1
+    assert capsys.readouterr().out.count(f"skipped: the run in {theirs.folder} is in use") == 1
 
 
 def test_a_run_with_metrics_and_no_checkpoint_says_that_it_begins_anew(tmp_path, alone, capsys):
@@ -149,10 +149,10 @@ def test_a_run_with_metrics_and_no_checkpoint_says_that_it_begins_anew(tmp_path,
             run.metrics.append({"epoch": epoch})
     do([one])
     said = capsys.readouterr().out
-    assert "run has no checkpoint and begins anew; it had 3 lines of metrics\n" in said
+    assert "run has no checkpoint and starts over; it had 3 lines of metrics\n" in said
     assert outcome(one.folder) == alone(one)
     do([job(tmp_path / "fresh", 1)])
-    assert "begins anew" not in capsys.readouterr().out
+    assert "starts over" not in capsys.readouterr().out
 
 
 def test_a_tracker_that_fails_is_told_once_and_left_while_training_and_the_others_go_on(tmp_path, alone, capsys):
@@ -180,8 +180,8 @@ def test_a_tracker_that_fails_is_told_once_and_left_while_training_and_the_other
     assert other.epochs == [0, 1]
     assert outcome(one.folder) == alone(one)
     assert [line for line in capsys.readouterr().out.splitlines() if "failed" in line] == [
-        "Failing failed and gets no more curves (ConnectionError: no [route] to host). The runs go on",
-        "FailingInTheEnd failed and gets no more curves (RuntimeError: not sent). The runs go on",
+        "Failing failed and gets no more curves (ConnectionError: no [route] to host). Training continues",
+        "FailingInTheEnd failed and gets no more curves (RuntimeError: not sent). Training continues",
     ]
 
 
@@ -294,7 +294,7 @@ def test_in_a_narrow_terminal_texts_are_cut_and_bar_count_and_time_stay(width, t
 
 def test_asked_to_stop_when_a_run_is_finished_the_next_is_not_begun(tmp_path):
     jobs = [job(tmp_path / str(seed), 1, seed) for seed in range(2)]
-    with pytest.raises(Stopped, match="stopped by SIGTERM between two runs: the same command goes on from there"):
+    with pytest.raises(Stopped, match="stopped by SIGTERM between two runs: the same command resumes there"):
         do(jobs, together=1, progress=Asking(at_finish=True))
     assert read(jobs[0].folder).result["status"] == "done"
     assert not jobs[1].folder.exists()

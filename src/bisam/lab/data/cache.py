@@ -58,7 +58,7 @@ def cached(dataset: DataSet, split: str, folder: Path | None, cache: Path, log: 
             raise
         raise DataError(f"{unfit}, and its source files are not there: {error}") from error
     if unfit is not None:
-        log(f"{unfit}: decoding again")
+        log(f"{unfit}: its files are decoded again")
     images = parquet.decode(files, dataset, split, log)
     try:
         entry.write(images, dataset, files, source or _fingerprints(files))
