@@ -86,7 +86,7 @@ def test_help_shows_the_defaults(tmp_path):
         (["--models", "resnet20,ResNet-56"], ["--models", "'ResNet-56'", "resnet56"]),
         (["--models", "digitsnet"], ["--models", "digitsnet does not accept images of 3×32×32"]),
         (["--only", "loss,epochs"], ["--only", "'epochs'", "epoch", "together", "memory"]),
-        (["--device", "cpu", "--only", "memory"], ["--only", "no section runs without a CUDA device: memory"]),
+        (["--device", "cpu", "--only", "memory"], ["--only", "no section runs without a CUDA device, got memory"]),
         (["--out", "nowhere/bench.json"], ["--out", "cannot be written", "No such file or directory"]),
         (["--out", "."], ["--out", "is a folder"]),
         (["--out", "notes.json"], ["--out", "not a result of `bisam bench`"]),

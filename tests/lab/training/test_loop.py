@@ -118,7 +118,7 @@ def test_a_signal_saves_and_stops_and_the_same_command_goes_on(undisturbed, tmp_
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "the same command goes on" in errors
+    assert "the same command resumes" in errors
     assert errors.splitlines()[-1] == f"  bisam {shlex.join(arguments[3:])}"  # to be copied
     assert [*tmp_path.rglob("checkpoint-*")]
     done = bisam("train", "demo/40%/bisam-log", "--set", "epochs=10", runs=tmp_path)

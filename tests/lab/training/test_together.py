@@ -283,7 +283,7 @@ def test_bars_come_and_go_with_the_runs(tmp_path):
 def test_in_a_narrow_terminal_texts_are_cut_and_bar_count_and_time_stay(width, tmp_path):
     shown, own = Console(file=io.StringIO(), width=width), Config(noise=0.4)
     told = {"loss": 1.0, "validation_accuracy": 90.0, "flips": 1.5, "samples_per_second": 1e4}
-    with Progress(Console(file=io.StringIO(), force_terminal=True, width=width), called="[b] {}".format) as progress:
+    with Progress(Console(file=io.StringIO(), force_terminal=True, width=width), label="[b] {}".format) as progress:
         progress.begin({own: 99}, 352)
         progress.epoch(own, tmp_path, {"epoch": 99, **told})
         shown.print(progress._bars.get_renderable())

@@ -130,7 +130,7 @@ def run(
     check_writable(out)
     units = plan.units()
     if not units:
-        raise RefusedError("--only", f"no section runs without a CUDA device: {', '.join(plan.sections)}. Choose others")
+        raise RefusedError("--only", f"no section runs without a CUDA device, got {', '.join(plan.sections)}")
     result = begin(plan.device, out, log)
     for section in plan.sections:
         if not plan.can(section):
