@@ -108,7 +108,7 @@ def run(
     for source in sources.values():
         source.prepare()
     elsewhere: list[records.RunInUse] = []
-    with signals() as stopping:  # not while data are loaded: then there is nothing to save, and Ctrl-C stops at once
+    with signals() as stopping:  # only now: while data are loaded, Ctrl-C may stop at once
         for group in _alike(pending):
             source = sources[group[0].config.data]
             elsewhere += train(
