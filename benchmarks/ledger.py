@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from bisam.lab import published, records, summary
-from bisam.lab.cells import Collection, Group, Run, collect, command
-from bisam.lab.methods import TITLES
+from bisam.lab import records
+from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES, Recipe
-from bisam.lab.statistics import signed
+from bisam.lab.tables import published, summary
+from bisam.lab.tables.cells import Collection, Group, Run, collect, command
+from bisam.lab.tables.statistics import signed
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,7 +38,7 @@ def demo_table(found: Collection) -> str:
         spread = f"{statistics.mean(accuracies):.1f} ± {statistics.stdev(accuracies):.1f}, n = {len(accuracies)}"
         gap = gaps.get(method)
         above = f"{gap.found.mean:+.1f} ({gap.found.low:+.1f} to {gap.found.high:+.1f})" if gap else "–"
-        cells = [TITLES[method], spread, above.replace("-", "−")]
+        cells = [title_of(method), spread, above.replace("-", "−")]
         rows.append([*cells, f"{statistics.mean(flips):.1f}" if flips else "–", f"{ms:.1f}"])
     return markdown(["method", "test accuracy", "above its baseline", "flips per batch", "ms per step"], rows)
 
@@ -54,7 +55,7 @@ def paper_table(found: Collection) -> str:
                 if any(run.record.result is not None for run in group.of(row, method)):
                     paper, gap = printed.cells[label].get(method), gaps.get((label, method))
                     rows.append([
-                        f"{group.recipe.name}, {label}", TITLES[method], summary.accuracy(group, row, method, name),
+                        f"{group.recipe.name}, {label}", title_of(method), summary.accuracy(group, row, method, name),
                         "–" if paper is None else summary.spread(*paper),
                         "–" if gap is None else f"{signed(gap.found.mean)} ({_interval(gap)})",
                         "–" if gap is None or gap.published is None else signed(gap.published),
@@ -96,7 +97,7 @@ def _differences(found: Collection, outcome: str) -> list[str]:
     return [f"{row}: {', '.join(labels)} ({runs})" for (row, runs), labels in rows.items()]
 
 
-def _outcome(one: summary.Comparison) -> str:
+def _outcome(one: summary.MethodDifference) -> str:
     if one.published is None:
         return "not in the paper"
     if not one.found.resolved:
@@ -117,7 +118,7 @@ def _not_finished(group: Group) -> Iterator[str]:
     for row in group.rows:
         runs = [run for run in group.of_row(row) if run.record.result is None]
         if runs:
-            methods = ", ".join(dict.fromkeys(TITLES[run.config.method] for run in runs))
+            methods = ", ".join(dict.fromkeys(title_of(run.config.method) for run in runs))
             furthest = max(runs, key=lambda run: len(run.record.metrics))
             count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
             yield f"{group.recipe.name}, {row} with {methods}: {count}, up to {furthest.status}"
@@ -137,7 +138,7 @@ def _not_run(recipe: Recipe, groups: Iterable[Group]) -> str:
     if all(missing[row] == recipe.methods for row in recipe.rows):
         return f"{recipe.name}, all of it"
     parts = [
-        row if missing[row] == recipe.methods else f"{row} with {', '.join(TITLES[m] for m in missing[row])}"
+        row if missing[row] == recipe.methods else f"{row} with {', '.join(title_of(m) for m in missing[row])}"
         for row in recipe.rows
         if missing[row]
     ]
@@ -176,7 +177,7 @@ def flips_table(found: Collection) -> str:
         runs = [[row["flips"] for row in run.record.metrics] for run in done]
         if runs:
             means = [statistics.fmean(x for flips in runs for x in flips[a:b]) for a, b in pairwise(ends)]
-            rows.append([TITLES[method], *(f"{mean:.2f}" for mean in means), str(len(runs))])
+            rows.append([title_of(method), *(f"{mean:.2f}" for mean in means), str(len(runs))])
     return markdown(["epochs", *(f"{a + 1} to {b}" for a, b in pairwise(ends)), "n"], rows)
 
 
@@ -184,5 +185,5 @@ def _of_the_paper(found: Collection) -> list[Group]:
     return [group for group in found.groups if group.recipe.published and not group.changes]
 
 
-def _interval(gap: summary.Comparison) -> str:
+def _interval(gap: summary.MethodDifference) -> str:
     return gap.found.interval or "no interval"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from bisam.lab import receipt as lab
+from bisam.lab.records import receipt as lab
 
 RESULTS = Path(__file__).parent / "results"
 

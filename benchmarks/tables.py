@@ -18,7 +18,7 @@ from ledger import markdown
 import bisam
 from bisam import variants
 from bisam.lab import records
-from bisam.lab.cells import Collection
+from bisam.lab.tables.cells import Collection
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"

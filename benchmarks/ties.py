@@ -10,11 +10,12 @@ import receipt
 import torch
 from torch import Tensor, nn
 
-from bisam.lab import checkpoint, records
+from bisam.lab import records
 from bisam.lab.config import Config, recorded
 from bisam.lab.data import load
+from bisam.lab.data.sources import Batched, InMemory
 from bisam.lab.models import build
-from bisam.lab.sources import Batched, InMemory
+from bisam.lab.records import checkpoint
 from bisam.objectives import correct
 
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from bisam.lab.data import DataSet, Images
-from bisam.lab.progress import Progress
-from bisam.lab.sources import InMemory
+from bisam.lab.data import Images, ImageSplits
+from bisam.lab.data.sources import InMemory
+from bisam.lab.training.progress import Progress
 
 BATCHES = 4
 """Of 8 images, in an epoch of `tiny_images`."""
@@ -18,7 +18,7 @@ def tiny_images(classes=10, tested=10):
         pixels = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=draws)
         return Images(pixels, torch.randint(classes, (count,), generator=draws))
 
-    return InMemory(DataSet("tiny", images(40), images(tested), classes, (0.5,) * 3, (0.25,) * 3))
+    return InMemory(ImageSplits("tiny", images(40), images(tested), classes, (0.5,) * 3, (0.25,) * 3))
 
 
 class Asking(Progress):

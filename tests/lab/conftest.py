@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from bisam.lab import records
-from bisam.lab.data import DATA_SETS, Facts
+from bisam.lab.data import DATA_SETS, DataSet
 from bisam.lab.recipes import find
 from bisam.lab.records import Record
 
 SIDE, CLASSES = 6, 4
 SAMPLES = {"train": 24, "test": 8}
-TINY = Facts(
+TINY = DataSet(
     "tiny",
     classes=CLASSES,
     samples=SAMPLES,
@@ -72,7 +72,7 @@ def write_split(folder, split, shards=1, kind="PNG", **options):
 def hub_layout():
     """Ways to make folders as the hub has them."""
     return SimpleNamespace(
-        contents=pixels_and_labels, encoded=encoded, write_file=write_file, write_split=write_split, facts=TINY
+        contents=pixels_and_labels, encoded=encoded, write_file=write_file, write_split=write_split, dataset=TINY
     )
 
 
@@ -80,10 +80,10 @@ def hub_layout():
 def register(monkeypatch):
     """Makes a data set known by name, for one test."""
 
-    def known(facts, **changes):
-        facts = replace(facts, **changes)
-        monkeypatch.setitem(DATA_SETS, facts.name, facts)
-        return facts
+    def known(dataset, **changes):
+        dataset = replace(dataset, **changes)
+        monkeypatch.setitem(DATA_SETS, dataset.name, dataset)
+        return dataset
 
     return known
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bisam.lab.cells import collect, command
-from bisam.lab.data import known
+from bisam.lab.data import find as find_data
 from bisam.lab.recipes import find
-from bisam.lab.runs import jobs_of
+from bisam.lab.tables.cells import collect, command
+from bisam.lab.training.jobs import jobs_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import ledger
@@ -156,7 +156,7 @@ def test_every_run_of_the_ledger_tells_where_it_is_from_and_can_be_run_again(run
     assert "dirty" not in run.record.commits
     assert receipt["gpu"] or receipt["cpu"]
     assert len(receipt["data_checksum"]) == 64
-    assert receipt["data_checksum"] == known(run.config.data).checksum or run.config.data == "digits"
+    assert receipt["data_checksum"] == find_data(run.config.data).checksum or run.config.data == "digits"
     assert result["seconds"] > 0
     assert result["epochs"] == len(run.record.metrics)
     assert run.status == "diverged" or result["epochs"] == run.config.epochs

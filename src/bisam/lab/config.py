@@ -1,4 +1,4 @@
-"""What a run is: every number that decides its result. Defaults are the paper's, for CIFAR."""
+"""The configuration of a run: every number that decides its result. Defaults are the paper's, for CIFAR."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 @dataclass(frozen=True)
 class Config:
-    """One training. `recipe` says where it comes from; the other fields are all that its result depends on."""
+    """One run. `recipe` is the table that it belongs to; its result depends on the other fields only."""
 
     recipe: str = "own"
     data: str = "cifar10"
@@ -40,18 +40,18 @@ class Config:
     eta: float = 0.0
     """Added to |w| in the adaptive methods."""
     beta: float = 0.5
-    """Of the efficient methods: the part of the tensors that are perturbed."""
+    """Fraction of the tensors that the efficient methods perturb."""
     gamma: float = 0.5
-    """Of the efficient methods: the part of the samples that are descended."""
+    """Fraction of the samples in the descent of the efficient methods."""
     micro_batch: int | None = None
     """Samples that are perturbed together; None is the whole batch."""
 
     noise: float = 0.0
-    """The part of the training and validation labels that is moved to another class."""
+    """Fraction of the training and validation labels that is moved to another class."""
     validation: float = 0.1
-    """The part of the training data that is kept for validation."""
+    """Fraction of the training data that is used for validation."""
     select: str = "best"
-    """Whose test accuracy counts: of the weights that did "best" on the validation data, or of the "last" ones."""
+    """Which weights are tested: those with the "best" validation accuracy, or the "last" ones."""
     padding: int = 4
     """Black pixels around an image before it is cropped at random."""
     flip: bool = True
@@ -61,7 +61,7 @@ class Config:
     """Part of the training images that `cutout` is applied to."""
 
     partial_data: bool = False
-    """Whether only a part of the data set was there, to try things out."""
+    """Whether a part of the data set was accepted, to try things out."""
 
     precision: str = "bf16"
     """"bf16" for autocast, "fp32" for none."""
@@ -86,8 +86,8 @@ class Config:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
         """The inverse of `as_dict`, also for records of older versions: see `completed`."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in completed(values).items() if name in known})
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in completed(values).items() if name in names})
 
     def with_changes(self, changes: Mapping[str, str]) -> Config:
         """Fields set from text, as from a command line.
@@ -99,26 +99,26 @@ class Config:
 
 
 ESSENTIAL = ("recipe", "data", "model", "method", "seed", "epochs")
-"""Fields without which nobody knows what a run is of."""
+"""Fields that a record must have to be assigned to a cell."""
 
 
 def recorded(values: Mapping[str, Any]) -> Config:
-    """The configuration that a record has, maybe an older version's, which may have less. ValueError says why not.
+    """The configuration of a record, also one of an older version with fewer fields. ValueError if it has none of ours.
 
     >>> recorded({"seed": 0})
     Traceback (most recent call last):
-    ValueError: its configuration does not tell recipe, data, model, method, epochs
+    ValueError: its configuration lacks recipe, data, model, method, epochs
     """
     missing = [name for name in ESSENTIAL if name not in values]
     if missing:
-        raise ValueError(f"its configuration does not tell {', '.join(missing)}")
+        raise ValueError(f"its configuration lacks {', '.join(missing)}")
     strange = [f"{name!r} is {value!r:.60}" for name, value in values.items() if not _is_known(name, value)]
     if strange:
-        raise ValueError(f"its configuration has what this version does not know: {', '.join(strange)}")
+        raise ValueError(f"its configuration has values that this version does not support: {', '.join(strange)}")
     try:
         return Config.from_dict(values)
     except ValueError as error:
-        raise ValueError(f"its configuration is not one of ours: {error}") from None
+        raise ValueError(f"its configuration is not valid: {error}") from None
 
 
 def completed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def completed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_known(name: str, value: object) -> bool:
-    """Whether there is such a field, of that kind."""
+    """Whether there is such a field, and the value has its type."""
     kinds = _kinds().get(name, ())
     if isinstance(value, str) and not value.isprintable():
         return False  # no name of ours has line breaks or control characters, which a terminal would obey
@@ -147,7 +147,6 @@ def _is_known(name: str, value: object) -> bool:
 
 @cache
 def _kinds() -> dict[str, tuple[type, ...]]:
-    """Of the fields."""
     return {name: get_args(kind) or (kind,) for name, kind in get_type_hints(Config).items()}
 
 

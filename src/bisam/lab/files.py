@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and what to say when they cannot be written."""
+"""Atomic writes, and error messages with a remedy for files that cannot be written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REMEDIES = {
 
 
 def draft_of(path: Path) -> Path:
-    """Where a file is written before it takes its name."""
+    """The temporary name that a file is written under."""
     return path.with_name(path.name + ".tmp")
 
 
@@ -53,7 +53,7 @@ def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
 
 
 def explained(error: OSError, what: str) -> str:
-    """What failed, why, and what to do about it."""
+    """An error message: what failed, why, and the remedy."""
     message = f"{what}: {error.strerror or error}"
     remedy = _REMEDIES.get(error.errno or 0)
     return f"{message}. {remedy}." if remedy else f"{message}."

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bisam.lab.config import Config
+from bisam.lab.data import DATA_SETS
 
 FIVE_MODELS = ["densenet121", "resnet56", "vgg19bn", "wrn28-2", "wrn28-10"]
 FOUR_METHODS = ["sgd", "sam", "bisam-log", "bisam-tanh"]
@@ -25,14 +26,14 @@ class Recipe:
     published: str | None
     """The paper's label of the table; None where it is not the paper's."""
     seeds: int
-    """How many runs of each cell the paper has."""
+    """Seeds of each cell in the paper."""
     cells: dict[tuple[str, str], Config]
     measures: tuple[tuple[str, str], ...] = ()
-    """Where the paper's rows are not models or noise rates but measures: what each is called in a result."""
+    """Label and name in a result of each row, where the paper's rows are measures and not models or noise rates."""
 
     @property
     def lines(self) -> list[tuple[str, str, str]]:
-        """The lines of the printed table: what the paper calls each, its row here, and what of the result it shows."""
+        """Label in the paper, row here and name in a result, of each line of the printed table."""
         if self.measures:
             return [(label, row, name) for row in self.rows for label, name in self.measures]
         return [(row, row, "test_accuracy") for row in self.rows]
@@ -46,16 +47,26 @@ class Recipe:
         return list(dict.fromkeys(method for _, method in self.cells))
 
     def only(self, rows: Iterable[str] = (), methods: Iterable[str] = ()) -> Recipe:
-        """The part of the table in these rows and columns; none named is all."""
+        """The table with these rows and methods; all of them where none is named."""
         wanted_rows = [_nearest(row, self.rows, f"row of {self.name}") for row in rows] or self.rows
         wanted = [_nearest(method, self.methods, f"method of {self.name}") for method in methods] or self.methods
         return replace(self, cells={(r, m): c for (r, m), c in self.cells.items() if r in wanted_rows and m in wanted})
 
 
-def _table(
-    name: str, title: str, published: str | None, seeds: int, rows: Iterable[str], methods: Iterable[str],
+def table(
+    name: str,
+    title: str,
+    rows: Iterable[str],
+    methods: Iterable[str],
     config: Callable[[str, str], Config],
-) -> Recipe:  # fmt: skip
+    *,
+    published: str | None = None,
+    seeds: int = 3,
+) -> Recipe:
+    """A cell for each row and method, with the configuration that `config(row, method)` returns.
+
+    Rows must differ in data, model or noise. A new table is a function that returns one, in `RECIPES`.
+    """
     cells = {(r, m): replace(config(r, m), recipe=name, method=m) for r in rows for m in methods}
     return Recipe(name, title, published, seeds, cells)
 
@@ -63,10 +74,10 @@ def _table(
 def _cifar(data: str, model: str, **changes: Any) -> Config:
     """The training of the authors' code, which the paper's tables were made with (docs/differences.md).
 
-    Its label smoothing puts 0.1/(K − 1) on each wrong class. That is torch's with 0.1 K/(K − 1).
+    Its label smoothing puts 0.1/(K − 1) on each of the K − 1 wrong classes. That is torch's with 0.1 K/(K − 1).
     """
-    smoothing = {"cifar10": 0.1 * 10 / 9, "cifar100": 0.1 * 100 / 99}
-    return Config(data=data, model=model, cutout=16, label_smoothing=round(smoothing[data], 6), **changes)
+    classes = DATA_SETS[data].classes
+    return Config(data=data, model=model, cutout=16, label_smoothing=round(0.1 * classes / (classes - 1), 6), **changes)
 
 
 def _epochs(method: str, epochs: int = 200) -> int:
@@ -77,14 +88,14 @@ def cifar10() -> Recipe:
     def config(model: str, method: str) -> Config:
         return _cifar("cifar10", model, epochs=_epochs(method))
 
-    return _table("cifar10", "CIFAR-10", "tab:cifar10", 6, FIVE_MODELS, FOUR_METHODS, config)
+    return table("cifar10", "CIFAR-10", FIVE_MODELS, FOUR_METHODS, config, published="tab:cifar10", seeds=6)
 
 
 def cifar100() -> Recipe:
     def config(model: str, method: str) -> Config:
         return _cifar("cifar100", model, epochs=_epochs(method))
 
-    return _table("cifar100", "CIFAR-100", "tab:cifar100", 6, FIVE_MODELS, FOUR_METHODS, config)
+    return table("cifar100", "CIFAR-100", FIVE_MODELS, FOUR_METHODS, config, published="tab:cifar100", seeds=6)
 
 
 def imagenet() -> Recipe:
@@ -95,8 +106,8 @@ def imagenet() -> Recipe:
             data="imagenet", model=model, epochs=90, lr=0.2, batch=512, micro_batch=128, mu=mu.get(method), padding=0
         )
 
-    table = _table("imagenet", "ImageNet-1K", "tab:imagenet", 3, ["resnet50"], FOUR_METHODS[1:], config)
-    return replace(table, measures=(("top1", "test_accuracy"), ("top5", "test_top5_accuracy")))
+    made = table("imagenet", "ImageNet-1K", ["resnet50"], FOUR_METHODS[1:], config, published="tab:imagenet")
+    return replace(made, measures=(("top1", "test_accuracy"), ("top5", "test_top5_accuracy")))
 
 
 def adaptive() -> Recipe:
@@ -105,7 +116,7 @@ def adaptive() -> Recipe:
 
     methods = ["asam", "abisam-log", "abisam-tanh"]
     title = "Adaptive methods on CIFAR-10"
-    return _table("adaptive", title, "tab:adaptive_cifar10_complete", 5, FIVE_MODELS, methods, config)
+    return table("adaptive", title, FIVE_MODELS, methods, config, published="tab:adaptive_cifar10_complete", seeds=5)
 
 
 def efficient() -> Recipe:
@@ -114,17 +125,17 @@ def efficient() -> Recipe:
 
     methods = ["esam", "ebisam-log", "ebisam-tanh"]
     title = "Efficient methods on CIFAR-10"
-    return _table("efficient", title, "tab:efficient_cifar10_complete", 5, FIVE_MODELS, methods, config)
+    return table("efficient", title, FIVE_MODELS, methods, config, published="tab:efficient_cifar10_complete", seeds=5)
 
 
 def label_noise() -> Recipe:
     def config(rate: str, method: str) -> Config:
         noise = float(rate.rstrip("%")) / 100
-        rho = 0.01 if rate == "80%" else 0.05  # at 80 % a ρ of 0.05 fails for SAM and BiSAM, as the paper says
+        rho = 0.01 if rate == "80%" else 0.05  # at 80 % a ρ of 0.05 fails for SAM and BiSAM, as in the paper
         return _cifar("cifar10", "resnet32", epochs=_epochs(method), noise=noise, rho=rho)
 
     title, rates = "ResNet-32 on CIFAR-10 with wrong labels", ["0%", "20%", "40%", "60%", "80%"]
-    return _table("label_noise", title, "tab:label_noise", 6, rates, FOUR_METHODS, config)
+    return table("label_noise", title, rates, FOUR_METHODS, config, published="tab:label_noise", seeds=6)
 
 
 def demo() -> Recipe:
@@ -140,7 +151,7 @@ def demo() -> Recipe:
         )  # fmt: skip
 
     title = "Handwritten digits, 40 % of the labels wrong"
-    return _table("demo", title, None, 3, ["40%"], FOUR_METHODS, config)
+    return table("demo", title, ["40%"], FOUR_METHODS, config)
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -160,15 +171,15 @@ def find(name: str) -> Recipe:
     >>> [*find("label_noise/80%/sam").cells]
     [('80%', 'sam')]
     """
-    table, *rest = name.split("/")
-    recipe = RECIPES[_nearest(table.replace("-", "_"), list(RECIPES), "recipe")]()
+    first, *rest = name.split("/")
+    recipe = RECIPES[_nearest(first.replace("-", "_"), list(RECIPES), "recipe")]()
     if len(rest) > 2:
         raise ValueError(f"a recipe is table, table/row or table/row/method, got {name!r}")
     return recipe.only(rest[:1], rest[1:])
 
 
-def _nearest(name: str, known: list[str], kind: str) -> str:
-    if name in known:
+def _nearest(name: str, names: list[str], kind: str) -> str:
+    if name in names:
         return name
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or known
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4) or names
     raise ValueError(f"no {kind} is called {name!r}: the nearest names are {', '.join(near)}")

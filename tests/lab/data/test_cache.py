@@ -19,8 +19,8 @@ def cache(tmp_path):
 
 @pytest.fixture
 def no_hub(monkeypatch):
-    def download(facts, split):
-        raise DataError(f"{facts.hub} could not be downloaded")
+    def download(dataset, split):
+        raise DataError(f"{dataset.hub} could not be downloaded")
 
     monkeypatch.setattr(caching.hub, "download", download)
 
@@ -55,7 +55,7 @@ def test_a_cache_is_enough_without_its_folder(tiny, cache, told, no_decoding):
     no_decoding()
     for path in tiny.iterdir():
         path.unlink()
-    assert same(first, load("tiny", cache=cache, say=told.append))
+    assert same(first, load("tiny", cache=cache, log=told.append))
 
 
 def test_the_sidecar_says_what_and_from_where(tiny, cache, told):
@@ -89,7 +89,7 @@ def test_a_write_that_breaks_off_leaves_nothing(tmp_path):
 
 
 def test_the_checksum_depends_on_contents_not_on_files(tmp_path, hub_layout, register, told):
-    register(hub_layout.facts)
+    register(hub_layout.dataset)
     checksums = set()
     for shards, kind in ((1, "PNG"), (3, "WEBP")):
         folder = tmp_path / kind
@@ -110,7 +110,7 @@ DAMAGE = {
     "truncated": ("train.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-9]), "is damaged"),
     "empty": ("train.safetensors", lambda path: path.write_bytes(b""), "is damaged"),
     "sidecar": ("train.json", lambda path: path.write_text("{"), "is damaged: train.json cannot be read"),
-    "version": ("train.json", lambda path: path.write_text('{"version": 0}'), "is of another version"),
+    "version": ("train.json", lambda path: path.write_text('{"version": 0}'), "was written by another version"),
     "no tensors": ("train.safetensors", lambda path: path.unlink(), None),
     "no sidecar": ("train.json", lambda path: path.unlink(), None),
 }
@@ -126,7 +126,7 @@ def test_a_damaged_cache_is_told_and_made_again(tiny, cache, told, no_decoding, 
     if message is not None:
         assert "train.safetensors" in told[0]
         assert message in told[0]
-        assert "made again" in told[0]
+        assert "decoded again" in told[0]
     assert sum("decoding" in line for line in told) == 2  # the other split was fine
     no_decoding()
     assert same(first, load("tiny", tiny, cache, told.append))
@@ -135,20 +135,20 @@ def test_a_damaged_cache_is_told_and_made_again(tiny, cache, told, no_decoding, 
 def test_a_damaged_cache_is_made_again_of_the_folder_that_it_came_from(tiny, cache, told, no_hub):
     first = load("tiny", tiny, cache, told.append)
     flip_a_bit(cache / "tiny" / "test.safetensors")
-    assert same(first, load("tiny", cache=cache, say=told.append))
+    assert same(first, load("tiny", cache=cache, log=told.append))
 
 
 def test_a_damaged_cache_without_a_source_is_refused(tiny, cache, told, no_hub):
     load("tiny", tiny, cache, told.append)
     tiny.rename(tiny.with_name("elsewhere"))
     flip_a_bit(cache / "tiny" / "test.safetensors")
-    with pytest.raises(DataError, match=r"test\.safetensors is damaged.*is not there: nobody/tiny could not be"):
-        load("tiny", cache=cache, say=told.append)
+    with pytest.raises(DataError, match=r"test\.safetensors is damaged.*are not there: nobody/tiny could not be"):
+        load("tiny", cache=cache, log=told.append)
 
 
 def test_no_cache_and_no_source_is_refused(tiny, cache, told, no_hub):
     with pytest.raises(DataError, match=r"^nobody/tiny could not be downloaded"):
-        load("tiny", cache=cache, say=told.append)
+        load("tiny", cache=cache, log=told.append)
 
 
 def test_other_files_in_the_folder_are_noticed(tiny, cache, told, hub_layout):
@@ -158,7 +158,7 @@ def test_other_files_in_the_folder_are_noticed(tiny, cache, told, hub_layout):
     hub_layout.write_file(tiny / "test-00000-of-00001.parquet", images, labels)
     told.clear()
     second = load("tiny", tiny, cache, told.append)
-    assert "was made of other files: it is made again" in told[0]
+    assert "was made of other files: its files are decoded again" in told[0]
     assert torch.equal(second.test.pixels, first.test.pixels.flip(0))
     assert first.checksum != second.checksum
 
@@ -192,13 +192,13 @@ def test_load_uses_that_cache_and_tells_on_stderr(tiny, monkeypatch, tmp_path, c
 
 @pytest.fixture
 def known_sum(tiny, cache, told, register, hub_layout):
-    return register(hub_layout.facts, checksum=load("tiny", tiny, cache, told.append).checksum)
+    return register(hub_layout.dataset, checksum=load("tiny", tiny, cache, told.append).checksum)
 
 
 def test_the_very_data_set_is_taken(tiny, cache, told, known_sum, no_decoding):
     assert load("tiny", tiny, cache / "new", told.append).checksum == known_sum.checksum
     no_decoding()
-    assert load("tiny", cache=cache, say=told.append).checksum == known_sum.checksum
+    assert load("tiny", cache=cache, log=told.append).checksum == known_sum.checksum
 
 
 def one_bit(pixels, labels):
@@ -223,5 +223,5 @@ def test_damaged_or_reordered_data_are_refused_from_files_and_from_a_cache(
             load("tiny", folder, cache, told.append)
         assert str(raised.value).startswith(f"{where}: the decoded contents have the sha256 ")
         assert f"those of tiny have {known_sum.checksum[:12]}…: images or labels are damaged" in str(raised.value)
-        assert f"remove {cache / 'tiny'}" in str(raised.value)
+        assert f"remove the cache {cache / 'tiny'}" in str(raised.value)
     assert load("tiny", tiny, cache, told.append, partial=True)  # to try things out

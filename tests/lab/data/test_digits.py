@@ -42,6 +42,6 @@ def test_the_statistics_are_those_of_the_training_digits(digits):
     assert (round(pixels.mean().item(), 4), round(pixels.std().item(), 4)) == (*digits.mean, *digits.std)
 
 
-def test_digits_are_in_no_folder(tmp_path):
-    with pytest.raises(ValueError, match="come with scikit-learn"):
+def test_digits_are_not_read_from_files(tmp_path):
+    with pytest.raises(ValueError, match="digits is not read from files: remove --data"):
         load("digits", tmp_path)

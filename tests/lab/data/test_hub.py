@@ -10,8 +10,8 @@ from bisam.lab.data import DataError, Stream, load
 def test_a_name_of_the_hub_is_downloaded_and_decoded(tiny, register, hub_layout, tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")  # which takes a folder for the name of one of its data sets
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
-    register(hub_layout.facts, hub=str(tiny))
-    data = load("tiny", cache=tmp_path / "cache", say=lambda _: None)
+    register(hub_layout.dataset, hub=str(tiny))
+    data = load("tiny", cache=tmp_path / "cache", log=lambda _: None)
     assert torch.equal(data.train.pixels, torch.from_numpy(hub_layout.contents("train")[0]))
     assert torch.equal(data.test.labels, torch.from_numpy(hub_layout.contents("test")[1]))
     stream = Stream(str(tiny), batch=4, device="cpu", seed=0, augment=False, size=7, workers=0)

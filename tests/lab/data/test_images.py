@@ -4,8 +4,7 @@ import re
 import pytest
 import torch
 
-from bisam.lab.data import DATA_SETS, DataSet, Images, Stream, load
-from bisam.lab.data.images import known
+from bisam.lab.data import DATA_SETS, Images, ImageSplits, Stream, find, load
 
 
 def images(pixels=0, label=0, count=3):
@@ -13,7 +12,7 @@ def images(pixels=0, label=0, count=3):
 
 
 def data_set(train, test):
-    return DataSet("some", train, test, 2, (0.5,) * 3, (0.5,) * 3)
+    return ImageSplits("some", train, test, 2, (0.5,) * 3, (0.5,) * 3)
 
 
 @pytest.mark.parametrize(
@@ -31,12 +30,12 @@ def test_a_name_like_no_other_is_told_all_names():
 
 @pytest.mark.parametrize("name", [name for name in DATA_SETS if name != "digits"])
 def test_the_hubs_name_is_a_name(name):
-    assert known(DATA_SETS[name].hub) is known(name)
+    assert find(DATA_SETS[name].hub) is find(name)
 
 
 def test_cifar100_has_statistics_of_its_own():
-    assert known("cifar100").mean != known("cifar10").mean
-    assert known("cifar100").std != known("cifar10").std
+    assert find("cifar100").mean != find("cifar10").mean
+    assert find("cifar100").std != find("cifar10").std
 
 
 def test_what_does_not_fit_into_memory_is_sent_to_the_stream():

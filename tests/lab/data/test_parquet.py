@@ -19,7 +19,7 @@ def read(tmp_path):
 @pytest.mark.parametrize("subfolder", [".", "data", "plain_text", "cifar100"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_decoded_images_are_those_that_were_encoded(tmp_path, hub_layout, register, read, kind, subfolder, shards):
-    register(hub_layout.facts)
+    register(hub_layout.dataset)
     for split in ("train", "test"):
         hub_layout.write_split(tmp_path / subfolder, split, shards, kind)
     data = read(tmp_path)
@@ -32,14 +32,14 @@ def test_decoded_images_are_those_that_were_encoded(tmp_path, hub_layout, regist
 
 
 def test_columns_may_have_other_names(tmp_path, hub_layout, register, read):
-    register(hub_layout.facts, image="image", label="fine_label")
+    register(hub_layout.dataset, image="image", label="fine_label")
     for split in ("train", "test"):
         hub_layout.write_split(tmp_path, split, image="image", label="fine_label")
     assert torch.equal(read(tmp_path).train.labels, torch.from_numpy(hub_layout.contents("train")[1]))
 
 
 def test_the_split_for_the_test_may_be_called_validation(tmp_path, hub_layout, register, read):
-    register(hub_layout.facts, files={"train": "train", "test": "validation"})
+    register(hub_layout.dataset, files={"train": "train", "test": "validation"})
     hub_layout.write_split(tmp_path, "train")
     hub_layout.write_split(tmp_path, "test")
     (tmp_path / "test-00000-of-00001.parquet").rename(tmp_path / "validation-00000-of-00001.parquet")
@@ -77,19 +77,19 @@ def test_a_missing_shard_is_refused(tiny, read):
 
 def test_shards_of_two_versions_are_refused(tiny, hub_layout, read):
     hub_layout.write_split(tiny, "train", shards=1)
-    refused(read, tiny, "train-00000-of-00001.parquet beside train-00000-of-00002.parquet: leave the files of one")
+    refused(read, tiny, "train-00000-of-00001.parquet beside train-00000-of-00002.parquet: keep the files of one")
 
 
 @pytest.mark.parametrize("kept", [0, 3, 100, -1])
 def test_a_truncated_file_is_refused(tiny, read, kept):
     path = tiny / "train-00001-of-00002.parquet"
     path.write_bytes(path.read_bytes()[:kept])
-    refused(read, tiny, "train-00001-of-00002.parquet is no whole Parquet file .*get it again")
+    refused(read, tiny, "train-00001-of-00002.parquet is not a complete Parquet file .*get it again")
 
 
 def test_a_file_of_something_else_is_refused(tiny, read):
     (tiny / "test-00000-of-00001.parquet").write_text("<html>not found</html>" * 100)
-    refused(read, tiny, "test-00000-of-00001.parquet is no whole Parquet file")
+    refused(read, tiny, "test-00000-of-00001.parquet is not a complete Parquet file")
 
 
 def test_a_file_with_overwritten_pages_is_refused(tiny, read):
@@ -128,12 +128,12 @@ def test_a_label_out_of_range_is_refused(tiny, hub_layout, read, wrong):
 
 
 def test_the_wrong_number_of_samples_is_refused(tiny, hub_layout, register, read):
-    register(hub_layout.facts, samples={"train": 25, "test": 8})
+    register(hub_layout.dataset, samples={"train": 25, "test": 8})
     refused(read, tiny, "the train split has 24 samples in 2 files and that of tiny has 25: files are missing")
 
 
 def test_images_of_another_size_are_refused(tiny, hub_layout, register, read):
-    register(hub_layout.facts, size=7)
+    register(hub_layout.dataset, size=7)
     refused(read, tiny, "train-00000-of-00002.parquet, row 0: the image is 6×6 and those of tiny are 7×7")
 
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from bisam.lab.data import DataError, Facts, Stream, split
+from bisam.lab.data import DataError, DataSet, Stream, split
 from bisam.lab.data.stream import centre, random_box, random_part
 
 SIZE = 14
-TINYNET = Facts(
+TINYNET = DataSet(
     "tinynet",
     classes=3,
     samples={"train": 41, "test": 9},

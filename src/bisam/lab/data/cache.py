@@ -18,12 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from bisam.lab.data import hub, parquet
-from bisam.lab.data.images import DataError, Facts, Images
+from bisam.lab.data.dataset import DataSet
+from bisam.lab.data.images import DataError, Images
 
 VERSION = 1
-"""Of what is written; a cache of another version is not read."""
+"""Of the cache format; a cache of another version is not read."""
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def default_folder() -> Path:
@@ -34,40 +35,40 @@ def default_folder() -> Path:
     return (caches if caches.is_absolute() else Path.home() / ".cache") / "bisam"
 
 
-def cached(facts: Facts, split: str, folder: Path | None, cache: Path, say: Say) -> Images:
+def cached(dataset: DataSet, split: str, folder: Path | None, cache: Path, log: Log) -> Images:
     """The images of a split: from the cache, or else decoded and put there.
 
-    With a folder, the cache must have been made of exactly the files that are there. Without one, it is believed, and
-    only where there is none, or a damaged one, its folder or the hub is asked.
+    With a folder, the cache must have been made of exactly the files that are there. Without one, a whole cache is used
+    as it is; a missing or damaged one is made again from the folder that it was made of, or from the hub.
     """
-    entry = Entry(cache / (facts.name if facts.whole else f"part-of-{facts.name}"), split)
-    files = None if folder is None else parquet.files_of(folder, facts, split)
+    entry = Entry(cache / (dataset.name if dataset.whole else f"part-of-{dataset.name}"), split)
+    files = None if folder is None else parquet.files_of(folder, dataset, split)
     source = None if files is None else _fingerprints(files)
     unfit = None
     try:
-        return entry.read(facts, source)
+        return entry.read(dataset, source)
     except FileNotFoundError:
         pass
     except UnfitError as error:
         unfit = f"{entry.tensors} {error}"
     try:
-        files = files or _source_of(entry, facts, split) or hub.download(facts, split)
+        files = files or _source_of(entry, dataset, split) or hub.download(dataset, split)
     except DataError as error:
         if unfit is None:
             raise
-        raise DataError(f"{unfit}, and what it was made of is not there: {error}") from error
+        raise DataError(f"{unfit}, and its source files are not there: {error}") from error
     if unfit is not None:
-        say(f"{unfit}: it is made again")
-    images = parquet.decode(files, facts, split, say)
+        log(f"{unfit}: its files are decoded again")
+    images = parquet.decode(files, dataset, split, log)
     try:
-        entry.write(images, facts, files, source or _fingerprints(files))
+        entry.write(images, dataset, files, source or _fingerprints(files))
     except OSError as error:
-        say(f"{entry.tensors} cannot be written ({error}): the images are decoded again next time")
+        log(f"{entry.tensors} cannot be written ({error}): the images will be decoded again next time")
     return images
 
 
 class UnfitError(Exception):
-    """A cache that is not to be used, and why."""
+    """A cache that cannot be used, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,11 @@ class Entry:
         except (OSError, ValueError) as error:
             raise UnfitError(f"is damaged: {self.sidecar.name} cannot be read ({error})") from None
         if not isinstance(found, dict) or found.get("version") != VERSION:
-            raise UnfitError("is of another version of this program")
+            raise UnfitError("was written by another version of bisam")
         return found
 
-    def read(self, facts: Facts, source: Sequence[dict[str, Any]] | None) -> Images:
-        """What was written, bit for bit, and of these source files, if any are given."""
+    def read(self, dataset: DataSet, source: Sequence[dict[str, Any]] | None) -> Images:
+        """The cached images, verified; UnfitError if they were made of other source files."""
         about = self.about()
         if source is not None and about.get("files") != list(source):
             raise UnfitError("was made of other files")
@@ -108,16 +109,16 @@ class Entry:
             raise
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise UnfitError(f"is damaged: {error}") from None
-        if images.checksum != about.get("sha256") or (facts.whole and len(images) != facts.samples[self.split]):
-            raise UnfitError("is damaged: its contents do not have the checksum that was noted")
+        if images.checksum != about.get("sha256") or (dataset.whole and len(images) != dataset.samples[self.split]):
+            raise UnfitError("is damaged: its contents do not have the recorded checksum")
         return images
 
-    def write(self, images: Images, facts: Facts, files: Sequence[Path], source: Sequence[dict[str, Any]]) -> None:
+    def write(self, images: Images, dataset: DataSet, files: Sequence[Path], source: Sequence[dict[str, Any]]) -> None:
         """The tensors first: without the sidecar that belongs to them they count as damaged."""
         self.folder.mkdir(parents=True, exist_ok=True)
         about = {
             "version": VERSION,
-            "name": facts.name,
+            "name": dataset.name,
             "split": self.split,
             "samples": len(images),
             "shape": list(images.pixels.shape),
@@ -142,11 +143,11 @@ def _draft(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def _source_of(entry: Entry, facts: Facts, split: str) -> list[Path] | None:
+def _source_of(entry: Entry, dataset: DataSet, split: str) -> list[Path] | None:
     """The files that a cache was made of, if they are still there."""
     try:
         folder = Path(entry.about()["source"])
-        return parquet.files_of(folder, facts, split) if folder.is_dir() else None
+        return parquet.files_of(folder, dataset, split) if folder.is_dir() else None
     except (FileNotFoundError, UnfitError, DataError, KeyError, TypeError):
         return None
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bisam.lab.data.images import DATA_SETS, DataError, DataSet, Images
+from bisam.lab.data.images import DataError, Images
 from bisam.lab.data.randomness import generator
 
+TEST_SAMPLES = 600
 
-def digits() -> DataSet:
+
+def digits() -> tuple[Images, Images]:
     """1197 digits for training and 600 for the test, always the same ones, classes in the same proportions.
 
     Their 17 grey levels, 0 … 16, are stretched to 0 … 255.
@@ -18,18 +20,11 @@ def digits() -> DataSet:
         from sklearn.datasets import load_digits
     except ImportError:
         raise DataError("digits come with scikit-learn, which is not installed: pip install scikit-learn") from None
-    facts, found = DATA_SETS["digits"], load_digits()
+    found = load_digits()
     pixels = torch.tensor(found.images).mul(255 / 16).round().to(torch.uint8).unsqueeze(1)
     labels = torch.tensor(found.target, dtype=torch.int64)
-    train, test = stratified(labels, facts.samples["test"])
-    return DataSet(
-        facts.name,
-        train=Images(pixels[train], labels[train]),
-        test=Images(pixels[test], labels[test]),
-        classes=facts.classes,
-        mean=facts.mean,
-        std=facts.std,
-    )
+    train, test = stratified(labels, TEST_SAMPLES)
+    return Images(pixels[train], labels[train]), Images(pixels[test], labels[test])
 
 
 def stratified(labels: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -6,25 +6,26 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from bisam.lab.data.images import DataError, Facts
+from bisam.lab.data.dataset import DataSet
+from bisam.lab.data.images import DataError
 
 
-def download(facts: Facts, split: str) -> list[Path]:
+def download(dataset: DataSet, split: str) -> list[Path]:
     """The Parquet files of a split, as they are there, in the hub's own cache; no second copy is made of them."""
-    folder = f"give a folder with its files, {facts.files[split]}-*.parquet"
+    folder = f"give a folder with its files, {dataset.files[split]}-*.parquet"
     try:
         datasets: Any = importlib.import_module("datasets")
     except ImportError:
         raise DataError(
-            f"{facts.hub} is downloaded by the package datasets, which is not installed: pip install datasets, "
+            f"{dataset.hub} is downloaded by the package datasets, which is not installed: pip install datasets, "
             f"or {folder}"
         ) from None
     try:
-        builder = datasets.load_dataset_builder(facts.hub)
-        urls = list(builder.config.data_files[facts.files[split]])
+        builder = datasets.load_dataset_builder(dataset.hub)
+        urls = list(builder.config.data_files[dataset.files[split]])
         return [Path(path) for path in datasets.DownloadManager().download(urls)]
     except Exception as error:  # of the network, of permissions, of the hub
         raise DataError(
-            f"{facts.hub} could not be downloaded ({type(error).__name__}: {error}): check the connection and whether "
-            f"its terms must be accepted first, or {folder}"
+            f"{dataset.hub} could not be downloaded ({type(error).__name__}: {error}): check the connection and "
+            f"whether its terms must be accepted first, or {folder}"
         ) from error

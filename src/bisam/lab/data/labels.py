@@ -1,4 +1,4 @@
-"""Which samples train and which validate, and labels that are wrong on purpose."""
+"""The split into training and validation samples, and label noise."""
 
 from __future__ import annotations
 

@@ -157,5 +157,5 @@ class Batches:
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """On the device, without waiting for what it is doing."""
+    """The tensor on the device, without synchronizing."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

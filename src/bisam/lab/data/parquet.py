@@ -16,59 +16,60 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image
 
-from bisam.lab.data.images import DataError, Facts, Images, check
+from bisam.lab.data.dataset import DataSet, check
+from bisam.lab.data.images import DataError, Images
 
 SUBFOLDERS = (".", "data", "plain_text", "cifar100")
-"""Where the hub's repositories have their files, as seen from the folder that is given."""
+"""Subfolders of the hub's repositories that may have the files."""
 
 
-def files_of(folder: Path, facts: Facts, split: str) -> list[Path]:
+def files_of(folder: Path, dataset: DataSet, split: str) -> list[Path]:
     """The files of a split, in order, and all of them."""
-    needed = " and ".join(f"{prefix}-*.parquet" for prefix in facts.files.values())
+    needed = " and ".join(f"{prefix}-*.parquet" for prefix in dataset.files.values())
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: give the one that has {needed} of {facts.name}")
-    prefix = facts.files[split]
+        raise DataError(f"{folder} is not a folder: give the one that has {needed} of {dataset.name}")
+    prefix = dataset.files[split]
     for subfolder in SUBFOLDERS:
         files = sorted((folder / subfolder).glob(f"{prefix}-*.parquet"))
         if files:
             _check_complete(files, prefix)
             return files
     raise DataError(
-        f"{folder} has no {prefix}-*.parquet, neither by itself nor in {', '.join(SUBFOLDERS[1:])}: "
-        f"{facts.name} needs {needed}"
+        f"{folder} has no {prefix}-*.parquet, neither directly nor in {', '.join(SUBFOLDERS[1:])}: "
+        f"{dataset.name} needs {needed}"
     )
 
 
-def decode(files: Sequence[Path], facts: Facts, split: str, say: Callable[[str], None]) -> Images:
-    """All images of a split in memory, checked for what can be known of them."""
-    assert facts.size is not None
-    shards = [Shard(path, facts) for path in files]
-    check_count(shards, facts, split)
-    count, side = sum(shard.rows for shard in shards), facts.size
+def decode(files: Sequence[Path], dataset: DataSet, split: str, log: Callable[[str], None]) -> Images:
+    """All images of a split in memory, checked against the data set."""
+    assert dataset.size is not None
+    shards = [Shard(path, dataset) for path in files]
+    check_count(shards, dataset, split)
+    count, side = sum(shard.rows for shard in shards), dataset.size
     pixels, labels = np.empty((count, side, side, 3), dtype=np.uint8), np.empty(count, dtype=np.int64)
     position = 0
     for number, shard in enumerate(shards, start=1):
-        say(f"{facts.name}: decoding {shard.path.name}, {shard.rows} images, file {number} of {len(shards)}")
+        log(f"{dataset.name}: decoding {shard.path.name}, {shard.rows} images, file {number} of {len(shards)}")
         for group in range(len(shard.groups)):
             for row, image, label in shard.samples(group):
                 if image.size != (side, side):
                     width, height = image.size
                     raise DataError(
-                        f"{shard.path}, row {row}: the image is {width}×{height} and those of {facts.name} are "
+                        f"{shard.path}, row {row}: the image is {width}×{height} and those of {dataset.name} are "
                         f"{side}×{side}: this is another data set"
                     )
                 pixels[position], labels[position] = np.asarray(image), label
                 position += 1
     images = Images(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels))
-    check(images, facts, split, str(files[0].parent))
+    check(images, dataset, split, str(files[0].parent))
     return images
 
 
 class Shard:
     """One Parquet file with the columns of that data set. Reads happen in the calling thread, so it may be forked."""
 
-    def __init__(self, path: Path, facts: Facts) -> None:
-        self.path, self.facts = path, facts
+    def __init__(self, path: Path, dataset: DataSet) -> None:
+        self.path, self.dataset = path, dataset
         try:
             self._file = pq.ParquetFile(path, page_checksum_verification=True)
         except (pa.ArrowException, OSError) as error:
@@ -83,18 +84,18 @@ class Shard:
         """Row in the file, RGB image and label of the samples of a row group: all, or those at these places in it."""
         try:
             table = self._file.read_row_group(
-                group, columns=[f"{self.facts.image}.bytes", self.facts.label], use_threads=False
+                group, columns=[f"{self.dataset.image}.bytes", self.dataset.label], use_threads=False
             )
-            encoded = pc.struct_field(table.column(self.facts.image), "bytes")
-            labels = table.column(self.facts.label).to_pylist()
+            encoded = pc.struct_field(table.column(self.dataset.image), "bytes")
+            labels = table.column(self.dataset.label).to_pylist()
         except (pa.ArrowException, OSError) as error:
             raise self._broken(error) from error
         for place in range(len(labels)) if wanted is None else wanted:
             row, label = self._first[group] + place, labels[place]
-            if label is None or not 0 <= label < self.facts.classes:
+            if label is None or not 0 <= label < self.dataset.classes:
                 raise DataError(
-                    f"{self.path}, row {row}: the label is {label} and {self.facts.name} has 0 … "
-                    f"{self.facts.classes - 1}: this is another data set, or a split without labels"
+                    f"{self.path}, row {row}: the label is {label} and {self.dataset.name} has 0 … "
+                    f"{self.dataset.classes - 1}: this is another data set, or a split without labels"
                 )
             yield row, self._image(encoded[place], row), label
 
@@ -107,40 +108,40 @@ class Shard:
             raise DataError(f"{self.path}, row {row}: the image is damaged ({error}): get the file again") from error
 
     def _check_columns(self, schema: Any) -> None:
-        facts, names = self.facts, ", ".join(schema.names)
-        for column in (facts.image, facts.label):
+        dataset, names = self.dataset, ", ".join(schema.names)
+        for column in (dataset.image, dataset.label):
             if column not in schema.names:
                 raise DataError(
-                    f"{self.path} has no column {column!r}, it has {names}: {facts.name} has {facts.image} and "
-                    f"{facts.label}, is this another data set?"
+                    f"{self.path} has no column {column!r}, it has {names}: {dataset.name} has {dataset.image} and "
+                    f"{dataset.label}, is this another data set?"
                 )
-        image, label = (schema.field(column).type for column in (facts.image, facts.label))
+        image, label = (schema.field(column).type for column in (dataset.image, dataset.label))
         if not pa.types.is_struct(image) or image.get_field_index("bytes") < 0:
             raise DataError(
-                f"{self.path}: column {facts.image!r} must be a struct of the bytes and the path of an encoded image, "
-                f"got {image}"
+                f"{self.path}: column {dataset.image!r} must be a struct of the bytes and the path of an encoded "
+                f"image, got {image}"
             )
         if not pa.types.is_integer(label):
             raise DataError(
-                f"{self.path}: column {facts.label!r} must have integers, the number of a class, got {label}"
+                f"{self.path}: column {dataset.label!r} must have integers, the number of a class, got {label}"
             )
 
     def _broken(self, error: Exception) -> DataError:
-        return DataError(f"{self.path} is no whole Parquet file ({error}): it may be truncated, get it again")
+        return DataError(f"{self.path} is not a complete Parquet file ({error}): it may be truncated, get it again")
 
 
-def check_count(shards: Sequence[Shard], facts: Facts, split: str) -> None:
+def check_count(shards: Sequence[Shard], dataset: DataSet, split: str) -> None:
     found = sum(shard.rows for shard in shards)
-    if found != facts.samples[split] if facts.whole else found == 0:
+    if found != dataset.samples[split] if dataset.whole else found == 0:
         raise DataError(
             f"{shards[0].path.parent}: the {split} split has {found} samples in {len(shards)} "
-            f"{'file' if len(shards) == 1 else 'files'} and that of {facts.name} has {facts.samples[split]}: "
+            f"{'file' if len(shards) == 1 else 'files'} and that of {dataset.name} has {dataset.samples[split]}: "
             f"files are missing, or of another data set"
         )
 
 
 def _check_complete(files: Sequence[Path], prefix: str) -> None:
-    """Names that say `00000-of-00002` say which files there must be."""
+    """Raise DataError if a file of a series such as `00000-of-00002` is missing or foreign."""
     totals = {int(match[1]) for path in files if (match := re.search(r"-of-(\d+)\.parquet$", path.name))}
     if not totals:
         return
@@ -151,4 +152,4 @@ def _check_complete(files: Sequence[Path], prefix: str) -> None:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise DataError(f"{files[0].parent} has no {missing[0]}{more}: copy all {total} files of the split")
     if extra:
-        raise DataError(f"{files[0].parent} has {extra[0]} beside {wanted[0]}: leave the files of one version there")
+        raise DataError(f"{files[0].parent} has {extra[0]} beside {wanted[0]}: keep the files of one version only")

@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bisam.lab.data import hub, parquet
-from bisam.lab.data.images import DataError, Facts, known
+from bisam.lab.data.catalogue import find
+from bisam.lab.data.dataset import DataSet
+from bisam.lab.data.images import DataError
 from bisam.lab.data.on_device import Normalization
 from bisam.lab.data.randomness import generator, mixed
 
@@ -28,7 +30,7 @@ ASPECT = (3 / 4, 4 / 3)
 ATTEMPTS = 10
 
 Key = tuple[int, Sequence[int]]
-"""What a worker is asked for: an epoch, and rows of the split."""
+"""The key of a batch: its epoch and its rows of the split."""
 
 
 class Stream:
@@ -66,15 +68,15 @@ class Stream:
         mixing: int = 16,
         partial: bool = False,
     ) -> None:
-        facts = known(name, partial=partial)
-        if facts.hub is None:
-            raise ValueError(f"{facts.name} has no files to stream: use load({facts.name!r}) and Batches")
-        if split not in facts.files:
-            raise ValueError(f"split must be {' or '.join(facts.files)}, got {split!r}")
+        dataset = find(name, partial=partial)
+        if dataset.hub is None:
+            raise ValueError(f"{dataset.name} has no files to stream: use load({dataset.name!r}) and Batches")
+        if split not in dataset.files:
+            raise ValueError(f"split must be {' or '.join(dataset.files)}, got {split!r}")
         if batch < 1 or mixing < 1:
             raise ValueError(f"batch and mixing must be positive, got {batch} and {mixing}")
-        files = hub.download(facts, split) if folder is None else parquet.files_of(Path(folder), facts, split)
-        self.samples = Samples(files, facts, split, seed=seed, augment=augment, size=size)
+        files = hub.download(dataset, split) if folder is None else parquet.files_of(Path(folder), dataset, split)
+        self.samples = StreamedSamples(files, dataset, split, seed=seed, augment=augment, size=size)
         self.rows = torch.arange(len(self.samples)) if rows is None else rows.cpu().sort().values
         if len(self.rows) and not 0 <= int(self.rows[0]) <= int(self.rows[-1]) < len(self.samples):
             raise ValueError(
@@ -85,7 +87,7 @@ class Stream:
         self.shuffle = augment if shuffle is None else shuffle
         self.workers = min(8, os.cpu_count() or 1) if workers is None else workers
         self._normalize = Normalization(
-            facts.mean, facts.std, device=self.device, dtype=dtype, channels_last=channels_last
+            dataset.mean, dataset.std, device=self.device, dtype=dtype, channels_last=channels_last
         )
 
     def __len__(self) -> int:
@@ -127,7 +129,7 @@ class Stream:
         return torch.cat([rows[torch.randperm(len(rows), generator=draws)] for rows in mixed_groups])
 
 
-class Samples(Dataset[tuple[Tensor, Tensor] | DataError]):
+class StreamedSamples(Dataset[tuple[Tensor, Tensor] | DataError]):
     """A split on disk. Item (epoch, rows) has their pixels, uint8 (B, size, size, 3), and labels.
 
     Every process opens the files for itself, when it needs them, and reads each row group of an item once. A file that
@@ -135,12 +137,12 @@ class Samples(Dataset[tuple[Tensor, Tensor] | DataError]):
     """
 
     def __init__(
-        self, files: Sequence[Path], facts: Facts, split: str, *, seed: int, augment: bool, size: int = SIZE
+        self, files: Sequence[Path], dataset: DataSet, split: str, *, seed: int, augment: bool, size: int = SIZE
     ) -> None:
-        self._files, self._facts = list(files), facts
+        self._files, self._facts = list(files), dataset
         self._seed, self._augment, self._size = seed, augment, size
-        shards = [parquet.Shard(path, facts) for path in files]
-        parquet.check_count(shards, facts, split)
+        shards = [parquet.Shard(path, dataset) for path in files]
+        parquet.check_count(shards, dataset, split)
         self._groups = [(file, group) for file, shard in enumerate(shards) for group in range(len(shard.groups))]
         self.first = [0, *accumulate(count for shard in shards for count in shard.groups)]
         self._shards: dict[int, parquet.Shard] = {}

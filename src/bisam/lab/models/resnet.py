@@ -13,7 +13,7 @@ from bisam.lab.models.initialization import he_convolutions
 def shortcut(x: Tensor, channels: int) -> Tensor:
     """Option A: every second pixel of x, with channels of zeros around its own; x itself if its channels suffice.
 
-    The paper does not say where the zeros go; half before and half after is where the BiSAM authors' code has them.
+    The paper leaves open where the zeros go; as in the BiSAM authors' code, half are before and half after.
     """
     missing = channels - x.shape[1]
     if missing == 0:
@@ -23,7 +23,7 @@ def shortcut(x: Tensor, channels: int) -> Tensor:
     return F.pad(pixels, (0, 0, 0, 0, missing // 2, missing - missing // 2))
 
 
-class Block(nn.Module):
+class BasicBlock(nn.Module):
     """Two 3×3 convolutions beside a parameter-free shortcut; the first has stride 2 where the channels grow."""
 
     def __init__(self, inputs: int, channels: int) -> None:
@@ -52,7 +52,7 @@ class ResNet(nn.Module):
         self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(16)
         widths = [width for width in (16, 32, 64) for _ in range(depth // 6)]
-        self.blocks = nn.Sequential(*(Block(inputs, channels) for inputs, channels in pairwise([16, *widths])))
+        self.blocks = nn.Sequential(*(BasicBlock(inputs, channels) for inputs, channels in pairwise([16, *widths])))
         self.classifier = nn.Linear(64, classes)
         he_convolutions(self, "fan_in")
         nn.init.kaiming_normal_(self.classifier.weight)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bisam.lab.models.initialization import he_convolutions
 
 
-class Block(nn.Module):
+class WideBlock(nn.Module):
     """Batch norm and ReLU before each of two 3×3 convolutions, dropout between them.
 
     Where the channels change, the shortcut is a 1×1 convolution of what the first ReLU gives; elsewhere it is x itself.
@@ -47,7 +47,7 @@ class WideResNet(nn.Module):
         inputs = 16
         for channels, stride in ((16 * widen, 1), (32 * widen, 2), (64 * widen, 2)):
             for i in range((depth - 4) // 6):
-                self.blocks.append(Block(inputs, channels, stride if i == 0 else 1, dropout))
+                self.blocks.append(WideBlock(inputs, channels, stride if i == 0 else 1, dropout))
                 inputs = channels
         self.norm = nn.BatchNorm2d(inputs)
         self.classifier = nn.Linear(inputs, classes)

@@ -1,0 +1,83 @@
+"""The command that puts two runs side by side: compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress as Bars
+
+from bisam.lab.cli import options as cli_options
+from bisam.lab.cli.options import Folder, Partial, errors_in_one_line
+from bisam.lab.cli.output import console, drawing_module, print_line, write_text
+from bisam.lab.compare import comparison
+from bisam.lab.compare import tables as comparison_tables
+from bisam.lab.compare.inspection import InspectionPlan, OnProgress
+from bisam.lab.data.pools import Pool, open_pool
+
+RHO, SAMPLES = InspectionPlan().rho, InspectionPlan().samples
+PAGE = Path("compare.html")
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of a run.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="Folder of another.")],
+    folder: Folder = None,
+    partial_data: Partial = False,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to diagnose the weights.")] = "auto",
+    samples: Annotated[int, typer.Option(min=1, help="Training samples to diagnose them on.")] = SAMPLES,
+    rho: Annotated[float, typer.Option(min=0, help="Radius of the perturbations, the same for both.")] = RHO,
+    weights: Annotated[bool, typer.Option("--weights/--no-weights", help="Diagnose the weights too.")] = True,
+    out: Annotated[Path, typer.Option(help="The page.")] = PAGE,
+) -> None:
+    """Two runs side by side: how their configurations, results and the sharpness of their minima differ."""
+    with errors_in_one_line():
+        place = cli_options.device(device)
+        plan = InspectionPlan(rho=rho, samples=samples) if weights else None
+        errors = console(stderr=True)
+
+        @cache
+        def load(name: str, part: bool) -> Pool:
+            return open_pool(name, part or partial_data, folder=folder, log=partial(errors.print, soft_wrap=True))
+
+        with _progress(errors) as progress:
+            found = comparison.compare(first, second, load, place, plan, progress)
+        write_text(out, drawing_module("compare.page").write(found))
+        _show(found)
+        print_line(f"wrote {out}")
+
+
+def _show(found: comparison.RunComparison) -> None:
+    here = console()
+    for side in found.sides:
+        here.print(f"{side.name}: {side.record.folder}", soft_wrap=True)
+    for note in found.notes:
+        here.print(note, soft_wrap=True)
+    for sheet in comparison_tables.sheets(found):
+        here.print()
+        here.print(sheet.rich())
+
+
+@contextmanager
+def _progress(here: Console) -> Iterator[OnProgress]:
+    """A bar in a terminal; elsewhere a line when something new begins."""
+    if not here.is_terminal:
+        before = ""
+
+        def line(what: str, done: int, total: int) -> None:
+            nonlocal before
+            if what != before:
+                here.print(what, soft_wrap=True)
+            before = what
+
+        yield line
+        return
+    with Bars(console=here, transient=True) as bars:
+        task = bars.add_task("")
+        yield lambda what, done, total: bars.update(task, description=escape(what), completed=done, total=total)

@@ -1,0 +1,118 @@
+"""What the commands share: their options, how these are read, and how errors are shown."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from bisam.lab import records
+from bisam.lab.files import explained
+from bisam.lab.records.checkpoint import CheckpointError
+from bisam.lab.training.loop import Stopped
+
+RUNS = Path("runs")
+
+Name = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A table, table/row or table/row/method: see `bisam list`.")
+]
+Seeds = Annotated[str, typer.Option(metavar="NUMBERS", help="Seeds, as in 0,1,2 or 0-5.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the configuration; again for more."),
+]
+Root = Annotated[Path, typer.Option("--runs", help="Folder of the runs.")]
+Folder = Annotated[
+    Path | None, typer.Option("--data", help="Folder with the data set's Parquet files; without it, the hub's.")
+]
+Partial = Annotated[
+    bool, typer.Option("--partial-data", help="The folder may hold only a part of the data set: to try things out.")
+]
+Place = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")]
+Together = Annotated[int, typer.Option(min=1, help="Runs that train at once, in one CUDA graph.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard beside the runs.")]
+Track = Annotated[str | None, typer.Option(metavar="wandb|trackio", help="Send curves there, if it is installed.")]
+Every = Annotated[
+    float, typer.Option("--checkpoint-seconds", min=0, help="Save when an epoch ends, but not more often.")
+]
+Rows = Annotated[
+    str,
+    typer.Option("--models", "--rows", metavar="NAMES", help="Rows of the table, with commas between; none is all."),
+]
+Methods = Annotated[str, typer.Option(metavar="NAMES", help="Methods, with commas between; none is all.")]
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Print an error as one line: a traceback is for bugs."""
+    try:
+        yield
+    except Stopped as stop:
+        _print_unchanged(f"{stop}:\n  {shlex.join(['bisam', *sys.argv[1:]])}")
+        raise typer.Exit(130) from None
+    except (ValueError, records.RunInUse, records.RecordError, CheckpointError, OSError) as error:
+        message = str(error)
+        if isinstance(error, OSError) and error.filename is not None:  # from any access to a path
+            message = explained(error, f"cannot use {error.filename}")
+        _print_unchanged(f"Error: {message}")
+        raise typer.Exit(1) from None
+
+
+def _print_unchanged(text: str) -> None:
+    """Without colours and line breaks, so that a command in it can be copied."""
+    Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def numbers(text: str) -> list[int]:
+    """
+    >>> numbers("0,2-4")
+    [0, 2, 3, 4]
+    """
+    found: list[int] = []
+    for part in names(text):
+        first, _, last = part.partition("-")
+        try:
+            found += range(int(first), int(last or first) + 1)
+        except ValueError:
+            raise ValueError(f"seeds are numbers such as 0,1,2 or 0-5, got {text!r}") from None
+    if not found:
+        raise ValueError(f"no seeds in {text!r}: give numbers such as 0,1,2 or 0-5")
+    return list(dict.fromkeys(found))
+
+
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def change(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"a change is field=value, such as --set epochs=10, got {text!r}")
+    return name.strip().replace("-", "_"), value.strip()
+
+
+def changes_of(texts: Sequence[str] | None, *, partial_data: bool = False) -> dict[str, str]:
+    """The changes of --set and --partial-data, by field."""
+    parsed = dict(change(text) for text in texts or [])
+    if "partial_data" in parsed:
+        raise ValueError("use --partial-data instead of --set partial_data=")
+    return {**parsed, "partial_data": "true"} if partial_data else parsed
+
+
+def device(wanted: str) -> torch.device:
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device is auto, cpu or cuda, got {wanted!r}")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ValueError("torch finds no CUDA device here: use --device cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if wanted != "cpu" and torch.cuda.is_available()
+        else torch.device("cpu")
+    )

@@ -1,0 +1,54 @@
+"""The output of commands: files, and lines in the terminal."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from rich.console import Console
+
+from bisam.lab.files import explained, write_atomically
+
+WIDTH_OF_A_LOG = 120
+
+
+def drawing_module(name: str) -> ModuleType:
+    """Import a module that draws, when it is needed: training does not need its libraries."""
+    try:
+        return importlib.import_module(f"bisam.lab.{name}")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"charts need the library {error.name}: pip install 'bisam[lab]'") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode(errors="backslashreplace"))  # names of folders may be no text
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise an OSError with a remedy if writing fails."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(explained(error, f"cannot write {path}")) from None
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console without markup, since names of folders have brackets; of a fixed width where there is no terminal."""
+    here = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    if not here.is_terminal and "COLUMNS" not in os.environ:
+        here.width = WIDTH_OF_A_LOG
+    return here
+
+
+def print_line(line: str) -> None:
+    """Print a line without markup; control characters are escaped."""
+    plain = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    console().print(plain, soft_wrap=True)

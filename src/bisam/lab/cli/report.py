@@ -1,0 +1,140 @@
+"""The commands that show results: report and figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bisam.lab import records
+from bisam.lab.cli.options import RUNS, errors_in_one_line
+from bisam.lab.cli.output import console, drawing_module, print_line, write_text, writing
+from bisam.lab.recipes import find
+from bisam.lab.tables import cells, summary
+from bisam.lab.tables.sweeps import sheet as sheet_of_sweep
+from bisam.lab.tables.sweeps import sort_out
+
+
+class Form(str, Enum):
+    svg = "svg"
+    png = "png"
+
+
+class PaperFigure(str, Enum):
+    lower_bounds = "lower-bounds"
+    flips = "flips"
+
+
+Folders = Annotated[list[Path] | None, typer.Argument(metavar="FOLDER...", help="Folders of runs.  [default: runs]")]
+
+
+def report(
+    folders: Folders = None,
+    out: Annotated[Path | None, typer.Option(help="The page.", show_default="report.html in the first folder")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Write every chart as a file into this folder too.")] = None,
+    form: Annotated[Form, typer.Option("--format", help="What --figures writes.")] = Form.svg,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file too.")] = None,
+) -> None:
+    """The tables of the paper with the runs of some folders, here and as a page with their curves."""
+    with errors_in_one_line():
+        roots = folders or [RUNS]
+        collection = _collected(roots)
+        groups, sweeps = sort_out(collection)
+        sheets = [*summary.sheets(groups), *map(sheet_of_sweep, sweeps)]
+        page, wrote = out or roots[0] / "report.html", []
+        try:  # files first, since the reader of a pipe may stop
+            if markdown is not None:
+                write_text(markdown, "\n\n".join([*(sheet.markdown() for sheet in sheets), ""]))
+                wrote.append(str(markdown))
+            write_text(page, drawing_module("report.report").write(collection, roots))
+            wrote.append(str(page))
+            if figures is not None:
+                wrote.append(f"{_write_figures(collection, figures, form.value)} figures to {figures}")
+        finally:
+            _show(collection, sheets, roots)
+            for what in wrote:
+                print_line(f"wrote {what}")
+
+
+def _show(collection: cells.Collection, sheets: Sequence[summary.Sheet], roots: Sequence[Path]) -> None:
+    for line in summary.left_out(collection):
+        print_line(line)
+    for sheet in sheets:
+        console().print(sheet.rich())
+    if not sheets and collection.runs:
+        print_line(f"{_listed(roots)} has no run that counts for a table")
+    elif not sheets:
+        print_line(f"{_listed(roots)} has no run of a recipe: a first one takes two minutes, bisam demo")
+
+
+def figure(
+    which: Annotated[PaperFigure, typer.Argument(metavar="lower-bounds|flips", help="A figure of the paper.")],
+    folders: Folders = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file: .svg, .png or .html.", show_default="its name, as SVG")
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option(metavar="RECIPE", help="Of flips: the row whose runs are shown.")
+    ] = "cifar10/resnet56",
+) -> None:
+    """Draw a figure of the paper: the two bounds of the 0-1 loss, or flips along training, from records."""
+    with errors_in_one_line():
+        charts, files = drawing_module("report.charts"), drawing_module("report.figures")
+        path = out or Path(f"{which.value}.svg")
+        if which is PaperFigure.lower_bounds:
+            if folders:
+                raise ValueError("lower-bounds are drawn from their formulas: remove the folder")
+            chart, title = charts.lower_bounds(), "Lower bounds of the 0-1 loss"
+        else:
+            runs = _runs_of(recipe, folders or [RUNS])
+            chart = charts.flips(runs, interactive=path.suffix.lower() == ".html")
+            title = f"Flips per batch, {recipe}"
+        with writing(path):
+            files.save(chart, path, title)
+        print_line(f"wrote {path}")
+
+
+def write_page(roots: Sequence[Path], path: Path) -> None:
+    """The page of all runs in these folders."""
+    write_text(path, drawing_module("report.report").write(_collected(roots), roots))
+    print_line(f"wrote {path}")
+
+
+def _collected(roots: Sequence[Path]) -> cells.Collection:
+    found = {record.folder.resolve(): record for root in roots for record in records.find(root)}  # each folder once
+    return cells.collect(found.values())
+
+
+def _runs_of(name: str, roots: Sequence[Path]) -> list[cells.Run]:
+    """The runs of a recipe, or of a part of one, that perturb."""
+    wanted = find(name)
+    if len(wanted.rows) > 1:
+        row = f"{wanted.name}/{wanted.rows[0]}"
+        raise ValueError(f"flips are drawn of one row of a table, got {name}: name one, as in --recipe {row}")
+    groups = [group for group in _collected(roots).groups if group.recipe.name == wanted.name and not group.changes]
+    runs = [run for group in groups for row, method in wanted.cells for run in group.of(row, method)]
+    shown = [run for run in runs if run.last("flips") is not None]
+    if not shown:
+        raise ValueError(
+            f"{_listed(roots)} has no unchanged run of {name} with flips: train one, as in bisam train {name}, or name "
+            "another recipe with --recipe"
+        )
+    return shown
+
+
+def _write_figures(collection: cells.Collection, folder: Path, form: str) -> int:
+    """Returns how many they are."""
+    report, files = drawing_module("report.report"), drawing_module("report.figures")
+    drawn = report.figures(collection)
+    for name, chart in drawn.items():
+        path = folder / f"{name}.{form}"
+        with writing(path):
+            files.save(chart, path, name)
+    return len(drawn)
+
+
+def _listed(roots: Sequence[Path]) -> str:
+    return ", ".join(map(str, roots))

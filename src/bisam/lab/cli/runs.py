@@ -1,0 +1,181 @@
+"""The commands about runs: list, train, reproduce, demo, data."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from bisam.lab import records
+from bisam.lab.cli import options as cli_options
+from bisam.lab.cli import report as cli_report
+from bisam.lab.cli.options import (
+    RUNS,
+    Changes,
+    Every,
+    Folder,
+    Methods,
+    Name,
+    Partial,
+    Place,
+    Root,
+    Rows,
+    Seeds,
+    TensorBoard,
+    Together,
+    Track,
+    errors_in_one_line,
+)  # fmt: skip
+from bisam.lab.cli.output import console, print_line
+from bisam.lab.data.sources import Source, describe, open_source
+from bisam.lab.recipes import RECIPES, Recipe, find
+from bisam.lab.tables import cells, costs, summary
+from bisam.lab.training import jobs as runs
+from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job
+from bisam.lab.training.progress import Progress
+from bisam.lab.training.trackers import trackers
+
+
+def list_recipes() -> None:
+    """All recipes, and what each costs."""
+    table = Table(title="Recipes: bisam train RECIPE, bisam reproduce RECIPE")
+    for column in ("recipe", "what", "rows", "methods", "seeds", "hours on an H200"):
+        table.add_column(column, overflow="fold")
+    for name, make in RECIPES.items():
+        recipe = make()
+        rows, methods = "\n".join(recipe.rows), ", ".join(recipe.methods)
+        table.add_row(name, recipe.title, rows, methods, str(recipe.seeds), costs.describe(recipe))
+    here = console()
+    here.print(table)
+    here.print(
+        "Hours are those of all cells and seeds, one after the other, with --set compile=true (except densenet121), "
+        "from the measured milliseconds of a step; a question mark: that model was not measured. A part of a table is "
+        "table/row/method, such as label_noise/80%/bisam-log."
+    )
+
+
+def train(
+    recipe: Name,
+    seeds: Seeds = "0",
+    changes: Changes = None,
+    root: Root = RUNS,
+    folder: Folder = None,
+    partial_data: Partial = False,
+    device: Place = "auto",
+    together: Together = 1,
+    tensorboard: TensorBoard = False,
+    track: Track = None,
+    every: Every = SECONDS_BETWEEN_CHECKPOINTS,
+) -> None:
+    """Train every cell of a recipe, or of a part of it. Finished runs are skipped, interrupted ones resumed."""
+    with errors_in_one_line():
+        _run(
+            find(recipe),
+            seeds,
+            changes,
+            root,
+            partial(open_source, folder=folder, partial=partial_data),
+            device,
+            together,
+            tensorboard=tensorboard,
+            track=track,
+            every=every,
+        )
+
+
+def reproduce(
+    recipe: Name,
+    models: Rows = "",
+    methods: Methods = "",
+    seeds: Annotated[
+        str, typer.Option(metavar="NUMBERS", help="Seeds, as in 0,1,2 or 0-5; none is as many as the paper's.")
+    ] = "",
+    changes: Changes = None,
+    root: Root = RUNS,
+    folder: Folder = None,
+    partial_data: Partial = False,
+    device: Place = "auto",
+    together: Together = 1,
+    tensorboard: TensorBoard = False,
+    track: Track = None,
+    every: Every = SECONDS_BETWEEN_CHECKPOINTS,
+) -> None:
+    """Train what is missing of a table of the paper, and show it beside the published one."""
+    with errors_in_one_line():
+        wanted = find(recipe).only(cli_options.names(models), cli_options.names(methods))
+        all_seeds = seeds or f"0-{wanted.seeds - 1}"
+        _run(
+            wanted,
+            all_seeds,
+            changes,
+            root,
+            partial(open_source, folder=folder, partial=partial_data),
+            device,
+            together,
+            tensorboard=tensorboard,
+            track=track,
+            every=every,
+            skip_twins=True,
+        )
+
+
+def demo(
+    seeds: Seeds = "0-2",
+    root: Root = RUNS,
+    device: Place = "cpu",
+    changes: Changes = None,
+    every: Every = SECONDS_BETWEEN_CHECKPOINTS,
+) -> None:
+    """Sharpness-aware training against label noise, on data that ships with scikit-learn: about two minutes."""
+    with errors_in_one_line():
+        source = partial(open_source)
+        _run(find("demo"), seeds, changes, root, source, device, 1, tensorboard=False, track=None, every=every)
+        cli_report.write_page([root], root / "report.html")
+
+
+def data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The data set.")],
+    folder: Folder = None,
+    partial_data: Partial = False,
+) -> None:
+    """Prepare a data set, check it, and describe it."""
+    with errors_in_one_line():
+        for line in describe(name, log=print_line, folder=folder, partial=partial_data):
+            print_line(line)
+
+
+def _run(
+    recipe: Recipe, seeds: str, changes: list[str] | None, root: Path, load: partial[Source], device: str,
+    together: int, *, tensorboard: bool, track: str | None, every: float, skip_twins: bool = False,
+) -> None:  # fmt: skip
+    parsed = cli_options.changes_of(changes, partial_data=load.keywords.get("partial", False))
+    jobs = runs.jobs_of(recipe, cli_options.numbers(seeds), parsed, root)
+    place = cli_options.device(device)
+    with Progress(trackers=trackers(root, tensorboard=tensorboard, service=track, together=together)) as progress:
+        jobs = _beside_twins(jobs, progress, skip=skip_twins)
+        runs.run(
+            jobs,
+            partial(load, log=progress.note),
+            place,
+            progress,
+            together=together,
+            checkpoint_seconds=every,
+        )
+    done = [records.read(job.folder) for job in jobs]
+    group = cells.fill(recipe, done)
+    for sheet in (summary.sheet(group), summary.sheet_of_comparisons(group)):
+        if sheet is not None and group.runs:
+            console().print(sheet.rich())
+
+
+def _beside_twins(jobs: list[Job], progress: Progress, *, skip: bool) -> list[Job]:
+    """Note the cells and seeds that have a finished run already, computed otherwise; with `skip`, use that run."""
+    twins = runs.twins(jobs)
+    for job in (job for job in jobs if job.folder in twins):
+        twin = twins[job.folder]
+        same = f"{twin.folder} is finished and has the same cell and seed, except for {' and '.join(cells.NUMERICS)}"
+        progress.note(f"{same}: it counts" if skip else f"{same}: reports count one of the two")
+    return [twins.get(job.folder, job) for job in jobs] if skip else jobs

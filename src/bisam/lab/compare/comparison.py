@@ -1,0 +1,253 @@
+"""Two runs side by side: how their configurations, results and losses around the weights differ."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bisam.lab import records
+from bisam.lab.compare.inspection import Inspection, InspectionPlan, OnProgress, inspect
+from bisam.lab.compare.trained import Load, Trained, TrainedError, config_of, shared_rows, trained
+from bisam.lab.config import ESSENTIAL, Config
+from bisam.lab.records import Record
+from bisam.lab.tables.cells import text_of
+
+NOT_REQUESTED = "--no-weights was given"
+NOT_RECORDED = "not recorded"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field of the configuration that is not the same in both, as texts."""
+
+    name: str
+    a: str
+    b: str
+
+
+@dataclass
+class Side:
+    """One of the two runs."""
+
+    name: str
+    """Short, and not the other's."""
+    record: Record
+    config: Config | None
+    """None where the record has no valid one."""
+    inspection: Inspection | None = None
+    missing: str | None = NOT_REQUESTED
+    """Why there is no inspection; None where there is one."""
+
+    @property
+    def status(self) -> str:
+        """Such as "done", "diverged", "not finished" or "not counted"."""
+        if self.record.not_counted:
+            return "not counted"
+        return "not finished" if self.record.result is None else str(self.record.result.get("status", "unknown"))
+
+
+@dataclass
+class RunComparison:
+    """Two runs and how they differ. Curves are in `record.metrics` of its sides, surfaces in their inspections."""
+
+    a: Side
+    b: Side
+    changes: list[Change]
+    notes: list[str] = field(default_factory=list)
+    """Problems of the records, reasons for missing parts, and what makes the two less comparable."""
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.a, self.b
+
+
+def compare(
+    first: Path,
+    second: Path,
+    load: Load,
+    device: torch.device,
+    plan: InspectionPlan | None,
+    progress: OnProgress | None = None,
+) -> RunComparison:
+    """Read two run folders, and diagnose their weights as planned; without a plan, the records only."""
+    a, b = (_side(name, folder) for name, folder in zip(_names(first, second), (first, second), strict=True))
+    if a.name == b.name:
+        raise ValueError(f"{first} and {second} are the same run: give two runs")
+    comparison = RunComparison(a, b, changes(a.record.config, b.record.config))
+    if plan is not None:
+        _inspect(comparison, load, device, plan, progress)
+    comparison.notes = _notes(comparison) + comparison.notes
+    return comparison
+
+
+def changes(a: dict[str, Any], b: dict[str, Any]) -> list[Change]:
+    """The fields in which two configurations differ. A field that an older version lacks has its default.
+
+    >>> changes({"seed": 0, "rho": 0.1}, {"seed": 0, "flip": False})
+    [Change(name='rho', a='0.1', b='0.05, not recorded'), Change(name='flip', a='true, not recorded', b='false')]
+    """
+    default = {name: value for name, value in Config().as_dict().items() if name not in ESSENTIAL}
+    ours, theirs = {**default, **a}, {**default, **b}
+    names = dict.fromkeys([*(one.name for one in fields(Config)), *ours, *theirs])
+    return [
+        Change(name, *(_shown(name, values, default) for values in (a, b)))
+        for name in names
+        if not _is_same(ours.get(name, NOT_RECORDED), theirs.get(name, NOT_RECORDED))
+    ]
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return bool(value == other) or (value != value and other != other)  # also if both are NaN
+
+
+def _shown(name: str, values: dict[str, Any], default: dict[str, Any]) -> str:
+    if name in values:
+        return text_of(values[name])
+    return f"{text_of(default[name])}, {NOT_RECORDED}" if name in default else NOT_RECORDED
+
+
+# Reading.
+
+
+def _side(name: str, folder: Path) -> Side:
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file: give the folder of a run{_meant(folder.parent)}")
+    if not folder.is_dir():
+        raise ValueError(f"{folder} does not exist: give the folder of a run")
+    if not (folder / records.CONFIG).exists():
+        raise ValueError(f"{folder} is not a run, it has no {records.CONFIG}: give the folder of one{_inside(folder)}")
+    record = records.read(folder)
+    if not record.config:
+        raise ValueError(f"{folder} cannot be compared: {'; '.join(record.problems) or 'its configuration is empty'}")
+    try:
+        return Side(name, record, config_of(record))
+    except TrainedError as error:
+        return Side(name, record, None, missing=str(error))
+
+
+def _meant(folder: Path) -> str:
+    return f", such as {folder}" if (folder / records.CONFIG).exists() else ""
+
+
+def _inside(folder: Path) -> str:
+    """A run that is in it."""
+    found = next((path for depth in ("*", "*/*") for path in sorted(folder.glob(f"{depth}/{records.CONFIG}"))), None)
+    return "" if found is None else f", such as {found.parent}"
+
+
+def _names(first: Path, second: Path) -> tuple[str, str]:
+    """Short names for two folders: the parts in which their paths differ; the whole path if they do not.
+
+    >>> _names(Path("runs/sam"), Path("runs/sam+rho=1")), _names(Path("old/sam"), Path("new/sam"))
+    (('sam', 'sam+rho=1'), ('old', 'new'))
+    """
+    ends = Path(os.path.realpath(first)).parts, Path(os.path.realpath(second)).parts
+    for count in range(1, max(map(len, ends)) + 1):
+        a, b = ("/".join(parts[-count:]) for parts in ends)
+        if a != b:
+            return _without_common(a, b)
+    return a, b
+
+
+def _without_common(a: str, b: str) -> tuple[str, str]:
+    """Names of folders without the words that both begin and end with.
+
+    >>> _without_common("noise40-sam-seed0", "noise40-bisam-log-seed0")
+    ('sam', 'bisam-log')
+    >>> _without_common("x-sam-seed0+lr=1e-05", "x-sam-seed0+lr=1e-04")
+    ('lr=1e-05', 'lr=1e-04')
+    """
+    words = [re.split(r"((?<![0-9]e)-|[+/])", name) for name in (a, b)]
+    for _ in range(2):  # from the front, and then from the back
+        common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(*words, strict=False))])
+        words = [parts[common:][::-1] for parts in words]
+    short, other = ("".join(parts).strip("-+/") for parts in words)
+    return (short, other) if short and other else (a, b)
+
+
+# Weights.
+
+
+def _inspect(
+    comparison: RunComparison, load: Load, device: torch.device, plan: InspectionPlan, progress: OnProgress | None
+) -> None:
+    runs = [_trained(side, load) for side in comparison.sides]
+    shared = _shared(comparison, [run for run in runs if run is not None], plan)
+    for side, run in zip(comparison.sides, runs, strict=True):
+        if run is None:
+            continue
+        rows = shared_rows([run], plan.samples) if shared is None else shared
+        try:
+            side.inspection = inspect(run, rows, device, plan, _named(side, progress))
+            side.missing = None
+        except (ValueError, OSError) as error:  # also of files that are read only now
+            side.missing = str(error)
+
+
+def _trained(side: Side, load: Load) -> Trained | None:
+    try:
+        return trained(side.record, load)
+    except TrainedError as error:
+        side.missing = str(error)
+        return None
+
+
+def _shared(comparison: RunComparison, runs: Sequence[Trained], plan: InspectionPlan) -> torch.Tensor | None:
+    """Samples that both were trained on, if there are enough; a note if not."""
+    if len(runs) < 2:
+        return None
+    if len({run.pool.checksum for run in runs}) > 1:
+        comparison.notes.append("They were trained on different data, and each is diagnosed on its own.")
+        return None
+    rows = shared_rows(runs, plan.samples)
+    if len(rows) < min(plan.samples, *(len(run.rows) for run in runs)) / 2:
+        comparison.notes.append("They share few training samples, and each is diagnosed on its own.")
+        return None
+    return rows
+
+
+def _named(side: Side, progress: OnProgress | None) -> OnProgress | None:
+    if progress is None:
+        return None
+    return lambda what, done, total: progress(f"{side.name}: {what}", done, total)
+
+
+# Notes.
+
+
+def _notes(comparison: RunComparison) -> list[str]:
+    notes = [f"{side.name}: {problem}." for side in comparison.sides for problem in side.record.problems]
+    notes += [f"{side.name}: {line}." for side in comparison.sides for line in _doubts(side)]
+    if not comparison.changes:
+        notes.append("Their configurations are the same.")
+    if all(side.inspection for side in comparison.sides):
+        notes += _incomparable(comparison)
+    return notes
+
+
+def _doubts(side: Side) -> list[str]:
+    unrecorded = [one.name for one in fields(Config) if one.name not in side.record.config]
+    lines = [f"it does not record {', '.join(unrecorded)}"] if unrecorded else []
+    if side.missing not in (None, NOT_REQUESTED):
+        lines.append(f"its weights are not diagnosed: {side.missing}")
+    return lines + (side.inspection.notes if side.inspection else [])
+
+
+def _incomparable(comparison: RunComparison) -> list[str]:
+    """Reasons why numbers of the same name are not comparable."""
+    a, b = (side.config for side in comparison.sides)
+    assert a is not None  # both have been looked at
+    assert b is not None
+    notes = []
+    if a.model != b.model:
+        notes.append("Their models differ: perturbations of one length are not comparable.")
+    if a.data == b.data and (a.noise != b.noise or (a.noise and a.seed != b.seed)):
+        notes.append("Their training labels differ, and so does the training loss.")
+    return notes

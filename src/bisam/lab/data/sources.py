@@ -1,0 +1,152 @@
+"""Sources of a run's batches: a data set in memory, or one that is streamed from disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bisam.lab.config import Config
+from bisam.lab.data.catalogue import find
+from bisam.lab.data.images import ImageSplits
+from bisam.lab.data.labels import split, with_noise
+from bisam.lab.data.loading import load
+from bisam.lab.data.on_device import Batches
+from bisam.lab.data.stream import Stream
+
+EVALUATION_BATCH = {"memory": 1000, "disk": 250}
+
+
+class Batched(Protocol):
+    """Batches of an epoch, reproducible from its number, from any of them on."""
+
+    def __len__(self) -> int: ...
+    def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+
+@dataclass
+class Parts:
+    train: Batched
+    validation: Batched
+    test: Batched
+
+
+class Source(Protocol):
+    """A data set, from which every run takes its own split, noise, order and augmentation."""
+
+    classes: int
+    checksum: str
+
+    def prepare(self) -> None:
+        """Download or open files before the first run begins."""
+
+    def parts(self, config: Config, device: torch.device) -> Parts: ...
+    def described(self) -> list[str]: ...
+
+
+class InMemory:
+    """A small data set. It lies on the device, where its images are cropped, flipped and normalised."""
+
+    def __init__(self, data: ImageSplits) -> None:
+        self._data = data
+        self.classes, self.checksum = data.classes, data.checksum
+
+    def prepare(self) -> None:
+        """The images are in memory already."""
+
+    def parts(self, config: Config, device: torch.device) -> Parts:
+        data = self._data
+        labels = with_noise(data.train.labels, config.noise, data.classes, seed=config.seed)
+        train_rows, validation_rows = split(labels, config.validation, seed=config.seed)
+
+        def batches(pixels: Tensor, labels: Tensor, *, train: bool) -> Batches:
+            return Batches(
+                pixels, labels, batch=config.batch if train else EVALUATION_BATCH["memory"], mean=data.mean,
+                std=data.std, device=device, seed=config.seed, augment=train, padding=config.padding,
+                flip=config.flip, cutout=config.cutout, cutout_probability=config.cutout_probability, drop_last=train,
+            )  # fmt: skip
+
+        pixels = data.train.pixels
+        return Parts(
+            batches(pixels[train_rows], labels[train_rows], train=True),
+            batches(pixels[validation_rows], labels[validation_rows], train=False),
+            batches(data.test.pixels, data.test.labels, train=False),
+        )
+
+    def described(self) -> list[str]:
+        """Lines with its size, classes and checksum."""
+        data = self._data
+        lines = [
+            f"{data.name}, {part}: {len(images)} images of {'×'.join(map(str, images.pixels.shape[1:]))}, "
+            f"{data.classes} classes"
+            for part, images in (("train", data.train), ("test", data.test))
+        ]
+        return [*lines, f"sha256 of the decoded contents: {data.checksum}"]
+
+
+class OnDisk:
+    """A large data set, decoded and augmented by worker processes as it is needed."""
+
+    def __init__(self, name: str, folder: Path | None, *, partial: bool = False) -> None:
+        self._name, self._folder, self._partial = name, folder, partial
+        self.classes = find(name).classes
+        self.checksum = self._fingerprint()
+
+    def prepare(self) -> None:
+        self.described()
+
+    def parts(self, config: Config, device: torch.device) -> Parts:
+        if config.noise or config.padding or config.cutout or not config.flip:
+            raise ValueError(
+                f"{self._name} is streamed with an augmentation of its own: label noise, padding, cutout and "
+                "flip=false are for data sets in memory"
+            )
+
+        def stream(part: str, rows: Tensor | None, *, train: bool) -> Stream:
+            return Stream(
+                self._name, self._folder, part, batch=config.batch if train else EVALUATION_BATCH["disk"],
+                device=device, seed=config.seed, augment=train, rows=rows, drop_last=train,
+                partial=self._partial,
+            )  # fmt: skip
+
+        count = len(stream("train", None, train=False).samples)
+        train_rows, validation_rows = split(range(count), config.validation, seed=config.seed)
+        return Parts(
+            stream("train", train_rows, train=True),
+            stream("train", validation_rows, train=False),
+            stream("test", None, train=False),
+        )
+
+    def described(self) -> list[str]:
+        """Lines with its size, classes and checksum; opens every file and reads no image."""
+        lines = []
+        for part in ("train", "test"):
+            stream = Stream(
+                self._name, self._folder, part, batch=1, device="cpu", seed=0, augment=False, partial=self._partial
+            )
+            lines.append(f"{self._name}, {part}: {len(stream.samples)} images, {self.classes} classes")
+        return [*lines, f"sha256 of the names and sizes of its files: {self.checksum}"]
+
+    def _fingerprint(self) -> str:
+        """sha256 over names and sizes of the files: the contents are too large to read twice."""
+        digest = hashlib.sha256(b"" if self._folder is not None else f"hub {self._name}".encode())
+        for path in sorted(Path(self._folder).rglob("*.parquet")) if self._folder is not None else []:
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        return digest.hexdigest()
+
+
+def open_source(name: str, *, log: Callable[[str], None], folder: Path | None = None, partial: bool = False) -> Source:
+    """The data set of that name, from a folder or the hub: in memory, or streamed where it does not fit."""
+    if find(name).is_streamed:
+        return OnDisk(name, folder, partial=partial)
+    return InMemory(load(name, folder, log=log, partial=partial))
+
+
+def describe(name: str, *, log: Callable[[str], None], folder: Path | None = None, partial: bool = False) -> list[str]:
+    """Load and check a data set; lines with its size, classes and checksum."""
+    return open_source(name, log=log, folder=folder, partial=partial).described()

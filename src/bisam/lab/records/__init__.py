@@ -1,0 +1,26 @@
+"""One folder for each run: its configuration, a line of metrics for each epoch, its result, receipt and best weights.
+
+`RunFolder` writes them, for one process at a time. `read` and `find` are for reports: they neither lock nor write.
+To leave a run out of the tables, write the reason into its folder, as `not-counted.txt`.
+In the files, numbers that JSON lacks are the strings "nan", "inf" and "-inf".
+"""
+
+from bisam.lab.records.folder import ConfigMismatch, RunFolder, check, config_differences
+from bisam.lab.records.layout import CHECKPOINTS, CONFIG, WEIGHTS, RecordError
+from bisam.lab.records.lock import RunInUse
+from bisam.lab.records.record import Record, find, read
+
+__all__ = [
+    "CHECKPOINTS",
+    "CONFIG",
+    "WEIGHTS",
+    "ConfigMismatch",
+    "Record",
+    "RecordError",
+    "RunFolder",
+    "RunInUse",
+    "check",
+    "config_differences",
+    "find",
+    "read",
+]

@@ -1,0 +1,66 @@
+"""One process at a time. The operating system holds the lock and drops it with the process; the file stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import weakref
+from pathlib import Path
+
+
+class RunInUse(RuntimeError):  # noqa: N818
+    """Another process has the run open."""
+
+
+class Lock:
+    """An exclusive lock on a file that holds the process id of its owner."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _seize(self._handle)
+            os.ftruncate(self._handle, 0)
+            os.lseek(self._handle, 0, os.SEEK_SET)
+            os.write(self._handle, f"{os.getpid()}\n".encode())
+        except OSError as error:
+            self.release()
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            owner = path.read_text(encoding="utf-8", errors="replace").strip() or "unknown"
+            raise RunInUse(
+                f"the run in {path.parent} is in use by process {owner}: wait for it, or give another folder"
+            ) from None
+        _held.add(self)
+
+    @property
+    def is_held(self) -> bool:
+        return self._handle is not None
+
+    def release(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)  # which unlocks, unless the lock is another process's and this is a fork's copy
+            self._handle = None
+
+
+_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _seize(handle: int) -> None:
+        os.lseek(handle, 2**20, os.SEEK_SET)  # far behind the text, since no other process can read a locked byte
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _seize(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _release_all() -> None:
+        """In a forked process: workers that outlive a killed process would hold its lock."""
+        for lock in list(_held):
+            lock.release()
+
+    os.register_at_fork(after_in_child=_release_all)

@@ -1,0 +1,1 @@
+"""A page of tables and charts from records."""

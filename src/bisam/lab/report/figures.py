@@ -1,0 +1,33 @@
+"""Charts as files: the ending of the name decides the format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import vl_convert
+
+from bisam.lab.files import write_atomically
+from bisam.lab.report.charts import Chart
+
+FORMS = ("svg", "png", "html")
+WIDTH = 640
+
+
+def save(chart: Chart, path: Path, title: str = "bisam") -> None:
+    """SVG, PNG, or a page that can be zoomed (HTML), by the name's ending."""
+    form = path.suffix.lower().lstrip(".")
+    if form not in FORMS:
+        raise ValueError(f"a figure is written as {', '.join(FORMS)}, got the name {path.name!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, _contents(chart, form, title))
+
+
+def _contents(chart: Chart, form: str, title: str) -> bytes:
+    if form == "html":
+        from bisam.lab.report import page
+
+        return page.render(title, "", [page.Section(title, [page.Figure(title, chart)])]).encode()
+    spec = {**chart.to_dict(), "width": WIDTH, "background": "white", "title": title}
+    if form == "svg":
+        return vl_convert.vegalite_to_svg(spec).encode()
+    return vl_convert.vegalite_to_png(spec, scale=2)

@@ -1,0 +1,1 @@
+"""From records to tables: cells, statistics, the published numbers, sweeps, and what a table costs."""

@@ -1,0 +1,323 @@
+"""Sorts runs into the cells of tables."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from bisam.lab.config import Config, recorded
+from bisam.lab.methods import uses
+from bisam.lab.recipes import RECIPES, Recipe
+from bisam.lab.records import Record
+
+Cell = tuple[str, str]
+"""The row and the method of a cell."""
+
+NUMERICS = ("compile", "deterministic")
+"""Fields that do not change the experiment: runs that differ in them are of the same cell."""
+
+ROW = ("data", "model", "noise")
+"""Fields that rows differ in: a run belongs to the row that has its values, whatever else was changed."""
+
+LARGEST = 1e100
+"""Larger numbers are not measurements, and sums of them would overflow."""
+
+MOST_PROBLEMS = 3
+"""Problems shown of one record: a foreign file may have one in each line."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A record that can be shown in a table: its configuration is valid, and so are its numbers."""
+
+    record: Record
+    config: Config
+
+    @property
+    def status(self) -> str:
+        """ "done", "diverged", "3 of 200 epochs" or "not counted"."""
+        if self.record.not_counted:
+            return "not counted"
+        if self.record.result is not None:
+            return str(self.record.result["status"])
+        return f"{len(self.record.metrics)} of {self.config.epochs} epochs"
+
+    def measured(self, name: str = "test_accuracy") -> float | None:
+        """An accuracy of the result, in per cent; None without one, or if the run diverged or does not count."""
+        result = self.record.result
+        return None if result is None or self.status != "done" else _percent(result.get(name))
+
+    def last(self, name: str) -> float | None:
+        """A number of the last epoch."""
+        return number(self.record.metrics[-1].get(name)) if self.record.metrics else None
+
+    @property
+    def together(self) -> str:
+        """Number of runs that shared the device, such as "6" or "1 to 8"."""
+        counts = [count for row in self.record.metrics if (count := number(row.get("together"))) is not None] or [1]
+        few, many = f"{min(counts):.0f}", f"{max(counts):.0f}"
+        return few if few == many else f"{few} to {many}"
+
+    @property
+    def milliseconds(self) -> float | None:
+        """Per step of the last epoch, divided by the runs that shared the device; None if their costs differ."""
+        if self.record.metrics and self.record.metrics[-1].get("alike") is False:
+            return None
+        rate, together = self.last("samples_per_second"), self.last("together") or 1
+        return number(1e3 * self.config.batch / rate / together) if rate else None
+
+
+@dataclass
+class Group:
+    """A table: a recipe, what was changed of it, and the runs of each cell, by seed."""
+
+    recipe: Recipe
+    changes: str
+    """The changed fields, such as "epochs=3, rho=0.1"; empty for the unchanged recipe."""
+    runs: dict[Cell, dict[int, Run]] = field(default_factory=lambda: defaultdict(dict))
+    borrowed: list[Run] = field(default_factory=list)
+    """Runs of another table that count in this one too."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.recipe.title}, with {self.changes}" if self.changes else self.recipe.title
+
+    @property
+    def name(self) -> str:
+        """Short, and no other table's."""
+        return f"{self.recipe.name}, {self.changes}" if self.changes else self.recipe.name
+
+    @property
+    def rows(self) -> list[str]:
+        """The rows that have runs."""
+        return [row for row in self.recipe.rows if any(self.runs.get((row, m)) for m in self.recipe.methods)]
+
+    def of(self, row: str, method: str) -> list[Run]:
+        return [*self.runs.get((row, method), {}).values()]
+
+    def of_row(self, row: str) -> list[Run]:
+        return [run for method in self.recipe.methods for run in self.of(row, method)]
+
+    def of_method(self, method: str) -> list[Run]:
+        return [run for row in self.recipe.rows for run in self.of(row, method)]
+
+    def measured(self, row: str, method: str, name: str = "test_accuracy") -> dict[int, float]:
+        values = {seed: run.measured(name) for seed, run in self.runs.get((row, method), {}).items()}
+        return {seed: value for seed, value in values.items() if value is not None}
+
+
+@dataclass
+class Collection:
+    """Records, sorted into tables."""
+
+    groups: list[Group]
+    others: list[Run]
+    """Runs of no table: not counted, of an unregistered recipe, or a second one of the same cell and seed."""
+    unreadable: list[tuple[Record, str]]
+    """Records that cannot be shown, and why."""
+
+    @property
+    def runs(self) -> list[Run]:
+        """Each once, though it may be in two tables."""
+        grouped = (run for group in self.groups for runs in group.runs.values() for run in runs.values())
+        return [*{id(run): run for run in (*grouped, *self.others)}.values()]
+
+
+def collect(records: Iterable[Record]) -> Collection:
+    """Tables in the order of the recipes, unchanged ones first."""
+    groups: dict[tuple[str, str], Group] = {}
+    others, unreadable = [], []
+    for record in records:
+        run = _run(record)
+        if isinstance(run, str):
+            unreadable.append((record, run))
+            continue
+        place = None if run.record.not_counted else _place(run.config, run.record.folder)
+        if place is None:
+            others.append(run)
+            continue
+        cell, changes = place
+        recipe = run.config.recipe
+        group = groups.setdefault((recipe, changes), Group(_made(RECIPES[recipe]), changes))
+        seeds = group.runs[cell]
+        earlier = seeds.setdefault(run.config.seed, run)
+        if earlier.record.result is None and run.record.result is not None:
+            seeds[run.config.seed], run = run, earlier  # a finished run counts rather than one in progress
+        if run is not seeds[run.config.seed]:
+            others.append(run)
+    found = {key: {cell: dict(runs) for cell, runs in group.runs.items()} for key, group in groups.items()}
+    for (recipe, changes), group in groups.items():
+        for other, runs in found.items():
+            if changes and other[0] == recipe and other[1] != changes:
+                _complete(group, other[1], runs)
+    for group in groups.values():
+        group.runs = {cell: dict(sorted(runs.items())) for cell, runs in group.runs.items()}
+    order = [*RECIPES]
+    ordered = sorted(groups, key=lambda key: (key[1] != "", order.index(key[0]), key[1]))
+    return Collection([groups[key] for key in ordered], others, unreadable)
+
+
+def _complete(changed: Group, theirs: str, others: Mapping[Cell, Mapping[int, Run]]) -> None:
+    """Add runs of another table that have the changed values anyway, as SAM's 200 epochs if SGD's were set to 200.
+
+    A field that a method does not use, such as ρ of SGD, may have any value.
+    """
+    names, changed_there = _names(changed.changes), _names(theirs)
+    rows = {row for row, _ in changed.runs}
+    config = next(run.config for runs in changed.runs.values() for run in runs.values())
+    for cell, runs in others.items():
+        used = [name for name in (*names, *changed_there) if uses(cell[1], name)]
+        for seed, run in runs.items():
+            alike = all(name in names and getattr(run.config, name) == getattr(config, name) for name in used)
+            if cell[0] in rows and alike and seed not in changed.runs[cell]:
+                changed.runs[cell][seed] = run
+                changed.borrowed.append(run)
+
+
+def _names(changes: str) -> list[str]:
+    """
+    >>> _names("epochs=3, rho=0.1")
+    ['epochs', 'rho']
+    """
+    return [change.partition("=")[0] for change in changes.split(", ") if change]
+
+
+def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
+    """The cells of one recipe with runs of it, changed or not."""
+    group = Group(recipe, "")
+    for record in records:
+        run = _run(record)
+        place = None if isinstance(run, str) or record.not_counted else _place(run.config, record.folder, recipe)
+        if place is not None and not isinstance(run, str):
+            cell, changes = place
+            group.changes = changes or group.changes
+            group.runs[cell][run.config.seed] = run
+    return group
+
+
+def command(run: Run) -> str:
+    """The command that trains it again; empty for a run of an unregistered recipe."""
+    place = _place(run.config, run.record.folder)
+    if place is None:
+        return ""
+    (row, method), _ = place
+    own = replace(_made(RECIPES[run.config.recipe]).cells[row, method], seed=run.config.seed)
+    options = []
+    for change in changes_of(own, run.config):
+        if not uses(method, change.partition("=")[0]):
+            continue
+        options += ["--partial-data"] if change == "partial_data=true" else ["--set", change]
+    cell = f"{run.config.recipe}/{row}/{method}"
+    return shlex.join(["bisam", "train", cell, "--seeds", str(run.config.seed), *options])
+
+
+def _recipe(name: str) -> Recipe | None:
+    return _made(RECIPES[name]) if name in RECIPES else None
+
+
+@cache
+def _made(make: Callable[[], Recipe]) -> Recipe:
+    """Each recipe once, also one that is registered later."""
+    return make()
+
+
+def _place(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[Cell, str] | None:
+    """The cell that a run is of, of its own recipe or a part of it, and in what it differs from it.
+
+    With a model or a noise rate that no row has, several rows are equally near: then the folder's name decides.
+    """
+    recipe = recipe or _recipe(config.recipe)
+    cells = {cell: own for cell, own in recipe.cells.items() if own.method == config.method} if recipe else {}
+    if not cells:
+        return None
+    changes: dict[Cell, list[str]] = {}
+    distances: dict[Cell, tuple[int, int]] = {}
+    for cell, expected in cells.items():
+        same = {name: getattr(config, name) for name in ("seed", *NUMERICS)}
+        changes[cell] = changes_of(replace(expected, **same), config)
+        elsewhere = sum(getattr(expected, name) != getattr(config, name) for name in ROW)
+        distances[cell] = (elsewhere, len(changes[cell]))
+    nearest = [cell for cell in cells if distances[cell] == min(distances.values())]
+    if len(nearest) > 1:
+        names = {folder.name, folder.resolve().name}  # one of them may be a link's
+        own_names = {cell: folder_name(cell[0], replace(cells[cell], seed=config.seed), config) for cell in nearest}
+        nearest.sort(key=lambda cell: own_names[cell] not in names)
+    return nearest[0], ", ".join(changes[nearest[0]])
+
+
+def place_of(config: Config, folder: Path) -> tuple[str, Cell] | None:
+    """The recipe and the cell that the run in a folder is of, changed or not."""
+    found = _place(config, folder)
+    return None if found is None else (config.recipe, found[0])
+
+
+def folder_name(row: str, own: Config, changed: Config) -> str:
+    """
+    >>> folder_name("80%", Config(method="sam"), Config(method="sam", epochs=3))
+    'noise80-sam-seed0+epochs=3'
+    """
+    name = f"noise{row.rstrip('%')}" if row.endswith("%") else row
+    before, now = own.as_dict(), changed.as_dict()
+    extra = "".join(f"+{key}={value}" for key, value in now.items() if value != before[key])
+    return f"{name}-{own.method}-seed{own.seed}{extra}"
+
+
+def without_numerics(config: Config) -> Config:
+    """The configuration with defaults for `NUMERICS`, the fields that do not change the experiment."""
+    return replace(config, **{name: getattr(Config(), name) for name in NUMERICS})
+
+
+def changes_of(own: Config, changed: Config) -> list[str]:
+    """The fields that differ, such as ["epochs=3"]."""
+    before = vars(own)
+    return [f"{name}={text_of(value)}" for name, value in vars(changed).items() if value != before[name]]
+
+
+def _run(record: Record) -> Run | str:
+    """A run, or why the record is not one."""
+    try:
+        config = recorded(record.config)
+    except ValueError as error:
+        return str(error) if record.config else damage(record)
+    result = record.result
+    if result is not None:
+        status = result.get("status")
+        if status not in ("done", "diverged"):
+            return f"its result has the status {status!r:.60}"
+        if status == "done" and _percent(result.get("test_accuracy")) is None:
+            return "its result has no test accuracy"
+    return Run(record, config)
+
+
+def damage(record: Record) -> str:
+    """The problems of a record as one text; empty if it has none."""
+    shown, more = record.problems[:MOST_PROBLEMS], len(record.problems) - MOST_PROBLEMS
+    return "; ".join([*shown, f"{more} more"] if more > 0 else shown)
+
+
+def number(value: object) -> float | None:
+    """The value as a float if it is a number of a reasonable size, else None."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and -LARGEST < value < LARGEST:
+        return float(value)
+    return None
+
+
+def _percent(value: object) -> float | None:
+    found = number(value)
+    return found if found is not None and 0 <= found <= 100 else None
+
+
+def text_of(value: object) -> str:
+    """As after --set, where it is read as the same value.
+
+    >>> text_of(0.1), text_of(1 / 3), text_of(True)
+    ('0.1', '0.3333333333333333', 'true')
+    """
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

@@ -1,0 +1,66 @@
+"""The paper's tables, number for number, by the labels that they have there."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+
+class PublishedCell(NamedTuple):
+    """A number of the paper; the standard deviation only where it prints one."""
+
+    mean: float
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """Rows of columns of cells, and what holds for all of them. `average` has the mean of each column."""
+
+    name: str
+    cells: Mapping[str, Mapping[str, PublishedCell]]
+    average: Mapping[str, PublishedCell]
+    metric: str | None = None
+    seeds: int | None = None
+    dataset: str | None = None
+    model: str | None = None
+    hardware: str | None = None
+
+
+@cache
+def table(name: str) -> PublishedTable:
+    """The table of that label.
+
+    >>> table("tab:time_cifar10").cells["resnet56"]["bisam"].mean
+    30.0
+    >>> table("tab:cifar10").cells["resnet56"]["bisam-log"]
+    PublishedCell(mean=94.28, std=0.31)
+    """
+    found = tables()
+    if name not in found:
+        near = difflib.get_close_matches(name, found, n=3, cutoff=0.5) or found
+        raise ValueError(f"the paper has no table {name!r}: the nearest labels are {', '.join(near)}")
+    fields = dict(found[name])
+    cells = {row: {column: _cell(x) for column, x in columns.items()} for row, columns in fields.pop("cells").items()}
+    average = {column: _cell(x) for column, x in fields.pop("average", {}).items()}
+    return PublishedTable(name, cells, average, **fields)
+
+
+@cache
+def tables() -> Mapping[str, Any]:
+    """The contents of published.json, by label."""
+    text = resources.files("bisam.lab.tables").joinpath("published.json").read_text(encoding="utf-8")
+    return json.loads(text)["tables"]
+
+
+def _cell(printed: Any) -> PublishedCell:
+    if isinstance(printed, dict):
+        return PublishedCell(float(printed["mean"]), float(printed["std"]))
+    if isinstance(printed, list):
+        return PublishedCell(*map(float, printed))
+    return PublishedCell(float(printed))

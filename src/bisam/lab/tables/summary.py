@@ -1,0 +1,287 @@
+"""The tables of the paper from runs, with the published numbers below ours, and the differences of methods."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rich.table import Table
+from rich.text import Text
+
+from bisam.lab.data import DATA_SETS
+from bisam.lab.methods import METHODS, title_of
+from bisam.lab.tables import published
+from bisam.lab.tables.cells import Collection, Group, Run, command, damage
+from bisam.lab.tables.statistics import Difference, difference, signed
+
+OPEN = "–"
+"""A cell without runs."""
+
+
+@dataclass
+class Sheet:
+    """A table of texts, for a terminal or a page. A cell may have lines: the first is what counts."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+    """Sentences below it."""
+
+    def rich(self) -> Table:
+        caption = Text("\n".join(self.notes), "table.caption") if self.notes else None
+        shown = Table(title=Text(self.title, "table.title"), caption=caption, caption_justify="left")
+        for number, name in enumerate(self.head):
+            shown.add_column(Text(name), justify="left" if number == 0 else "right")
+        for row in self.rows:
+            shown.add_row(*map(Text, row))  # as they are: brackets in a string would be read as markup
+        return shown
+
+    def markdown(self) -> str:
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        table = [f"| {' | '.join(map(_in_markdown, cells))} |" for cells in lines]
+        notes = [f"\n{_in_markdown(note)}" for note in self.notes]
+        return "\n".join([f"**{_in_markdown(self.title)}**", "", *table, *notes])
+
+
+@dataclass(frozen=True)
+class MethodDifference:
+    """The difference between a method and its baseline, in one row of a table."""
+
+    row: str
+    method: str
+    baseline: str
+    found: Difference
+    published: float | None
+    """The same difference of the paper's means."""
+    diverged: str = ""
+    """The runs that are left out since they diverged, as text."""
+
+    @property
+    def label(self) -> str:
+        return f"{title_of(self.method)} − {title_of(self.baseline)}"
+
+    def describe(self) -> str:
+        sentence = self.found.describe(title_of(self.method), title_of(self.baseline))
+        return f"{sentence}; {self.diverged}" if self.diverged else sentence
+
+
+def sheet(group: Group) -> Sheet:
+    """The group's table in the layout of the paper, with all of its rows."""
+    paper = published_of(group)
+    rows = [[label, *_line(group, paper, label, row, name)] for label, row, name in group.recipe.lines]
+    if paper is not None and paper.average and [*paper.cells] == [label for label, *_ in group.recipe.lines]:
+        rows.append(["average", *(_average(group, paper, method) for method in group.recipe.methods)])
+    if len(group.rows) == 1:  # of several models or noise rates a mean would be meaningless
+        for title, name in (("flips per batch, last epoch", "flips"), ("ms per step, last epoch", "milliseconds")):
+            means = _means(group, name)
+            if any(mean != OPEN for mean in means):
+                rows.append([title, *means])
+    title = f"{group.title}: test accuracy in per cent" + (", the paper's below" if paper else "")
+    return Sheet(
+        title,
+        ["", *(title_of(method) for method in group.recipe.methods)],
+        rows,
+        [*_effort(group), *_unlike_data(group)],
+    )
+
+
+def _effort(group: Group) -> list[str]:
+    """A note where SGD, with one gradient a step, did not have twice the epochs of the others."""
+    unequal = []
+    for row in group.rows:
+        epochs = {run.config.method: run.config.epochs for run in group.of_row(row)}
+        others = {count for method, count in epochs.items() if method != "sgd"}
+        if "sgd" in epochs and others and others != {epochs["sgd"] / 2}:
+            unequal.append(row)
+    return [f"{', '.join(unequal)}: SGD did not have twice the epochs of the others."] if unequal else []
+
+
+def _unlike_data(group: Group) -> list[str]:
+    """A note where runs were trained on different data of the same name, by the checksums in their receipts.
+
+    For a streamed data set the checksum is that of names and sizes of files only, and is not compared.
+    """
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for run in (run for row in group.rows for run in group.of_row(row)):
+        checksum = (run.record.receipt or {}).get("data_checksum")
+        if isinstance(checksum, str) and not _is_streamed(run.config.data):
+            counts[run.config.data][checksum] += 1
+    return [
+        f"Not all of these runs were trained on the same {data}: its sha256 is "
+        f"{', '.join(f'{checksum[:12]} in {count}' for checksum, count in found.items())} of the receipts."
+        for data, found in counts.items()
+        if len(found) > 1
+    ]
+
+
+def _is_streamed(data: str) -> bool:
+    return data in DATA_SETS and DATA_SETS[data].is_streamed
+
+
+def comparisons(group: Group) -> list[MethodDifference]:
+    """BiSAM − SAM and SAM − SGD in each row of the table that has runs of both."""
+    paper = published_of(group)
+    found = []
+    for label, row, name in group.recipe.lines:
+        for method in group.recipe.methods:
+            baseline = METHODS[method].baseline
+            if baseline is None:
+                continue
+            gap = difference(group.measured(row, method, name), group.measured(row, baseline, name))
+            if gap is not None:
+                printed = [paper.cells.get(label, {}).get(m) if paper else None for m in (method, baseline)]
+                ours, theirs = printed
+                both = None if ours is None or theirs is None else ours.mean - theirs.mean
+                lost = diverged(group, row, (baseline, method))
+                found.append(MethodDifference(label, method, baseline, gap, both, lost))
+    return found
+
+
+def sheet_of_comparisons(group: Group) -> Sheet | None:
+    """The differences with their intervals; None if no two methods have results."""
+    found = comparisons(group)
+    if not found:
+        return None
+    head = ["difference", "ours", "95 % interval", "n", "sign resolved?"]
+    rows = [
+        [
+            f"{one.row}: {one.label}",
+            signed(one.found.mean),
+            one.found.interval or OPEN,
+            one.found.n,
+            "yes" if one.found.resolved else "no",
+        ]
+        for one in found
+    ]
+    if any(one.published is not None for one in found):
+        head.append("paper's")
+        for row, one in zip(rows, found, strict=True):
+            row.append(OPEN if one.published is None else signed(one.published))
+    return Sheet(f"{group.title}: differences in points of test accuracy", head, rows, _cautions(found))
+
+
+def _cautions(found: Sequence[MethodDifference]) -> list[str]:
+    """Notes on how to read these differences."""
+    lost = dict.fromkeys(f"{one.row}: {one.diverged}." for one in found if one.diverged)
+    intervals = sum(one.found.low is not None for one in found)
+    notes = [*lost]
+    if intervals:
+        notes.append(
+            "Student's t over training seeds, on this test set: the choice of test images is not included. An "
+            "unresolved sign does not show that there is no difference."
+        )
+    if intervals > 1:
+        notes.append(
+            f"Each of the {intervals} intervals is a 95 % interval by itself: one in twenty misses the true value."
+        )
+    return notes
+
+
+def diverged(group: Group, row: str, methods: Iterable[str]) -> str:
+    """Text such as "2 of 6 SAM runs diverged and are left out"."""
+    parts = []
+    for method in methods:
+        runs = group.of(row, method)
+        count = sum(run.status == "diverged" for run in runs)
+        if count:
+            parts.append(f"{count} of {len(runs)} {title_of(method)} runs diverged and are left out")
+    return ", ".join(parts)
+
+
+def sheets(groups: Iterable[Group]) -> list[Sheet]:
+    """The tables, each with its differences."""
+    made = [each for group in groups for each in (sheet(group), sheet_of_comparisons(group))]
+    return [each for each in made if each is not None]
+
+
+def left_out(collection: Collection) -> list[str]:
+    """Runs that are not in the tables or are damaged, with the reason: one line for each folder."""
+    lines = [f"{record.folder}: {why}" for record, why in collection.unreadable]
+    lines += [f"{run.record.folder}: {_why_not(run)}" for run in collection.others]
+    damaged = [run.record for run in collection.runs if run.record.problems]
+    return [*lines, *(f"{record.folder}: {damage(record)}" for record in damaged)]
+
+
+def _why_not(run: Run) -> str:
+    """Why a run is in no table."""
+    if run.record.not_counted:
+        return f"not counted: {run.record.not_counted}"
+    second = f"a second run of this cell and seed {run.config.seed}: not counted"
+    return second if command(run) else "of no recipe's table"
+
+
+def _in_markdown(text: str) -> str:
+    return text.replace("<", "&lt;").replace("|", r"\|").replace("\n", "<br>")
+
+
+def published_of(group: Group) -> published.PublishedTable | None:
+    """The paper's table, if the group is of one and nothing was changed."""
+    label = group.recipe.published
+    return published.table(label) if label and not group.changes else None
+
+
+def _line(group: Group, paper: published.PublishedTable | None, label: str, row: str, name: str) -> Iterable[str]:
+    for method in group.recipe.methods:
+        printed = paper.cells.get(label, {}).get(method) if paper else None
+        below = "" if printed is None else f"\n{spread(printed.mean, printed.std)}"
+        yield accuracy(group, row, method, name) + below
+
+
+def accuracy(group: Group, row: str, method: str, name: str) -> str:
+    """Text such as "94.20 ± 0.10, n = 3, 1 diverged"."""
+    values = [*group.measured(row, method, name).values()]
+    runs = group.of(row, method)
+    counts = {status: sum(run.status == status for run in runs) for status in ("done", "diverged")}
+    under_way = len(runs) - sum(counts.values())
+    lost = [f"{counts['diverged']} diverged"] * bool(counts["diverged"]) + [f"{under_way} not finished"] * bool(
+        under_way
+    )
+    if not values:
+        return ", ".join([OPEN, *lost])
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return ", ".join([spread(statistics.fmean(values), deviation), f"n = {len(values)}", *lost])
+
+
+def _average(group: Group, paper: published.PublishedTable, method: str) -> str:
+    """Over the rows, where each has a run; the paper's below."""
+    means = [
+        statistics.fmean(values)
+        for _, row, name in group.recipe.lines
+        if (values := [*group.measured(row, method, name).values()])
+    ]
+    ours = f"{statistics.fmean(means):.2f}" if len(means) == len(group.recipe.lines) else OPEN
+    printed = paper.average.get(method)
+    return ours if printed is None else f"{ours}\n{spread(printed.mean, printed.std)}"
+
+
+def spread(mean: float, deviation: float | None) -> str:
+    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
+
+
+def _means(group: Group, name: str) -> list[str]:
+    cells = []
+    for method in group.recipe.methods:
+        runs = [run for run in group.of_method(method) if run.status == "done"]
+        cells.append(_milliseconds(runs) if name == "milliseconds" else _mean([run.last(name) for run in runs]))
+    return cells
+
+
+def _milliseconds(runs: Sequence[Run]) -> str:
+    """Text such as "2.4, 6 at once", from the runs that shared the device with the fewest others."""
+    by_count: dict[float, list[float]] = defaultdict(list)
+    for run in runs:
+        if run.milliseconds is not None:
+            by_count[run.last("together") or 1].append(run.milliseconds)
+    if not by_count:
+        return OPEN
+    fewest = min(by_count)
+    mean = f"{statistics.fmean(by_count[fewest]):.1f}"
+    return f"{mean}, {fewest:.0f} at once" if fewest > 1 else mean
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    present = [value for value in values if value is not None]
+    return f"{statistics.fmean(present):.1f}" if present else OPEN

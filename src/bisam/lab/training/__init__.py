@@ -1,0 +1,1 @@
+"""Training runs: the loop, a run, the jobs of a recipe or a grid, and how their progress is shown."""

@@ -1,0 +1,129 @@
+"""From a recipe to its runs: which folders they have, which are done, which are trained together."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bisam.lab import records
+from bisam.lab.config import Config
+from bisam.lab.data.sources import Source
+from bisam.lab.methods import uses
+from bisam.lab.recipes import Recipe
+from bisam.lab.tables.cells import collect, folder_name, place_of, without_numerics
+from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job, signals, train
+from bisam.lab.training.progress import Progress
+
+
+def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], root: Path) -> list[Job]:
+    """A job for each cell and seed. Changed fields are part of the folder's name: it is not the recipe's run.
+
+    A field that a method does not use, such as ρ of SGD, keeps its value.
+    """
+    for name, remedy in {"seed": "--seeds", "method": "table/row/method", "recipe": "another recipe"}.items():
+        if name in changes:
+            raise ValueError(f"{name} is part of a run's name: use {remedy} instead of --set {name}=")
+    for name in changes:
+        if not any(uses(method, name) for method in recipe.methods):
+            raise ValueError(f"{_listed(recipe.methods)} not use {name}: remove --set {name}=")
+    jobs = []
+    for seed in seeds:
+        for (row, _), config in recipe.cells.items():
+            own = replace(config, seed=seed)
+            changed = own.with_changes({name: text for name, text in changes.items() if uses(own.method, name)})
+            jobs.append(Job(changed, root / recipe.name / folder_name(row, own, changed)))
+    return jobs
+
+
+def _listed(methods: Sequence[str]) -> str:
+    """
+    >>> _listed(["sgd"]), _listed(["sgd", "sam"])
+    ('sgd does', 'sgd, sam do')
+    """
+    return f"{', '.join(methods)} {'does' if len(methods) == 1 else 'do'}"
+
+
+def twins(jobs: Sequence[Job]) -> dict[Path, Job]:
+    """For the folder of each unfinished job, a finished run of the same cell and seed that differs in `NUMERICS`."""
+    done: dict[Any, Job] = {}
+    ended: set[Path] = set()
+    for parent in dict.fromkeys(job.folder.parent for job in jobs if job.folder.parent.is_dir()):
+        folders = [path for path in sorted(parent.iterdir()) if (path / records.CONFIG).is_file()]
+        for run in collect(map(records.read, folders)).runs:
+            if run.record.result is not None:
+                ended.add(run.record.folder)
+                if not run.record.not_counted and not _is_damaged(run.record):
+                    done.setdefault(_cell_of(run.config, run.record.folder), Job(run.config, run.record.folder))
+    found = {job.folder: done.get(_cell_of(job.config, job.folder)) for job in jobs if job.folder not in ended}
+    return {folder: twin for folder, twin in found.items() if twin is not None}
+
+
+def _cell_of(config: Config, folder: Path) -> tuple[Any, Config]:
+    """A key that is the same for runs of one cell and seed that differ only in `NUMERICS`."""
+    return place_of(config, folder), without_numerics(config)
+
+
+def _is_damaged(record: records.Record) -> bool:
+    return any(problem.startswith(records.CONFIG) for problem in record.problems)
+
+
+def _record(job: Job) -> records.Record:
+    """The record in the job's folder, which must have its configuration."""
+    records.check(job.folder, job.config.as_dict())
+    return records.read(job.folder)
+
+
+def run(
+    jobs: Sequence[Job],
+    load: Callable[[str], Source],
+    device: torch.device,
+    progress: Progress,
+    *,
+    together: int = 1,
+    checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
+) -> None:
+    """Train what is not done, `together` runs at a time where they can step together.
+
+    Runs that another process trains are skipped, so that two processes share a table. RunInUse if no other is left.
+    """
+    there = [_record(job) for job in jobs]
+    done = sum(record.result is not None for record in there)
+    if done:
+        progress.note(f"{done} of {len(jobs)} runs are done already")
+    for record in there:
+        if record.result is not None:  # its process may have been killed before it could clean up
+            shutil.rmtree(record.folder / records.CHECKPOINTS, ignore_errors=True)
+        if record.not_counted:
+            progress.note(
+                f"{record.folder} is not counted; move the folder elsewhere to train it again: {record.not_counted}"
+            )
+    pending = [job for job, one in zip(jobs, there, strict=True) if one.result is None and not one.not_counted]
+    sources = {name: load(name) for name in dict.fromkeys(job.config.data for job in pending)}
+    for source in sources.values():
+        source.prepare()
+    elsewhere: list[records.RunInUse] = []
+    with signals() as stopping:  # only now: while data are loaded, Ctrl-C may stop at once
+        for group in _alike(pending):
+            source = sources[group[0].config.data]
+            elsewhere += train(
+                group, source, device, progress, stopping, together=together, checkpoint_seconds=checkpoint_seconds
+            )
+    if elsewhere and len(elsewhere) == len(pending):
+        raise elsewhere[0]
+    for error in elsewhere:
+        progress.note(f"skipped: {error}")
+
+
+def _alike(jobs: Iterable[Job]) -> Iterable[list[Job]]:
+    """Groups of jobs that can step together: the same data, batch size, length of epochs and numerics."""
+    groups: dict[Any, list[Job]] = defaultdict(list)
+    for job in jobs:
+        config = job.config
+        groups[config.data, config.batch, config.validation, config.deterministic].append(job)
+    return groups.values()

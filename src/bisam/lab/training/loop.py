@@ -1,0 +1,276 @@
+"""The training loop: `train` and `_epoch`, to be read from top to bottom."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from bisam.capture import CapturedSteps, capture_together
+from bisam.lab.config import Config
+from bisam.lab.data.sources import Source
+from bisam.lab.methods import METHODS
+from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, checkpoint, config_differences
+from bisam.lab.records.receipt import receipt, timestamp
+from bisam.lab.training.progress import Progress
+from bisam.lab.training.run import TrainingRun
+
+SECONDS_BETWEEN_CHECKPOINTS = 20.0
+
+
+class Stopped(Exception):  # noqa: N818 - it is no error
+    """A signal stopped the training. Every run is saved, and the same command resumes it."""
+
+
+@dataclass
+class Job:
+    """A run to train: its configuration and its folder."""
+
+    config: Config
+    folder: Path
+
+
+@dataclass(eq=False)
+class ActiveRun:
+    """A run in progress, and the epoch and batch that it has reached."""
+
+    training: TrainingRun
+    run: RunFolder
+    epoch: int = 0
+    batch: int = 0
+    receipts: list[dict[str, Any]] = field(default_factory=list)
+    """One for each process that trained it, this one last; receipts that differ only in their date count as one."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.batch == 0 and (self.epoch >= self.training.config.epochs or self.training.diverged)
+
+
+def train(
+    jobs: Sequence[Job],
+    source: Source,
+    device: torch.device,
+    progress: Progress,
+    stopping: Sequence[str] = (),
+    *,
+    together: int | None = None,
+    checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
+) -> list[RunInUse]:
+    """Train these runs, `together` at a time (default: all): they step in one CUDA graph, each in its own epoch.
+
+    Their epochs must have the same number of batches. When a run ends, the next one takes its place. Each resumes from
+    its last checkpoint, if it has one, and writes its result into its folder; finished runs are skipped. When
+    `stopping` gets a name (see `signals`), all are saved and `Stopped` is raised.
+
+    Returns a RunInUse for each run that another process trains; these are skipped.
+    """
+    waiting, active = deque(jobs), list[ActiveRun]()
+    crew, step = list[ActiveRun](), None
+    elsewhere: list[RunInUse] = []
+    now, saved = receipt(), time.monotonic()
+    with ExitStack() as stack:
+        stack.enter_context(_numerics(jobs[0].config))
+        while waiting or active:
+            stop = bool(stopping)
+            try:
+                while waiting and len(active) < (together or len(jobs)) and not stop:
+                    active += _admitted(waiting.popleft(), source, device, stack, now, progress, elsewhere)
+                if _leave(active, source.checksum, progress):
+                    crew, step = [], None  # they hold memory of the finished runs
+                    continue
+            except BaseException:
+                _save(active, source.checksum)  # no run is within a step here
+                raise
+            if stop or time.monotonic() - saved > checkpoint_seconds:
+                _save(active, source.checksum)
+                saved = time.monotonic()
+            if stop:
+                where = f"in epoch {max(one.epoch for one in active) + 1}" if active else "between two runs"
+                raise Stopped(f"stopped by {stopping[0]} {where}: the same command resumes there")
+            if not active:  # other processes have finished what was waiting
+                continue
+            if step is None or crew != _abreast(active):
+                crew = _abreast(active)
+                step = _steps(crew, progress)
+                progress.begin({one.training.config: one.epoch for one in crew}, len(crew[0].training.batches))
+            _epoch(crew, step, progress, stopping)
+    return elsewhere
+
+
+def _admitted(
+    job: Job, source: Source, device: torch.device, stack: ExitStack, now: dict[str, Any], progress: Progress,
+    elsewhere: list[RunInUse],
+) -> list[ActiveRun]:  # fmt: skip
+    """The run, resumed; empty if another process trains it or has finished it."""
+    training = TrainingRun(job.config, source, device)
+    try:
+        run = stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))
+    except RunInUse as error:
+        elsewhere.append(error)
+        return []
+    if run.result is None:
+        return [_resumed(ActiveRun(training, run), source.checksum, now, progress)]
+    run.close()
+    return []
+
+
+def _abreast(active: Sequence[ActiveRun]) -> list[ActiveRun]:
+    """The runs that step now: those furthest within their epoch, until all are between two epochs."""
+    furthest = max(one.batch for one in active)
+    return [one for one in active if one.batch == furthest]
+
+
+def _leave(active: list[ActiveRun], checksum: str, progress: Progress) -> bool:
+    """Write the results of the runs that ended, and remove them from `active`. Returns whether there were any."""
+    ended = [one for one in active if one.is_over]
+    for one in ended:
+        _finish(one, progress, checksum)
+        active.remove(one)
+    return bool(ended)
+
+
+def _epoch(crew: Sequence[ActiveRun], step: CapturedSteps, progress: Progress, stopping: Sequence[str]) -> None:
+    """Train to the end of the epoch that each of them is in, or until `stopping` gets a name."""
+    first = crew[0].batch
+    for one in crew:
+        one.training.begin_epoch(one.epoch)
+    began = time.monotonic()
+    batches = zip(*(one.training.batches.epoch(one.epoch, start=first) for one in crew), strict=True)
+    for number, batch in enumerate(batches, start=first + 1):
+        step(batch)
+        progress.step(number)
+        if stopping:
+            _clock(crew, began)
+            for one in crew:
+                one.batch = number
+            return
+    _clock(crew, began)
+    alike = len({(one.training.config.model, METHODS[one.training.config.method].passes) for one in crew}) == 1
+    for one in crew:
+        metrics = one.training.end_epoch(one.epoch, together=len(crew), alike=alike)
+        one.run.metrics.append(metrics)
+        one.epoch, one.batch = one.epoch + 1, 0
+        progress.epoch(one.training.config, one.run.folder, metrics)
+
+
+def _steps(active: Sequence[ActiveRun], progress: Progress) -> CapturedSteps:
+    """One call that steps every run, captured where possible."""
+    trainings = {one.training.optimizer: one.training for one in active}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        steps = capture_together(
+            [*trainings],
+            generators=[training.generator for training in trainings.values()],
+            after=lambda optimizer: trainings[optimizer].add_up(),
+        )
+    if active[0].training.device.type == "cuda":
+        for warning in caught:
+            progress.note(str(warning.message))
+    return steps
+
+
+def _resumed(one: ActiveRun, checksum: str, now: dict[str, Any], progress: Progress) -> ActiveRun:
+    """Resume from the last checkpoint whose epochs have all their lines of metrics; else from the last, if any."""
+    loaded = checkpoint.load(one.run.checkpoints, lambda state: one.run.metrics.lacks(state["epoch"]))
+    for note in [*one.run.notes, *(loaded.notes if loaded else ())]:
+        progress.note(f"{one.run.folder.name}: {note}")
+    if loaded is None:
+        lost = one.run.metrics.rewind(0)
+        if lost:
+            progress.note(f"{one.run.folder.name} has no checkpoint and starts over; it had {lost} lines of metrics")
+        one.receipts = [now]
+        return one
+    _check_same(one, loaded.state, checksum)
+    one.epoch, one.batch = loaded.state["epoch"], loaded.state["batch"]
+    different = one.training.load(loaded.state["training"])
+    one.run.metrics.rewind(one.epoch)
+    before = loaded.state.get("receipts", [{"commit": "unknown"}])
+    one.receipts = [*(old for old in before if {**old, "date": None} != {**now, "date": None}), now]
+    where = f"{one.run.folder.name} resumes at epoch {one.epoch + 1}, batch {one.batch + 1}"
+    progress.note(f"{where}; {different}" if different else where)
+    return one
+
+
+def _check_same(one: ActiveRun, state: dict[str, Any], checksum: str) -> None:
+    """Raise ConfigMismatch if the checkpoint belongs to another run or other data."""
+    there, now = {**state["config"], "data": state["checksum"]}, {**one.training.config.as_dict(), "data": checksum}
+    found = config_differences(there, now)
+    if found:
+        raise ConfigMismatch(one.run.checkpoints, found)
+
+
+def _save(active: Sequence[ActiveRun], checksum: str) -> None:
+    for one in active:
+        steps = one.epoch * len(one.training.batches) + one.batch
+        config, point = one.training.config.as_dict(), {"epoch": one.epoch, "batch": one.batch}
+        state = {"config": config, "checksum": checksum, **point, "receipts": one.receipts}
+        checkpoint.save(one.run.checkpoints, steps, {**state, "training": one.training.state()})
+
+
+def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:
+    """Write result, receipt and weights, and remove the checkpoints."""
+    training = one.training
+    result = {
+        "status": "diverged" if training.diverged else "done",
+        "epochs": one.epoch,
+        "best_epoch": training.best.epoch,
+        "validation_accuracy": training.best.accuracy,
+        **({"test_accuracy": None} if training.best.weights is None else training.test_accuracies()),
+        "seconds": training.seconds,
+    }
+    if training.best.weights is not None:
+        one.run.save_weights(training.best.weights)
+    *earlier, own = one.receipts  # made when the process began: the code on disk may have changed since
+    whole = {**own, "date": timestamp(), "data_checksum": checksum, "seconds": training.seconds}
+    one.run.receipt({**whole, "earlier": earlier} if earlier else whole)
+    one.run.finish(result)
+    shutil.rmtree(one.run.checkpoints, ignore_errors=True)
+    one.run.close()
+    progress.finish(training.config, result)
+
+
+@contextmanager
+def _numerics(config: Config) -> Iterator[None]:
+    """cuDNN's choice of algorithms: the fastest, or those that give the same bits in every process."""
+    before = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = not config.deterministic, config.deterministic
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before
+
+
+@contextmanager
+def signals() -> Iterator[list[str]]:
+    """A list that SIGTERM and Ctrl-C append their names to; the loop reads it after every step."""
+    names: list[str] = []
+
+    def record(number: int, _: FrameType | None) -> None:
+        names.append(signal.Signals(number).name)
+        if len(names) > 2:  # the third Ctrl-C stops at once
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, record) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield names
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _clock(active: Sequence[ActiveRun], began: float) -> None:
+    """Add the time since `began` to the epoch's seconds, after synchronizing the device."""
+    if active[0].training.device.type == "cuda":
+        torch.cuda.synchronize(active[0].training.device)
+    for one in active:
+        one.training.epoch_seconds += time.monotonic() - began

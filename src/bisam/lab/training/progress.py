@@ -1,0 +1,165 @@
+"""The progress of runs: a live table in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Column
+from rich.text import Text
+
+from bisam.lab.config import Config
+from bisam.lab.methods import title_of
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Tracker(Protocol):
+    """A place that keeps curves: TensorBoard, Weights & Biases, trackio."""
+
+    def log(self, folder: Path, config: Config, metrics: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class ClippedText(TextColumn):
+    """Text without markup, cut where a line is too narrow, so that columns that may not wrap keep their width."""
+
+    def __init__(self, text_format: str) -> None:
+        super().__init__(text_format, markup=False, table_column=Column())
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
+
+
+class Progress:
+    """Shows steps, epochs and results, and passes epochs to the trackers."""
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        trackers: Sequence[Tracker] = (),
+        *,
+        label: Callable[[Config], str] | None = None,
+        outcome: Callable[[dict[str, Any]], str] | None = None,
+    ) -> None:
+        """`label` returns the name of a run, `outcome` the text for the result of a finished one."""
+        self.label, self.outcome = label or name_of, outcome or _tested
+        self.console = Console() if console is None else console
+        self.trackers = list(trackers)
+        self._bars: Bars | None = None
+        self._tasks: dict[Config, TaskID] = {}
+        self._line = 0.0
+        self._epochs: dict[Config, int] = {}
+        self._batches = 1
+        self._shown = 0.0
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal:
+            self._bars = Bars(
+                ClippedText("{task.description}"),
+                BarColumn(min(40, self.console.width // 5), table_column=Column(no_wrap=True)),
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(table_column=Column(no_wrap=True)),
+                ClippedText("{task.fields[status]}"),
+                console=self.console,
+            )
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+        for tracker in [*self.trackers]:
+            self._try(tracker, tracker.close)
+
+    def begin(self, epochs: Mapping[Config, int], batches: int) -> None:
+        """These runs step together from now on; `epochs` is how many each has finished."""
+        self._epochs, self._batches = dict(epochs), batches
+        if self._bars is not None:
+            for config, epoch in epochs.items():
+                if config not in self._tasks:
+                    self._tasks[config] = self._bars.add_task(
+                        self.label(config), total=config.epochs * batches, completed=epoch * batches, status=""
+                    )
+
+    def step(self, number: int) -> None:
+        """The first `number` batches of the epoch are done."""
+        if self._bars is not None and time.monotonic() - self._shown > 0.1:
+            self._shown = time.monotonic()
+            for config, epoch in self._epochs.items():
+                self._bars.update(self._tasks[config], completed=epoch * self._batches + number)
+
+    def epoch(self, config: Config, folder: Path, metrics: dict[str, Any]) -> None:
+        epoch = self._epochs[config] = metrics["epoch"] + 1
+        status = _status(metrics)
+        for tracker in [*self.trackers]:
+            self._try(tracker, partial(tracker.log, folder, config, metrics))
+        if self._bars is not None:
+            with suppress(KeyError):
+                self._bars.update(self._tasks[config], completed=epoch * self._batches, status=status)
+        elif time.monotonic() - self._line > SECONDS_BETWEEN_LINES or epoch == config.epochs:
+            self._line = time.monotonic()
+            self.note(f"{self.label(config)}  epoch {epoch}/{config.epochs}  {status}")
+
+    def finish(self, config: Config, result: dict[str, Any]) -> None:
+        if result["status"] == "done":
+            text = f"{self.outcome(result)}, of epoch {result['best_epoch'] + 1}"
+        else:
+            text = f"{result['status']}: weights were not finite after epoch {result['epochs']}"
+        self._epochs.pop(config, None)
+        if self._bars is not None and config in self._tasks:
+            self._bars.remove_task(self._tasks.pop(config))
+        self.note(f"{self.label(config)}  {text}, {_time(result['seconds'])}")
+
+    def note(self, text: str) -> None:
+        """Print a line unchanged: brackets in the name of a folder are no markup. A closed pipe is ignored."""
+        with suppress(SystemExit):  # raised by rich where a pipe was closed
+            self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def _try(self, tracker: Tracker, call: Callable[[], None]) -> None:
+        """Drop a tracker that fails and continue: the curves are in the run's folder too."""
+        try:
+            call()
+        except Exception as error:  # any error of a network or of another library
+            self.trackers.remove(tracker)
+            name = type(tracker).__name__
+            self.note(f"{name} failed and gets no more curves ({type(error).__name__}: {error}). Training continues")
+
+
+def name_of(config: Config) -> str:
+    """
+    >>> name_of(Config(noise=0.4))
+    'resnet56 40% noise BiSAM (-log) seed 0'
+    """
+    noise = f" {config.noise:.0%} noise" if config.noise else ""
+    return f"{config.model}{noise} {title_of(config.method)} seed {config.seed}"
+
+
+def _tested(result: dict[str, Any]) -> str:
+    return f"test accuracy {result['test_accuracy']:.2f} %"
+
+
+def _status(metrics: dict[str, Any]) -> str:
+    parts = [
+        f"loss {metrics['loss']:.3f}",
+        f"validation {metrics['validation_accuracy']:.2f} %",
+        f"flips {metrics['flips']:.1f}" if "flips" in metrics else "",
+        f"{metrics['samples_per_second']:,.0f} samples/s",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(math.floor(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"

@@ -1,0 +1,150 @@
+"""The command line as it is typed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def bisam(*arguments, folder, code=None):
+    start = ["-m", "bisam"] if code is None else ["-c", code]
+    command = [sys.executable, *start, *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=120)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench")
+    options = ["--device", "cpu", "--quick", "--batch", "2", "--models", "resnet20", "--loop"]
+    return bisam("bench", *options, folder=folder), folder / "bench.json"
+
+
+def test_bench_measures_on_a_cpu_and_says_so(run):
+    done, _ = run
+    assert done.returncode == 0, done.stderr
+    assert "together: skipped, it needs a CUDA device" in done.stdout
+    assert "memory: skipped, it needs a CUDA device" in done.stdout
+    for words in ("[4/4] epoch resnet20", "Q (−log), loop over samples", "extrapolated", "Seconds per epoch", "Bars"):
+        assert words in done.stdout
+    assert done.stdout.splitlines()[-1] == "wrote bench.json"
+
+
+def test_every_bar_is_printed_with_what_was_measured(run):
+    done, path = run
+    bars = json.loads(path.read_text())["bars"]
+    assert bars
+    for bar in bars:
+        (line,) = (line for line in done.stdout.splitlines() if bar["name"] in line)
+        assert f"{bar['measured']:.3f}" in line
+        assert ("met" if bar["met"] else "missed") in line
+
+
+def test_the_result_says_what_was_measured_where_and_with_what(run):
+    result = json.loads(run[1].read_text())
+    assert set(result) == {"receipt", "device", "loss", "epoch", "bars"}
+    assert result["device"] == "cpu"
+    versions = {"commit", "bisam", "torch", "triton", "python", "cuda", "driver"}
+    assert set(result["receipt"]) == versions | {"date", "platform", "cpu", "threads", "gpu"}
+
+    losses = {"cross_entropy", "log", "tanh", "plain_log", "plain_tanh"}
+    assert set(result["loss"]) == {"128x10", "128x100", "512x1000"}
+    for size, entry in result["loss"].items():
+        contestants = losses | ({"loop_log"} if size == "128x100" else set())
+        assert set(entry["eager_us"]) == set(entry["calls"]) == contestants
+        assert set(entry["eager_ratio"]) == contestants - {"cross_entropy"}
+        assert entry["device_us"] is None
+        assert all(microseconds > 0 for microseconds in entry["eager_us"].values())
+    paper = result["loss"]["128x100"]["paper_seconds_of_10k"]
+    assert paper == {"pytorch": {"cross_entropy": 2.4, "q": 3.96}, "tensorflow": {"cross_entropy": 3.25, "q": 2.34}}
+    assert "tensorflow_seconds_of_10k" in result["loss"]["128x100"]
+
+    (entry,) = result["epoch"].values()
+    assert set(entry["ms"]) == set(entry["seconds_of_epoch"]) == {"sgd", "sam", "bisam-log", "bisam-tanh", "loop"}
+    assert entry["batch"] == 2
+    assert entry["steps_of_epoch"] == 22_500
+    assert entry["seconds_of_epoch"]["sam"] == pytest.approx(entry["ms"]["sam"] * 22.5, rel=1e-4)
+    assert entry["ratio"]["bisam-log/sam"] == pytest.approx(entry["ms"]["bisam-log"] / entry["ms"]["sam"], rel=1e-3)
+    assert entry["quick"]
+    assert "CUDA" in entry["eager_because"]
+    assert entry["paper"] is None
+    assert entry["speed_up_over_authors"] is None
+
+
+def test_help_shows_the_defaults(tmp_path):
+    done = bisam("bench", "--help", folder=tmp_path)
+    assert done.returncode == 0
+    text = " ".join(done.stdout.split())
+    for default in ("loss,epoch,together,memory", "resnet20 on a CPU", "128; 16 on a CPU", "auto", "bench.json"):
+        assert default in text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--models", "resnet20,ResNet-56"], ["--models", "'ResNet-56'", "resnet56"]),
+        (["--models", "digitsnet"], ["--models", "digitsnet does not accept images of 3×32×32"]),
+        (["--only", "loss,epochs"], ["--only", "'epochs'", "epoch", "together", "memory"]),
+        (["--device", "cpu", "--only", "memory"], ["--only", "no section runs without a CUDA device, got memory"]),
+        (["--out", "nowhere/bench.json"], ["--out", "cannot be written", "No such file or directory"]),
+        (["--out", "."], ["--out", "is a folder"]),
+        (["--out", "notes.json"], ["--out", "not a result of `bisam bench`"]),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_measured(options, words, in_process, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("notes.json").write_text('{"mine": 1}')
+    done = in_process("bench", *options)
+    assert done.exit_code == 2
+    assert "[1/" not in done.output
+    for word in words:
+        assert word in done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.json"]
+
+
+@pytest.fixture
+def in_process():
+    """The same without the seconds that a new process takes to import torch."""
+    from typer.testing import CliRunner
+
+    from bisam.lab.cli import app
+
+    return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_one_line_says_what_to_install(missing, tmp_path):
+    code = f"import sys; sys.modules[{missing!r}] = None; from bisam.__main__ import main; main()"
+    done = bisam("bench", folder=tmp_path, code=code)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"the command line needs {missing}, which is not installed: pip install 'bisam[lab]'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("bisam.lab.cli", ["altair", "vl_convert", "scipy.stats", "sklearn", "datasets"]),  # a training needs none
+        (
+            "bisam.lab.report.report, bisam.lab.compare.page",
+            ["bisam.lab.training.loop", "bisam.lab.training.run", "bisam.lab.training.jobs"],
+        ),
+    ],
+    ids=["drawing", "training"],
+)
+def test_what_trains_loads_nothing_that_draws_and_what_reads_records_nothing_that_trains(module, absent):
+    code = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 120), ("100", 100), ("140", 140)])
+def test_a_log_is_120_columns_wide_unless_it_is_told_otherwise(columns, width, in_process, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    done = in_process("list")
+    assert done.exit_code == 0
+    assert max(map(len, done.stdout.splitlines())) == width

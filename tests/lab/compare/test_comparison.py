@@ -1,0 +1,691 @@
+"""Two runs side by side, through the command line, and what is measured at their weights."""
+
+import io
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import bisam
+from bisam import diagnostics
+from bisam.lab import records
+from bisam.lab.cli import app
+from bisam.lab.cli import compare as cli_compare
+from bisam.lab.compare import comparison
+from bisam.lab.compare import tables as comparison_tables
+from bisam.lab.compare.inspection import InspectionPlan, inspect
+from bisam.lab.compare.trained import shared_rows, trained
+from bisam.lab.data import Batches, load, split, with_noise
+from bisam.lab.data.pools import PoolOnDisk, open_pool
+from bisam.lab.models import build
+
+CPU = torch.device("cpu")
+SMALL = InspectionPlan(samples=40, steps=3, draws=3, eigenvalues=2, signs=3, points=5, grid=3)
+QUICK = ["--samples", "8", "--device", "cpu"]
+OF_WEIGHTS = [
+    "At the weights",
+    "How far the loss rises",
+    "Training error after the perturbation",
+    "Curvature",
+    "Along a",
+]
+
+digits = partial(open_pool, folder=None, log=print)
+
+
+def bisam_says(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def words(done):
+    """What was printed, whatever the width of the tables, without their frames."""
+    return " ".join(done.output.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    """Two runs as `bisam train` leaves them."""
+    root = tmp_path_factory.mktemp("runs")
+    for method in ("sam", "sgd"):
+        short = ["--set", "epochs=2", "--runs", root, "--device", "cpu"]
+        done = bisam_says("train", f"demo/40%/{method}", *short)
+        assert done.exit_code == 0, done.output
+    return {path.parent.name.split("-")[1]: path.parent for path in root.rglob("config.json")}
+
+
+@pytest.fixture
+def runs(originals, tmp_path, monkeypatch):
+    """Copies of them that a test may change, at which the command looks coarsely, to be quick."""
+    monkeypatch.setattr(cli_compare, "InspectionPlan", lambda **asked: replace(SMALL, **asked))
+    for method, folder in originals.items():
+        shutil.copytree(folder, tmp_path / method)
+    return SimpleNamespace(sam=tmp_path / "sam", sgd=tmp_path / "sgd")
+
+
+@pytest.fixture(scope="module")
+def compared(originals):
+    return comparison.compare(originals["sam"], originals["sgd"], digits, CPU, SMALL)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """The page is written to where the command is run."""
+    monkeypatch.chdir(tmp_path)
+
+
+def edit(folder, name, **changes):
+    """Change fields of a JSON file; None removes one."""
+    path = folder / name
+    content = json.loads(path.read_text())
+    fields = content["config"] if name == "config.json" else content
+    fields.update(changes)
+    for key in [key for key, value in changes.items() if value is None]:
+        del fields[key]
+    path.write_text(json.dumps(content))
+
+
+# The command.
+
+
+def test_two_runs_are_shown_side_by_side(originals):
+    done = bisam_says("compare", originals["sam"], originals["sgd"], *QUICK)
+    assert done.exit_code == 0, done.output
+    said = words(done)
+    assert "method sam sgd" in said
+    assert "epochs 2" not in said.split("Results")[0]  # which is the same in both
+    accuracies = [records.read(originals[name]).result["test_accuracy"] for name in ("sam", "sgd")]
+    assert "test accuracy, per cent {:.2f} {:.2f}".format(*accuracies) in said
+    errors = [records.read(originals[name]).metrics[-1]["error"] for name in ("sam", "sgd")]
+    assert "training error at w {:.1%} {:.1%}".format(*errors).replace("%", " %") in said
+    for title in OF_WEIGHTS:
+        assert title in said
+    assert f"sam: {originals['sam']}" in done.output
+    assert "sgd: plane" in said  # progress
+
+
+def test_the_page_has_the_tables_the_curves_and_the_surfaces(originals, tmp_path):
+    done = bisam_says("compare", originals["sam"], originals["sgd"], *QUICK, "--out", tmp_path / "new" / "page.html")
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "new" / "page.html").read_text()
+    for title in [*OF_WEIGHTS, "Configuration: what differs", "Results", "sgd: loss on a plane", "random direction"]:
+        assert title in page
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert len(data["charts"]) == 5 + 1 + 2 + 2  # curves, worst cases, loss and error on a line, planes
+    planes = [rows for rows in data["datasets"].values() if "a" in rows[0]]
+    assert [len(rows) for rows in planes] == [15 * 15] * 2
+
+
+def test_a_page_that_cannot_be_written_is_an_error_in_a_line(originals, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = bisam_says(
+        "compare", originals["sam"], originals["sgd"], "--no-weights", "--out", tmp_path / "file" / "page.html"
+    )
+    assert done.exit_code == 1
+    assert "Error: cannot write" in done.output
+
+
+def test_the_radius_that_is_asked_for_is_that_of_both(originals):
+    done = bisam_says("compare", originals["sam"], originals["sgd"], *QUICK, "--rho", "0.5")
+    said = words(done)
+    assert "rises within ρ = 0.5 " in said
+    sam, sgd = said.split("cross entropy, L2, 10 steps ")[1].split()[:2]
+    assert float(sam) > 0.5
+    assert float(sgd) > 0.5  # at the default of 0.05 both rise by less than 0.1
+
+
+def test_without_weights_there_are_curves_and_no_data_is_read(originals):
+    done = bisam_says("compare", originals["sam"], originals["sgd"], "--no-weights", "--data", "nowhere")
+    assert done.exit_code == 0, done.output
+    assert "Last epoch of the training" in done.output
+    assert "weights are not looked at" not in done.output
+    for title in OF_WEIGHTS:
+        assert title not in done.output
+
+
+def test_a_terminal_has_a_bar():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with cli_compare._progress(console) as progress:
+        progress("sam: plane", 3, 10)
+    assert "sam: plane" in console.file.getvalue()
+    assert "30%" in console.file.getvalue()
+
+
+def test_brackets_beside_a_bar_are_no_markup():
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with cli_compare._progress(console) as progress:
+        progress("[b]sam[/]: curvature", 1, 2)
+    assert "[b]sam[/]: curvature" in console.file.getvalue()
+
+
+def test_brackets_in_the_name_of_a_folder_are_no_markup(runs):
+    odd = runs.sam.rename(runs.sam.with_name("[bold]sam :smile: [red]"))
+    done = bisam_says("compare", odd, runs.sgd, "--no-weights")
+    assert done.exit_code == 0, done.output
+    assert f"[bold]sam :smile: [red]: {odd}" in done.output
+    assert "┃ [bold]sam :smile: [red] ┃ sgd ┃" in " ".join(done.output.split())
+
+
+# What is refused.
+
+
+def no_run(runs):
+    shutil.rmtree(runs.sam)
+    runs.sam.mkdir()
+    return [runs.sam, runs.sgd], ["sam is not a run, it has no config.json"]
+
+
+def not_there(runs):
+    return [runs.sgd, runs.sam / "nowhere"], ["nowhere does not exist"]
+
+
+def a_file(runs):
+    return [runs.sam / "result.json", runs.sgd], ["result.json is a file", f"such as {runs.sam}"]
+
+
+def a_folder_of_runs(runs):
+    return [runs.sam.parent, runs.sgd], ["is not a run", f"such as {runs.sam}"]
+
+
+def the_same_run(runs):
+    return [runs.sam, runs.sam.parent / "sgd" / ".." / "sam"], ["are the same run: give two"]
+
+
+def a_half_written_config(runs):
+    (runs.sgd / "config.json").write_text('{"format": 1, "con')
+    return [runs.sam, runs.sgd], ["sgd cannot be compared: config.json: it is half-written"]
+
+
+def an_empty_config(runs):
+    (runs.sgd / "config.json").write_text('{"format": 1, "config": {}}')
+    return [runs.sam, runs.sgd], ["sgd cannot be compared: its configuration is empty"]
+
+
+def no_radius(runs):
+    return [runs.sam, runs.sgd, "--rho", "inf"], ["rho must be non-negative and finite, got inf"]
+
+
+def no_device(runs):
+    return [runs.sam, runs.sgd, "--device", "tpu"], ["--device is auto, cpu or cuda, got 'tpu'"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        no_run, not_there, a_file, a_folder_of_runs, the_same_run, a_half_written_config, an_empty_config, no_radius,
+        no_device,
+    ],
+    ids=lambda case: case.__name__,
+)  # fmt: skip
+def test_what_cannot_be_compared_is_refused_in_a_line(case, runs):
+    arguments, parts = case(runs)
+    done = bisam_says("compare", *arguments)
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit)
+    assert done.output.startswith("Error: ")
+    for part in parts:
+        assert part in done.output
+
+
+# What is missing on one side: the rest is compared.
+
+
+def no_weights(sam):
+    (sam / "best.safetensors").unlink()
+    return "it has no best.safetensors: put that file back into its folder, or train it again"
+
+
+def no_weights_yet(sam):
+    for name in ("best.safetensors", "result.json", "receipt.json"):
+        (sam / name).unlink()
+    return "it has no best.safetensors, which is written when a run is finished"
+
+
+def diverged(sam):
+    (sam / "best.safetensors").unlink()
+    edit(sam, "result.json", status="diverged")
+    return "it diverged and left no best.safetensors"
+
+
+def damaged_weights(sam):
+    path = sam / "best.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    return "its best.safetensors cannot be used: it is cut off or damaged: its digest is another one"
+
+
+def weights_that_are_not_finite(sam):
+    save(sam, {**load_file(sam / "best.safetensors"), "classifier.bias": torch.full((10,), math.nan)})
+    return "its best.safetensors has values that are not finite"
+
+
+def weights_without_a_finite_loss(sam):
+    weights = load_file(sam / "best.safetensors")
+    save(sam, {**weights, "classifier.weight": 1e38 * weights["classifier.weight"]})
+    return "its training loss is "
+
+
+def another_architecture(sam):
+    edit(sam, "config.json", model="resnet20")
+    return "its weights are not those of resnet20: "
+
+
+def an_unknown_model(sam):
+    edit(sam, "config.json", model="digitsnet2")
+    return "its model is not registered: no model is called 'digitsnet2': the nearest names are digitsnet"
+
+
+def an_unknown_data_set(sam):
+    edit(sam, "config.json", data="digit")
+    return "its data cannot be loaded: no data set is called 'digit'"
+
+
+def other_data(sam):
+    edit(sam, "receipt.json", data_checksum="0123456789abcdef")
+    return "these are not the data that it was trained on: their sha256 is 511f05b04534… and its receipt has 0123"
+
+
+def a_config_of_other_kinds(sam):
+    edit(sam, "config.json", data=3)
+    return "its configuration has values that this version does not support: 'data' is 3"
+
+
+def a_config_out_of_range(sam):
+    edit(sam, "config.json", validation=2.0)
+    return "its configuration is not valid: validation must lie between"
+
+
+def a_config_without_a_seed(sam):
+    edit(sam, "config.json", seed=None)
+    return "its configuration lacks seed"
+
+
+def save(folder, weights):
+    with records.RunFolder.open(folder, records.read(folder).config) as run:
+        run.save_weights(weights)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        no_weights, no_weights_yet, diverged, damaged_weights, weights_that_are_not_finite,
+        weights_without_a_finite_loss, another_architecture, an_unknown_model, an_unknown_data_set, other_data,
+        a_config_of_other_kinds, a_config_out_of_range, a_config_without_a_seed,
+    ],
+    ids=lambda case: case.__name__,
+)  # fmt: skip
+def test_of_a_run_that_cannot_be_looked_at_the_reason_is_told_and_the_rest_is_compared(case, runs):
+    reason = case(runs.sam)
+    done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
+    assert done.exit_code == 0, done.output
+    assert f"sam: its weights are not diagnosed: {reason}" in done.output
+    assert "sgd: its weights" not in done.output
+    said = words(done)
+    assert "training loss at w " in said  # the curves of both
+    assert "parameters – 30,762" in said  # the weights of the other
+
+
+def test_data_that_are_not_there_are_a_reason(runs, tmp_path):
+    (tmp_path / "empty").mkdir()
+    edit(runs.sam, "config.json", data="cifar10")
+    done = bisam_says("compare", runs.sam, runs.sgd, *QUICK, "--data", tmp_path / "empty")
+    assert done.exit_code == 0, done.output
+    assert "sam: its weights are not diagnosed: its data cannot be loaded: " in done.output
+    assert "sgd: its weights are not diagnosed: its data cannot be loaded: digits is not read from files" in done.output
+
+
+@pytest.mark.parametrize(("options", "expected"), [([], {True, False}), (["--partial-data"], {True})])
+def test_a_part_of_the_data_will_do_if_the_run_had_one_or_if_that_is_said(runs, monkeypatch, options, expected):
+    edit(runs.sam, "config.json", partial_data=True)
+    asked = set()
+
+    def ask(name, part, **others):
+        asked.add(part)
+        return open_pool(name, False, **others)
+
+    monkeypatch.setattr(cli_compare, "open_pool", ask)
+    assert bisam_says("compare", runs.sam, runs.sgd, *QUICK, *options).exit_code == 0
+    assert asked == expected
+
+
+def too_little_memory():
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def unreadable_files():
+    raise OSError("Stale file handle")
+
+
+def images_that_do_not_fit():
+    return [(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long))]
+
+
+@pytest.mark.parametrize(
+    ("training", "reason"),
+    [
+        (too_little_memory, "digitsnet does not fit into the memory of cpu: use --device cpu"),
+        (unreadable_files, "Stale file handle"),
+        (images_that_do_not_fit, "digitsnet does not accept the images of digits: "),
+    ],
+)
+def test_what_goes_wrong_while_it_is_looked_at_is_a_reason(runs, training, reason):
+    def load_and_fail(name, part):
+        data = digits(name, part)
+        data.training = lambda *_: training()
+        return data
+
+    found = comparison.compare(runs.sam, runs.sgd, load_and_fail, CPU, SMALL)
+    for side in found.sides:
+        assert side.inspection is None
+        assert side.missing.startswith(reason)
+
+
+def test_without_a_receipt_the_data_are_taken_for_the_runs_and_that_is_said(runs):
+    (runs.sam / "receipt.json").unlink()
+    done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
+    assert "sam: it has no receipt with a checksum of its data" in done.output
+    assert "sgd: no receipt" not in done.output
+    assert "parameters 30,762 30,762" in words(done)
+
+
+def test_weights_of_another_run_are_noticed(runs):
+    shutil.copy(runs.sgd / "best.safetensors", runs.sam)
+    done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
+    assert "they may belong to another run" in done.output
+    assert "sgd: its weights are right" not in done.output
+
+
+# Records that are not whole.
+
+
+def test_a_run_that_is_not_finished_has_the_curve_that_it_has(runs):
+    no_weights_yet(runs.sam)
+    lines = (runs.sam / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (runs.sam / "metrics.jsonl").write_text(lines[0])
+    said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights"))
+    assert "status not finished done" in said
+    assert "epochs 1 of 2 2 of 2" in said
+    assert "epoch 1 2 learning rate" in said
+    seconds = json.loads(lines[0])["seconds"]
+    assert f"seconds {seconds:.1f} " in said
+
+
+def test_half_written_records_are_told_and_the_rest_is_shown(runs):
+    with (runs.sam / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "lo')
+    (runs.sgd / "result.json").write_text('{"status"')
+    done = bisam_says("compare", runs.sam, runs.sgd, "--no-weights")
+    assert done.exit_code == 0, done.output
+    assert "sam: metrics.jsonl: the last line is half-written." in done.output
+    assert "sgd: result.json: it is half-written" in done.output
+    assert "status done not finished" in words(done)
+    assert "epoch 2 2 learning rate" in words(done)
+
+
+def test_a_run_that_diverged_has_no_accuracy(runs):
+    edit(runs.sam, "result.json", status="diverged", validation_accuracy=-1.0, test_accuracy=10.0)
+    said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights"))
+    assert "validation accuracy, per cent – " in said
+    assert "test accuracy, per cent – " in said
+
+
+def test_a_run_that_does_not_count_has_no_accuracy(runs):
+    (runs.sam / "not-counted.txt").write_text("The wrong labels.")
+    said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights"))
+    assert "status not counted done" in said
+    assert "test accuracy, per cent – " in said
+
+
+def test_rates_are_told_with_how_many_runs_had_them(runs):
+    lines = (runs.sam / "metrics.jsonl").read_text().splitlines()
+    last = {**json.loads(lines[-1]), "samples_per_second": 8726.4, "together": 6}
+    (runs.sam / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last), ""]))
+    said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights"))
+    assert "samples per second 8,726 " in said
+    assert "runs at once, each at that rate 6 1" in said
+
+
+def test_values_that_differ_in_the_last_digit_are_told_with_all_digits():
+    (found,) = comparison.changes({"seed": 0, "lr": 0.1234567}, {"seed": 0, "lr": 0.1234568})
+    assert (found.a, found.b) == ("0.1234567", "0.1234568")
+
+
+def test_numbers_that_are_none_are_told_as_they_are(runs):
+    row = {"epoch": 2, "loss": "nan", "error": "nan", "flips": "inf", "lr": True, "ascent_norm": 10**400}
+    with (runs.sam / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**row, "validation_accuracy": "much"}) + "\n")
+    edit(runs.sam, "result.json", test_accuracy="nan", best_epoch="last", seconds=10**400)
+    done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
+    assert done.exit_code == 0, done.output
+    said = words(done)
+    assert "test accuracy, per cent – " in said
+    assert "tested epoch – 2" in said
+    assert "seconds – " in said
+    assert "training loss at w nan " in said
+    assert "training error at w nan % " in said
+    assert "flips per batch inf –" in said
+    assert "learning rate – 0.025" in said
+    assert "norm of the ascent's gradient" not in said
+    assert "parameters 30,762 30,762" in said
+
+
+def test_fields_that_an_older_version_did_not_record_are_as_by_default(runs):
+    edit(runs.sam, "config.json", cutout=None, padding=None, flip=None)
+    done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
+    said = words(done).split("Results")[0]
+    assert "sam: it does not record padding, flip, cutout." in said
+    assert "padding 4, not recorded 0" in said
+    assert "flip true, not recorded false" in said
+    assert "cutout 0" not in said  # which is the default
+    assert "parameters 30,762 30,762" in words(done)
+
+
+def test_fields_that_nobody_knows_and_those_without_a_default_differ_if_only_one_has_them(runs):
+    edit(runs.sam, "config.json", novelty=[1], recipe=None)
+    said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights")).split("Results")[0]
+    assert "novelty [1] not recorded" in said
+    assert "recipe not recorded demo" in said
+
+
+def test_runs_of_one_configuration_are_said_to_have_it(runs):
+    shutil.copy(runs.sam / "config.json", runs.sgd)
+    done = bisam_says("compare", runs.sam, runs.sgd, "--no-weights")
+    assert "Their configurations are the same." in done.output
+    assert "what differs" not in done.output
+
+
+# Which samples.
+
+
+def test_both_runs_are_looked_at_with_samples_that_both_were_trained_on(originals):
+    sam, sgd = (trained(records.read(originals[name]), digits) for name in ("sam", "sgd"))
+    sgd.config = replace(sgd.config, seed=1)
+    rows = shared_rows([sam, sgd], 800)
+    assert len(rows) == len(set(rows.tolist())) == 800
+    for seed in (0, 1):
+        _, validation = split(range(1197), 0.1, seed=seed)
+        assert not set(rows.tolist()) & set(validation.tolist())
+    assert rows[:100].tolist() == shared_rows([sam, sgd], 100).tolist()
+    assert rows.tolist() != sorted(rows.tolist())  # from everywhere, not the first ones
+
+
+def test_runs_that_share_few_samples_are_looked_at_with_their_own_and_that_is_said(runs):
+    edit(runs.sam, "config.json", validation=0.9, seed=1)
+    edit(runs.sgd, "config.json", validation=0.9)
+    found = comparison.compare(runs.sam, runs.sgd, digits, CPU, SMALL)
+    assert "They share few training samples, and each is diagnosed on its own." in found.notes
+    assert found.a.inspection.samples == found.b.inspection.samples == 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"noise": 0.2}, "Their training labels differ"),
+        ({"seed": 1}, "Their training labels differ"),
+        ({"seed": 1, "noise": 0.0}, None),
+        ({"lr": 1.0}, None),
+    ],
+)
+def test_what_makes_numbers_less_comparable_is_said(runs, changes, note):
+    edit(runs.sam, "config.json", **changes)
+    if changes.get("noise") == 0.0:
+        edit(runs.sgd, "config.json", noise=0.0)
+    found = comparison.compare(runs.sam, runs.sgd, digits, CPU, SMALL)
+    assert any(line.startswith("Their") for line in found.notes) == (note is not None)
+    assert note is None or any(line.startswith(note) for line in found.notes)
+
+
+def test_runs_on_different_data_are_looked_at_with_their_own_and_that_is_said(runs):
+    edit(runs.sam, "receipt.json", data_checksum="other")
+
+    def load_two(name, partial, calls=iter((True, False))):  # noqa: B008
+        data = digits(name, partial)
+        data.checksum = "other" if next(calls) else data.checksum
+        return data
+
+    found = comparison.compare(runs.sam, runs.sgd, load_two, CPU, SMALL)
+    assert "They were trained on different data, and each is diagnosed on its own." in found.notes
+    assert found.a.inspection is not None
+
+
+def test_of_a_data_set_on_disk_neighbours_are_taken_with_their_labels(tmp_path, hub_layout, register):
+    dataset = register(hub_layout.dataset, size=None, samples={"train": 24, "test": 8})
+    for part, count in dataset.samples.items():
+        image = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
+        images = [hub_layout.encoded(image)] * count
+        hub_layout.write_file(tmp_path / f"{part}-00000-of-00001.parquet", images, np.arange(count) % 4)
+    data = PoolOnDisk("tiny", tmp_path, partial=False)
+    assert data.count == 24
+    samples = data.training(None, torch.tensor([3, 5, 6]), CPU)
+    assert torch.cat([labels for _, labels in samples]).tolist() == [3, 1, 2]
+    some, is_all = data.test(5, CPU)
+    assert (sum(len(labels) for _, labels in some), is_all) == (5, False)
+    assert data.test(8, CPU)[1]
+
+
+# What is measured.
+
+
+@pytest.fixture(scope="module")
+def by_hand(originals):
+    """The model of the SAM run and some of its training samples, made without the code that is tested."""
+    data = load("digits")
+    labels = with_noise(data.train.labels, 0.4, 10, seed=0)
+    both = [trained(records.read(originals[name]), digits) for name in ("sam", "sgd")]
+    rows = shared_rows(both, 40)
+    model = build("digitsnet", 10)
+    model.load_state_dict(load_file(originals["sam"] / "best.safetensors"))
+    model.to(memory_format=torch.channels_last)
+
+    def samples(count):
+        pixels = data.train.pixels[rows[:count]]
+        options = {"mean": data.mean, "std": data.std, "device": "cpu", "seed": 0, "augment": False}
+        return next(iter(Batches(pixels, labels[rows[:count]], batch=count, **options).epoch(0)))
+
+    return model, samples(40), samples(10)
+
+
+def close(value):
+    return pytest.approx(value, rel=1e-3, abs=1e-6)  # float32, added up in other batches
+
+
+def test_worst_cases_and_averages_are_those_of_the_diagnostics(compared, by_hand):
+    model, samples, _ = by_hand
+    found = compared.a.inspection
+    assert found.samples == 40
+    expected = {
+        "cross entropy, L2, 1 step": diagnostics.sharpness(model, samples, 0.05),
+        "cross entropy, L2, 3 steps": diagnostics.sharpness(model, samples, 0.05, steps=3),
+        "cross entropy, adaptive, 1 step": diagnostics.sharpness(model, samples, 0.05, adaptive=True),
+        "cross entropy, adaptive, 3 steps": diagnostics.sharpness(model, samples, 0.05, adaptive=True, steps=3),
+        "Q (−log), L2, 1 step": diagnostics.sharpness(model, samples, 0.05, ascent=bisam.LowerBound("log")),
+        "Q (tanh), L2, 1 step": diagnostics.sharpness(model, samples, 0.05, ascent=bisam.LowerBound("tanh")),
+    }
+    assert [case.name for case in found.worst] == [*expected]
+    for case in found.worst:
+        told = expected[case.name]
+        assert case.found.value == close(told.value)
+        assert (case.found.perturbed_error, case.found.flips) == (told.perturbed_error, told.flips)
+        assert case.found.bound == (None if told.bound is None else close(told.bound))
+    assert found.train.loss == close(expected["cross entropy, L2, 1 step"].loss)
+    assert found.train.error == expected["cross entropy, L2, 1 step"].error
+    average = partial(diagnostics.average_sharpness, model, samples, 0.05, samples=3)
+    assert tuple(found.average) == close(tuple(average()))
+    assert tuple(found.adaptive_average) == close(tuple(average(adaptive=True)))
+
+
+def test_curvature_and_surfaces_are_those_of_the_diagnostics(compared, by_hand):
+    model, samples, few = by_hand
+    found = compared.a.inspection
+    assert found.few == 10
+    assert found.eigenvalues == close(diagnostics.hessian_eigenvalues(model, few, 2, tolerance=1e-3))
+    assert tuple(found.trace) == close(tuple(diagnostics.hessian_trace(model, few, samples=3)))
+    line = diagnostics.surface(model, samples, points=5)
+    assert found.line.coordinates == line.coordinates == [-1.0, -0.5, 0.0, 0.5, 1.0]
+    assert found.line.losses == close(line.losses)
+    assert found.line.errors == line.errors
+    plane = diagnostics.surface(model, few, points=3, dimensions=2)
+    for ours, theirs in zip(found.plane.losses, plane.losses, strict=True):
+        assert ours == close(theirs)
+    assert found.plane.errors == plane.errors
+
+
+def test_the_error_on_test_samples_is_that_of_the_record(compared):
+    for side in compared.sides:
+        assert side.inspection.test_samples == 600
+        assert 100 * (1 - side.inspection.test.error) == pytest.approx(side.record.result["test_accuracy"])
+        assert side.inspection.notes == []
+    assert compared.a.inspection.test.error != compared.b.inspection.test.error
+
+
+def test_the_bound_is_never_above_the_error(compared):
+    bounds = [case.found for side in compared.sides for case in side.inspection.worst if case.found.bound is not None]
+    assert len(bounds) == 4
+    for found in bounds:
+        assert found.bound <= found.perturbed_error
+
+
+def test_looking_leaves_the_model_as_it_was_and_gives_the_same_numbers_again(originals, compared):
+    run = trained(records.read(originals["sam"]), digits)
+    before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+    again = inspect(run, shared_rows([run], 40), CPU, SMALL)
+    assert again == compared.a.inspection
+    assert all(torch.equal(tensor, before[name]) for name, tensor in run.model.state_dict().items())
+
+
+def test_progress_tells_of_every_run_and_reaches_the_end_of_everything(originals):
+    last = {}
+
+    def progress(what, done, total):
+        last[what] = (done, total)
+
+    comparison.compare(originals["sam"], originals["sgd"], digits, CPU, SMALL, progress)
+    stages = {"loss and error", "worst case", "average case", "eigenvalues", "trace", "line", "plane"}
+    assert last.keys() == {f"{name}: {stage}" for name in ("sam", "sgd") for stage in stages}
+    assert all(done == total for done, total in last.values())
+
+
+def test_numbers_that_overflow_are_told(originals):
+    plan = replace(SMALL, rho=1e13)
+    found = comparison.compare(originals["sam"], originals["sgd"], digits, CPU, plan)
+    (rises,) = (sheet for sheet in comparison_tables.sheets(found) if sheet.title.startswith("How far"))
+    assert rises.rows[-2] == ["average, L2", "nan ± nan", "nan ± nan"]
+
+
+def test_eigenvalues_that_did_not_converge_are_told_as_such(originals):
+    run = trained(records.read(originals["sam"]), digits)
+    found = inspect(run, shared_rows([run], 40), CPU, replace(SMALL, iterations=2))
+    assert len(found.eigenvalues) == 2
+    (note,) = found.notes
+    assert note.startswith("the eigenvalues did not converge in 2 iterations")

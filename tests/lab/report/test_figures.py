@@ -1,0 +1,448 @@
+"""Charts as files: `bisam figure`, and `bisam report --figures`."""
+
+import io
+import json
+import math
+import re
+import sys
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from bisam import objectives
+from bisam.lab import records
+from bisam.lab.cli import app
+from bisam.lab.report import charts, figures, report
+from bisam.lab.tables import summary
+from bisam.lab.tables.cells import collect
+
+LEDGER = Path(__file__).parents[3] / "results" / "demo"
+SVG = "{http://www.w3.org/2000/svg}"
+THIN, THICK = "1", "2.5"
+
+
+def bisam(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "300"})
+
+
+def drawn(*arguments):
+    done = bisam(*arguments)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+class Drawing:
+    """An SVG file as XML."""
+
+    def __init__(self, path):
+        self.root = ElementTree.parse(path).getroot()
+        assert self.root.tag == f"{SVG}svg"
+        self.texts = [element.text for element in self.root.iter(f"{SVG}text")]
+
+    def marks(self, kind):
+        """Such as "line mark" or "point": what stands for data."""
+        return [
+            e for e in self.root.iter() if e.get("aria-roledescription") == kind and e.get("role") != "graphics-object"
+        ]
+
+    def lines(self, width):
+        """The points of each line of that width, in pixels."""
+        return [(e, points(e)) for e in self.marks("line mark") if e.get("stroke-width") == width]
+
+
+def points(path):
+    return [tuple(map(float, pair.split(","))) for pair in re.split("[ML]", path.get("d"))[1:]]
+
+
+def one_line_of_error(done):
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    return line.removeprefix("Error: ")
+
+
+# Forms.
+
+
+@pytest.mark.parametrize("name", ["a.svg", "a.SVG", "deep/er/a.svg"])
+def test_svg_is_xml_with_a_line_for_each_curve(name, tmp_path):
+    output = drawn("figure", "lower-bounds", "--out", tmp_path / name)
+    assert output == f"wrote {tmp_path / name}\n"
+    drawing = Drawing(tmp_path / name)
+    assert len(drawing.marks("line mark")) == 3
+    assert {"0-1 loss", "φ = −log", "φ = tanh, α = 0.1"} <= {*drawing.texts}
+
+
+def test_png_is_an_image_in_which_something_is_drawn(tmp_path):
+    drawn("figure", "lower-bounds", "--out", tmp_path / "a.png")
+    data = (tmp_path / "a.png").read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    assert image.width >= 2 * figures.WIDTH
+    assert image.getpixel((0, 0)) == (255, 255, 255)
+    assert len(image.getcolors(image.width * image.height)) > 10
+
+
+@pytest.mark.parametrize("name", ["a.html", "a.HTML"])
+def test_html_is_a_page_with_one_chart_that_zooms(name, tmp_path):
+    drawn("figure", "flips", LEDGER, "--recipe", "demo/40%", "--out", tmp_path / name)
+    text = (tmp_path / name).read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert text.rstrip().endswith("</html>")
+    assert "<title>Flips per batch, demo/40%</title>" in text
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    (chart,) = json.loads(data)["charts"]
+    assert any(parameter.get("bind") == "scales" for parameter in chart["params"])
+    assert text.count("<figure ") == 1
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "a", ".svg", "a.svg.txt"])
+def test_another_ending_is_refused_with_those_there_are(name, tmp_path):
+    done = bisam("figure", "lower-bounds", "--out", tmp_path / name)
+    assert one_line_of_error(done) == f"a figure is written as svg, png, html, got the name {name!r}"
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_without_a_name_it_has_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert drawn("figure", "lower-bounds") == "wrote lower-bounds.svg\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["lower-bounds.svg"]
+
+
+def test_a_place_that_cannot_be_written_is_an_error_in_a_line(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    done = bisam("figure", "lower-bounds", "--out", tmp_path / "file" / "a.svg")
+    words = "File exists. A file is where a folder should be: move it away or give another folder."
+    assert one_line_of_error(done) == f"cannot write {tmp_path / 'file' / 'a.svg'}: {words}"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_without_the_library_that_draws_one_line_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "bisam.lab.report.figures")
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    done = bisam("figure", "lower-bounds", "--out", tmp_path / "a.svg")
+    assert one_line_of_error(done) == "charts need the library vl_convert: pip install 'bisam[lab]'"
+
+
+# The two bounds.
+
+
+def bounds(alpha):
+    (rows,) = charts.lower_bounds(alpha).to_dict()["datasets"].values()
+    curves = defaultdict(dict)
+    for row in rows:
+        curves[row["curve"]].setdefault(row["x"], row["value"])
+    step = [(row["x"], row["value"]) for row in rows if row["curve"] == "0-1 loss"]
+    return curves["φ = −log"], curves[f"φ = tanh, α = {alpha:g}"], step
+
+
+@pytest.mark.parametrize("alpha", [0.1, 2.0])
+def test_the_curves_are_the_objectives_at_every_point(alpha):
+    log, tanh, _ = bounds(alpha)
+    x = torch.tensor([*log], dtype=torch.float64)
+    assert len(x) > 300
+    assert x[0] == -10
+    assert x[-1] == 10
+    torch.testing.assert_close(torch.tensor([*log.values()], dtype=x.dtype), objectives.log_phi(x))
+    torch.testing.assert_close(torch.tensor([*tanh.values()], dtype=x.dtype), objectives.tanh_phi(x, alpha))
+    gamma = math.log(math.e - 1)
+    for at in (-10.0, -1.0, 0.0, 2.5, 10.0):
+        assert log[at] == pytest.approx(1 - math.log(1 + math.exp(gamma - at)))
+        assert tanh[at] == pytest.approx(math.tanh(alpha * at))
+
+
+@pytest.mark.parametrize("alpha", [0.1, 2.0])
+def test_neither_curve_exceeds_the_step(alpha):
+    *curves, step = bounds(alpha)
+    assert step == [(-10, 0), (0, 0), (0, 1), (10, 1)]
+    for curve in curves:
+        for x, value in curve.items():
+            assert value <= (1 if x > 0 else 0)
+
+
+def test_the_step_is_drawn_upright_and_no_curve_above_it(tmp_path):
+    drawn("figure", "lower-bounds", "--out", tmp_path / "a.svg")
+    lines = [points(path) for path in Drawing(tmp_path / "a.svg").marks("line mark")]
+    (step,) = (line for line in lines if len(line) == 4)
+    (left, zero), (middle, also_zero), (still, one), (right, also_one) = step
+    assert left < middle == still < right
+    assert zero == also_zero > one == also_one  # pixels count downwards
+    curves = [line for line in lines if line is not step]
+    assert len(curves) == 2
+    for line in curves:
+        assert all(y >= (one if x > middle else zero) - 1e-3 for x, y in line)
+
+
+# Flips.
+
+
+@pytest.fixture(scope="module")
+def flips(tmp_path_factory):
+    path = tmp_path_factory.mktemp("flips") / "a.svg"
+    drawn("figure", "flips", LEDGER, "--recipe", "demo", "--out", path)
+    return Drawing(path)
+
+
+def test_flips_have_a_thin_line_for_each_run_that_perturbs_and_a_thick_one_for_each_method(flips):
+    assert len(flips.lines(THIN)) == 9
+    assert len(flips.lines(THICK)) == 3
+    assert all(len(line) == 30 for _, line in flips.lines(THIN))
+    assert {"SAM", "BiSAM (-log)", "BiSAM (tanh)"} <= {*flips.texts}
+    assert "SGD" not in flips.texts
+
+
+def test_the_thick_lines_are_the_means_of_the_thin_ones(flips):
+    by_colour = defaultdict(list)
+    for path, line in flips.lines(THIN):
+        by_colour[path.get("stroke")].append(line)
+    for path, mean in flips.lines(THICK):
+        runs = by_colour[path.get("stroke")]
+        assert len(runs) == 3
+        for (x, y), *others in zip(mean, *runs, strict=True):
+            assert {at for at, _ in others} == {x}
+            assert y == pytest.approx(fmean(height for _, height in others), abs=2e-3)
+
+
+def test_lines_of_a_run_are_its_record(flips):
+    """The vertical place is linear in the flips: three numbers of one run tell the scale, the others must fit."""
+    record = records.read(LEDGER / "noise40-sam-seed0")
+    values = [row["flips"] for row in record.metrics]
+    fits = 0
+    for _, line in flips.lines(THIN):
+        heights = [y for _, y in line]
+        slope = (heights[0] - heights[-1]) / (values[0] - values[-1])
+        fits += all(abs(y - heights[0] - slope * (v - values[0])) < 0.1 for y, v in zip(heights, values, strict=True))
+    assert fits == 1
+
+
+def test_methods_differ_in_colour_and_in_dashes(flips):
+    paths = [path for path, _ in flips.lines(THICK)]
+    assert len({path.get("stroke") for path in paths}) == 3
+    assert len({path.get("stroke-dasharray") for path in paths}) == 3
+
+
+@pytest.mark.parametrize("recipe", ["cifar10/resnet56", "demo/40%/sgd"])
+def test_flips_without_runs_say_what_to_train(recipe, tmp_path):
+    done = bisam("figure", "flips", LEDGER, "--recipe", recipe, "--out", tmp_path / "a.svg")
+    expected = (
+        f"{LEDGER} has no unchanged run of {recipe} with flips: train one, as in bisam train {recipe}, or name another"
+    )
+    assert one_line_of_error(done).startswith(expected)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_flips_of_changed_runs_are_not_taken_for_the_recipe_s(tmp_path, recorded, write_run):
+    write_run(tmp_path / "runs", recorded("demo/40%/sam", lr=0.01))
+    done = bisam("figure", "flips", tmp_path / "runs", "--recipe", "demo", "--out", tmp_path / "a.svg")
+    assert "has no unchanged run of demo with flips" in one_line_of_error(done)
+
+
+def test_flips_of_several_rows_are_refused_for_their_lines_would_be_one(tmp_path):
+    done = bisam("figure", "flips", LEDGER, "--recipe", "label_noise", "--out", tmp_path / "a.svg")
+    words = "flips are drawn of one row of a table, got label_noise: name one, as in --recipe label_noise/0%"
+    assert one_line_of_error(done) == words
+
+
+def test_flips_of_a_row_leave_the_other_rows_out(tmp_path, recorded, write_run):
+    for row in ("20%", "40%"):
+        write_run(tmp_path / row, recorded(f"label_noise/{row}/sam"))
+    drawn("figure", "flips", tmp_path, "--recipe", "label_noise/40%", "--out", tmp_path / "a.svg")
+    assert len(Drawing(tmp_path / "a.svg").lines(THIN)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["flips", LEDGER, "--recipe", "cifer10"], "no recipe is called 'cifer10': the nearest names are cifar10"),
+        (["flips", LEDGER, "--recipe", "demo/50%"], "no row of demo is called '50%'"),
+        (["flips", LEDGER / "nothing"], "nothing is not a folder"),
+    ],
+)
+def test_what_is_not_there_is_named(arguments, words, tmp_path):
+    assert words in one_line_of_error(bisam("figure", *arguments, "--out", tmp_path / "a.svg"))
+
+
+# Every chart of a report.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("figures")
+    output = drawn("report", LEDGER, "--out", folder / "page.html", "--figures", folder / "figures")
+    assert output.endswith(f"wrote 6 figures to {folder / 'figures'}\n")
+    return folder / "figures"
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "methods"),
+    [("loss", 12, 4), ("validation_accuracy", 12, 4), ("lr", 12, 4), ("flips", 9, 3), ("surrogate_gap", 9, 3)],
+)
+def test_a_report_writes_each_of_its_charts(name, runs, methods, folder):
+    assert len([*folder.iterdir()]) == 6
+    drawing = Drawing(folder / f"demo-40-{name}.svg")
+    assert len(drawing.lines(THIN)) == runs
+    assert len(drawing.lines(THICK)) == methods
+    assert charts.CURVES[name] in drawing.texts
+    for _, line in drawing.lines(THIN):
+        assert all(before < after for (before, _), (after, _) in pairwise(line))
+
+
+def test_differences_are_drawn_with_their_intervals(folder):
+    drawing = Drawing(folder / "demo-differences.svg")
+    labels = [[*text.itertext()] for text in drawing.root.iter(f"{SVG}text") if " − " in "".join(text.itertext())]
+    assert labels == [["40%", "SAM − SGD"], ["40%", "BiSAM (-log) − SAM"], ["40%", "BiSAM (tanh) − SAM"]]
+    assert len(drawing.marks("point")) == 3
+    spans = [e for e in drawing.marks("rule mark") if e.get("stroke-dasharray") is None]
+    assert len(spans) == 3
+    (zero,) = (e for e in drawing.root.iter(f"{SVG}line") if e.get("stroke-dasharray") is not None)
+    assert abs(float(zero.get("y2"))) > 80  # from top to bottom
+    assert at(spans[1]) < at(zero) < at(spans[1]) + float(spans[1].get("x2"))  # in the interval of what is not resolved
+    assert at(zero) < at(spans[0])
+    middles = [at(span) + float(span.get("x2")) / 2 for span in spans]
+    assert [at(point) for point in drawing.marks("point")] == pytest.approx(middles, abs=0.1)
+    (group,) = collect(records.find(LEDGER)).groups
+    found = [one.found for one in summary.comparisons(group)]
+    lengths = [abs(float(span.get("x2"))) / (one.high - one.low) for span, one in zip(spans, found, strict=True)]
+    assert lengths == pytest.approx([lengths[0]] * 3, rel=0.01)
+
+
+def at(mark):
+    """Its place from the left, in pixels."""
+    return float(re.match(r"translate\(([-\d.]+),", mark.get("transform"))[1])
+
+
+def test_the_paper_s_differences_are_drawn_beside_ours(tmp_path, recorded):
+    runs = [
+        recorded(f"cifar10/resnet56/{method}", seed, 90 + place + seed)
+        for place, method in enumerate(("sgd", "sam", "bisam-log"))
+        for seed in (0, 1)
+    ]
+    (group,) = collect(runs).groups
+    figures.save(charts.forest(summary.comparisons(group)), tmp_path / "a.svg")
+    assert len(Drawing(tmp_path / "a.svg").marks("point")) == 4
+
+
+def test_png_is_written_where_it_is_asked_for(tmp_path, recorded, write_run):
+    write_run(tmp_path / "runs", recorded("demo/40%/sam", trained=1))
+    drawn("report", tmp_path / "runs", "--figures", tmp_path, "--format", "png")
+    names = {"demo-40-loss", "demo-40-validation_accuracy", "demo-40-flips", "demo-40-surrogate_gap", "demo-40-lr"}
+    assert {path.name for path in tmp_path.glob("*.*")} == {f"{name}.png" for name in names}
+    with Image.open(tmp_path / "demo-40-lr.png") as image:
+        assert image.format == "PNG"
+
+
+CHANGES = [
+    {},
+    {"mu": 1e6},
+    {"mu": 1e-6},  # whose text is the former's but for a sign
+    {"model": "a b"},
+    {"model": "a/b"},
+    {"model": "../../a.b"},
+    {"model": "a" * 300},
+    {"model": "α" * 300},
+    {"model": "<svg onload=x>"},
+]
+
+
+def test_figures_of_all_tables_have_names_of_their_own_that_any_file_system_takes(recorded):
+    found = collect([recorded("demo/40%/sam", **changes) for changes in CHANGES])
+    made = report.figures(found)
+    assert len(made) == 5 * len(CHANGES)  # of two values of a number each, which are no sweep
+    for name in made:
+        assert re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name)
+        assert name.startswith("demo-")
+
+
+def test_names_with_what_xml_has_to_escape_are_drawn(tmp_path, recorded, write_run):
+    write_run(tmp_path / "runs", recorded("demo/40%/sam", trained=1, model="<b>&'\" ]]>"))
+    drawn("report", tmp_path / "runs", "--figures", tmp_path / "figures")
+    assert len([Drawing(path) for path in (tmp_path / "figures").iterdir()]) == 5
+
+
+def test_runs_without_epochs_have_no_figures(tmp_path, recorded, write_run):
+    write_run(tmp_path / "runs", recorded("demo/40%/sam", trained=0))
+    assert "wrote 0 figures" in drawn("report", tmp_path / "runs", "--figures", tmp_path / "figures")
+
+
+# What a chart shows of many epochs.
+
+
+@pytest.mark.parametrize(("epochs", "every"), [(1, 3), (2, 3), (9, 3), (10, 3), (11, 3), (200, 7), (5, 1)])
+def test_the_first_and_the_last_epoch_are_always_drawn_and_each_once(epochs, every, recorded):
+    (run,) = collect([recorded("demo/40%/sam", trained=epochs)]).runs
+    shown = [point["epoch"] for point in charts.points([run], every)]
+    assert shown == sorted({*range(1, epochs + 1, every), epochs})
+
+
+def test_many_runs_are_drawn_with_fewer_of_their_epochs(recorded, monkeypatch):
+    runs = collect([recorded("demo/40%/sam", seed, trained=30) for seed in range(10)]).runs
+    assert charts.stride(runs) == 1
+    monkeypatch.setattr(charts, "MOST_POINTS", 100)
+    assert charts.stride(runs) == 3
+    assert len(charts.points(runs, charts.stride(runs))) == 110  # and the last ones
+
+
+def test_rows_without_runs_have_no_figures(recorded):
+    names = [*report.figures(collect([recorded("label_noise/40%/sam")]))]
+    assert len(names) == 5
+    assert all(name.startswith("label_noise-40-") for name in names)
+
+
+def test_a_mean_is_drawn_only_where_all_runs_of_a_method_are(recorded):
+    found = [recorded("demo/40%/sam", seed, trained=2 + seed) for seed in (0, 1)]
+    rows = charts.points(collect(found).runs)
+    assert {(row["run"], row["epoch"]) for row in rows if "whole" in row} == {
+        (f"SAM, seed {seed}", epoch) for seed in (0, 1) for epoch in (1, 2)
+    }
+    assert len(rows) == 5
+
+
+def test_a_run_that_diverged_does_not_flatten_the_others(recorded):
+    calm = recorded("demo/40%/sam", 0, trained=3)
+    wild = recorded("demo/40%/sam", 1, trained=3, status="diverged")
+    wild.metrics[-1]["loss"] = 1e12
+    rows = charts.points(collect([calm, wild]).runs)
+    assert max(row["loss"] for row in rows if "loss" in row) < 10
+    assert sum("loss" in row for row in rows) == 5
+
+
+def test_a_run_that_diverged_neither_ends_the_mean_of_its_method_nor_is_in_it(recorded):
+    calm = [recorded("demo/40%/sam", seed, trained=3) for seed in (0, 1)]
+    wild = [recorded(f"demo/40%/{method}", 2, trained=1, status="diverged") for method in ("sam", "bisam-log")]
+    rows = charts.points(collect([*calm, *wild]).runs)
+    assert {(row["run"], row["epoch"]) for row in rows if "whole" in row} == {
+        (f"SAM, seed {seed}", epoch) for seed in (0, 1) for epoch in (1, 2, 3)
+    }
+    assert len(rows) == 8  # the others are thin lines
+
+
+def test_what_a_run_learnt_to_the_end_has_first_is_drawn_however_far_above_the_rest(recorded):
+    learnt = recorded("demo/40%/sam", trained=9)
+    for row in learnt.metrics[1:]:
+        row["loss"] = 1e-6
+    assert charts.points(collect([learnt]).runs)[0]["loss"] == 2.0
+
+
+def test_a_gap_that_is_small_beside_the_losses_keeps_its_digits():
+    found = charts.numbers({"epoch": 0, "loss": 2.30258, "perturbed_loss": 2.302621})
+    assert found["surrogate_gap"] == pytest.approx(4.1e-5, rel=1e-3)
+
+
+def test_of_a_single_epoch_points_are_drawn(tmp_path, recorded):
+    rows = charts.points(collect([recorded("demo/40%/sam", seed, trained=1) for seed in (0, 1)]).runs)
+    figures.save(charts.curve(rows, "loss", ["sam"], interactive=False), tmp_path / "loss.svg")
+    assert len(Drawing(tmp_path / "loss.svg").marks("point")) == 2
+
+
+def test_the_pointer_finds_a_run_however_many_there_are(recorded, monkeypatch):
+    monkeypatch.setattr(charts, "MOST_TOOLTIPS", 10)
+    runs = collect([recorded("demo/40%/sam", seed, trained=9) for seed in range(3)]).runs
+    spec = json.dumps(charts.curve(charts.points(runs), "loss", ["sam"]).to_dict())
+    assert '"groupby": ["run", "epoch", "method"]' in spec
+    assert "datum.epoch % 3 == 1" in spec

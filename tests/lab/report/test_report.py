@@ -1,0 +1,800 @@
+"""`bisam report`: what it says, and the page that it writes, of good records and of bad ones."""
+
+import errno
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from bisam.lab import records
+from bisam.lab.cli import app
+from bisam.lab.config import Config
+from bisam.lab.methods import title_of
+from bisam.lab.recipes import RECIPES, find
+from bisam.lab.report import charts
+from bisam.lab.tables import published
+from bisam.lab.tables.cells import collect
+from bisam.lab.tables.summary import sheets
+
+LEDGER = Path(__file__).parents[3] / "results"
+VOID = {"meta", "link", "input", "br", "img"}
+
+
+def report(*arguments, columns=300):
+    return CliRunner().invoke(app, ["report", *map(str, arguments)], env={"COLUMNS": str(columns)})
+
+
+class Page(HTMLParser):
+    """What a browser makes of a page: tables by title, texts, elements with their attributes, and the charts."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tables, self.elements, self.words = {}, [], []
+        self.inside = {"script": [], "style": []}
+        self._open, self._title, self._row = [], "", None
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert self._open == []
+        (data,) = (text for attributes, text in self.inside["script"] if attributes.get("id") == "data")
+        assert "<" not in data
+        self.data = json.loads(data, parse_constant=refuse)
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag in VOID:
+            return
+        self._open.append(tag)
+        if tag in self.inside:
+            self.inside[tag].append((dict(attributes), ""))
+        elif tag == "h3":
+            self._title = ""
+        elif tag == "table":
+            self.tables[self._title] = []
+        elif tag == "tr":
+            self.tables[self._title].append([])
+        elif tag in ("th", "td"):
+            self.tables[self._title][-1].append("")
+        elif tag == "small":
+            self.tables[self._title][-1][-1] += "\n"
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] in self.inside:
+            attributes, text = self.inside[self._open[-1]].pop()
+            self.inside[self._open[-1]].append((attributes, text + data))
+            return
+        self.words.append(data)
+        if "td" in self._open or "th" in self._open:
+            self.tables[self._title][-1][-1] += data.strip("\n")
+        elif "h3" in self._open:
+            self._title += data
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def runs(self):
+        """The rows of the list of runs, by the names of its columns."""
+        (listed,) = (rows for title, rows in self.tables.items() if re.fullmatch(r"\d+ runs?", title))
+        head, *rows = listed
+        return [dict(zip(head, row, strict=True)) for row in rows]
+
+    @property
+    def points(self):
+        return [row for rows in self.data["datasets"].values() for row in rows if "epoch" in row]
+
+
+def refuse(constant):
+    raise ValueError(f"{constant} is not JSON")
+
+
+def write_raw(folder, config, result=None, lines=(), receipt=None):
+    """A folder with whatever is given, which no writer of ours would write. A string is a file as it is."""
+    folder.mkdir(parents=True)
+    parts = {"config.json": config if isinstance(config, str) else {"format": 1, "config": config}}
+    parts |= {"result.json": result, "receipt.json": receipt}
+    parts["metrics.jsonl"] = lines if isinstance(lines, str) else "".join(json.dumps(line) + "\n" for line in lines)
+    for name, part in parts.items():
+        if part is not None:
+            text = part if isinstance(part, str) else json.dumps(part)
+            (folder / name).write_bytes(text.encode(errors="surrogatepass"))
+    return folder
+
+
+SAM = find("demo/40%/sam").cells["40%", "sam"].as_dict()
+DONE = {"status": "done", "test_accuracy": 90.0}
+
+
+# The ledger's page.
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ledger") / "report.html"
+    done = report(LEDGER / "demo", "--out", path)
+    assert done.exit_code == 0, done.output
+    return Page(path), done.output
+
+
+def test_the_page_and_the_terminal_have_every_number_of_the_tables(ledger):
+    page, output = ledger
+    made = sheets(collect(records.find(LEDGER / "demo")).groups)
+    assert len(made) == 2
+    for sheet in made:
+        head, *rows = page.tables[sheet.title]
+        assert head == sheet.head
+        assert rows == sheet.rows
+        for note in sheet.notes:
+            assert note in page.text
+        for cell in (cell for row in sheet.rows for cell in row):
+            assert cell in output
+
+
+def test_the_page_answers_first_whether_it_helped_and_whether_that_is_real(ledger):
+    page, _ = ledger
+    answer = "40%: SAM is better than SGD by 19.78 points, 95 % interval +16.56 to +22.99: resolved with 3 pairs."
+    assert answer in page.text
+    assert page.text.index(answer) < page.text.index("95 % interval n sign resolved?")
+    assert "BiSAM (tanh) is below SAM by 0.72" in page.text
+
+
+def test_the_page_lists_every_run_with_its_receipt_and_its_command(ledger):
+    page, _ = ledger
+    by_name = {run["run"]: run for run in page.runs}
+    found = records.find(LEDGER / "demo")
+    assert {*by_name} == {f"demo/{record.folder.name}" for record in found}
+    for record in found:
+        run = by_name[f"demo/{record.folder.name}"]
+        assert run["test, %"] == f"{record.result['test_accuracy']:.2f}"
+        assert run["validation, %"] == f"{record.result['validation_accuracy']:.2f}"
+        assert run["tested epoch"] == str(record.result["best_epoch"] + 1)
+        assert run["training, s"] == f"{sum(row['seconds'] for row in record.metrics):.0f}"
+        assert run["hardware"] == record.receipt["cpu"]
+        assert (run["commit"], run["torch"]) == (record.receipt["commit"], record.receipt["torch"])
+        assert run["data"] == record.receipt["data_checksum"][:12]
+        assert run["command"] == f"bisam train demo/40%/{record.config['method']} --seeds {record.config['seed']}"
+
+
+def test_the_curves_are_the_records_own(ledger):
+    page, _ = ledger
+    shown = {(point["run"], point["epoch"]): point for point in page.points}
+    found = records.find(LEDGER / "demo")
+    assert len(shown) == sum(len(record.metrics) for record in found)
+    for record in found:
+        name = f"{title_of(record.config['method'])}, seed {record.config['seed']}"
+        for row in record.metrics:
+            point = shown[name, row["epoch"] + 1]
+            for value in ("loss", "lr", "validation_accuracy"):
+                assert point[value] == pytest.approx(row[value], rel=1e-4)
+            assert ("flips" in point) == ("flips" in row)
+            if "perturbed_loss" in row:
+                gap = row["perturbed_loss"] - row["loss"]
+                assert point["surrogate_gap"] == pytest.approx(gap, abs=1e-3)
+
+
+def test_every_figure_has_a_chart_whose_data_is_in_the_page(ledger):
+    page, _ = ledger
+    numbers = [int(figure["data-chart"]) for figure in page.of("figure")]
+    assert numbers == [*range(len(page.data["charts"]))]
+    assert len(numbers) == 6  # five curves and the differences
+    for chart in page.data["charts"]:
+        names = re.findall(r'"data": \{"name": "([^"]+)"\}', json.dumps(chart))
+        assert names
+        assert {*names} <= {*page.data["datasets"]}
+
+
+def test_figures_say_what_they_are_of(ledger):
+    page, _ = ledger
+    for words in (
+        "Is the difference real? With 95 % intervals: one that leaves 0 out resolves the sign.",
+        "40%: flips per batch, right to wrong Of 64 samples, those that the perturbation turns wrong.",
+        "40%: validation accuracy, per cent Its labels are as noisy as those of the training data.",
+    ):
+        assert words in page.text
+
+
+def test_differences_without_intervals_are_in_the_table_and_not_drawn(tmp_path, recorded, write_run):
+    for method in ("sgd", "sam"):
+        write_run(tmp_path / method, recorded(f"demo/40%/{method}", trained=0))
+    assert "SAM − SGD" in report(tmp_path).output
+    page = Page(tmp_path / "report.html")
+    assert "40%: SAM − SGD" in page.text
+    assert page.data["charts"] == []
+
+
+def test_every_link_of_the_page_leads_to_a_section(ledger):
+    page, _ = ledger
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len({*ids})
+    links = [link["href"] for link in page.of("a")]
+    assert links
+    assert {link.removeprefix("#") for link in links} <= {*ids}
+
+
+def test_the_page_asks_nobody_for_anything(ledger):
+    page, _ = ledger
+    policy = next(meta["content"] for meta in page.of("meta") if meta.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy
+    for tag, attributes in page.elements:
+        for name in ("src", "href", "action", "data", "poster", "srcset", "formaction"):
+            assert attributes.get(name, "#").startswith(("#", "data:")), (tag, attributes)
+    own_style, own_script = (page.inside[tag][-1][1] for tag in ("style", "script"))
+    assert "url(" not in own_style
+    assert "@import" not in own_style
+    assert not re.search(r"https?:|\bimport\b|fetch\(|XMLHttpRequest|WebSocket|sendBeacon", own_script)
+    assert len(page.inside["script"]) == 3
+
+
+def test_the_tables_of_the_paper_without_runs_are_shown_as_published(ledger):
+    page, _ = ledger
+    for name, make in RECIPES.items():
+        recipe = make()
+        if recipe.published:
+            assert f"To run it: bisam reproduce {name}" in page.text
+            for cells in published.table(recipe.published).cells.values():
+                for cell in cells.values():
+                    printed = f"{cell.mean:.2f}" if cell.std is None else f"{cell.mean:.2f} ± {cell.std:.2f}"
+                    assert printed in page.text
+
+
+# Folders.
+
+
+def test_an_empty_folder_is_told_and_has_a_page(tmp_path):
+    done = report(tmp_path)
+    assert done.exit_code == 0, done.output
+    assert f"{tmp_path} has no run of a recipe: a first one takes two minutes, bisam demo" in done.output
+    page = Page(tmp_path / "report.html")
+    assert f"There are no runs in {tmp_path}." in page.text
+    assert page.data == {"charts": [], "datasets": {}}
+
+
+def test_a_folder_that_is_not_there_is_an_error_in_a_line(tmp_path):
+    done = report(tmp_path / "nothing", columns=40)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines() == [
+        f"Error: {tmp_path / 'nothing'} is not a folder: give the one that has the runs, or a run itself"
+    ]
+
+
+def test_several_folders_are_one_report_in_the_first(tmp_path, recorded, write_run):
+    for place, method in enumerate(("sgd", "sam")):
+        for seed in (0, 1):
+            write_run(tmp_path / f"{place}" / f"{seed}", recorded(f"demo/40%/{method}", seed, 90.0 + place, trained=0))
+    done = report(tmp_path / "0", tmp_path / "1")
+    assert done.exit_code == 0
+    assert "40%: SAM − SGD" in done.output
+    assert not (tmp_path / "1" / "report.html").exists()
+    page = Page(tmp_path / "0" / "report.html")
+    assert len(page.runs) == 4
+    assert f"4 runs in {tmp_path / '0'}, {tmp_path / '1'}: 4 finished, 0 diverged, 0 not finished" in page.text
+
+
+def test_the_same_folder_twice_is_the_same_as_once(tmp_path, recorded, write_run):
+    write_run(tmp_path / "demo" / "a", recorded("demo/40%/sam", trained=0))
+    (tmp_path / "link").symlink_to(tmp_path / "demo")
+    once = report(tmp_path / "demo", "--out", tmp_path / "page.html")
+    for again in (tmp_path / "demo", tmp_path, tmp_path / "link", tmp_path / "demo" / ".." / "demo" / "a"):
+        twice = report(tmp_path / "demo", again, "--out", tmp_path / "page.html")
+        assert twice.output == once.output
+    assert len(Page(tmp_path / "page.html").runs) == 1
+
+
+def test_a_run_that_does_not_count_is_told_with_the_reason(tmp_path, recorded, write_run):
+    write_run(tmp_path / "good", recorded("demo/40%/sam", 0, 90.0))
+    faulty = write_run(tmp_path / "faulty", recorded("demo/40%/sam", 1, 99.0))
+    (faulty / "not-counted.txt").write_text("It saw the <test> data.")
+    done = report(tmp_path)
+    assert f"{faulty}: not counted: It saw the <test> data." in done.output
+    assert "90.00, n = 1" in done.output
+    page = Page(tmp_path / "report.html")
+    assert "1 finished, 0 diverged, 0 not finished, 1 not counted" in page.text
+    assert "not counted: It saw the <test> data." in page.text
+    assert "99.00" not in page.text + done.output
+
+
+def test_where_no_run_counts_they_are_told(tmp_path, recorded, write_run):
+    faulty = write_run(tmp_path / "faulty", recorded("demo/40%/sam", 1, 99.0))
+    (faulty / "not-counted.txt").write_text("It saw the test data.")
+    done = report(tmp_path)
+    said = [f"{faulty}: not counted: It saw the test data.", f"{tmp_path} has no run that counts for a table"]
+    assert done.output.splitlines()[:2] == said
+    assert "no run of a recipe" not in done.output
+    (listed,) = Page(tmp_path / "report.html").runs
+    assert listed["status"] == "not counted"
+
+
+def test_of_a_grid_only_the_recipe_s_own_point_is_listed_with_its_test_accuracy(tmp_path, recorded, write_run):
+    for rho, accuracy in ((0.05, 91.25), (0.1, 90.0), (0.2, 93.75)):
+        write_run(tmp_path / f"rho{rho}", recorded("demo/40%/sam", 0, accuracy, trained=0, rho=rho))
+    write_run(tmp_path / "sgd", recorded("demo/40%/sgd", 0, 88.0, trained=0, epochs=30))
+    done = report(tmp_path)
+    page = Page(tmp_path / "report.html")
+    tested = {run["run"]: (run["validation, %"], run["test, %"]) for run in page.runs}
+    assert tested == {
+        "demo/rho0.05": ("55.50", "–"),
+        "demo/rho0.1": ("55.50", "90.00"),
+        "demo/rho0.2": ("55.50", "–"),
+        "demo/sgd": ("55.50", "88.00"),
+    }
+    for accuracy in ("91.25", "93.75"):
+        assert accuracy not in page.text + done.output
+
+
+def test_the_same_run_in_two_folders_counts_once_and_is_told(tmp_path, recorded, write_run):
+    for name in ("a", "b"):
+        write_run(tmp_path / name / "noise40-sam-seed0", recorded("demo/40%/sam", trained=0))
+    done = report(tmp_path / "a", tmp_path / "b")
+    assert "90.00, n = 1" in done.output
+    assert f"{tmp_path / 'b' / 'noise40-sam-seed0'}: a second run of this cell and seed 0: not counted" in done.output
+
+
+def test_runs_of_the_same_name_in_two_folders_are_listed_by_their_folders(tmp_path, recorded, write_run):
+    for seed, name in enumerate(("a", "b")):
+        write_run(tmp_path / name / "mine", recorded("demo/40%/sam", seed, trained=0))
+    write_run(tmp_path / "a" / "other", recorded("demo/40%/sam", 2, trained=0))
+    assert report(tmp_path).exit_code == 0
+    listed = Page(tmp_path / "report.html").runs
+    assert [run["run"] for run in listed] == [str(tmp_path / "a" / "mine"), str(tmp_path / "b" / "mine"), "demo/other"]
+    assert [run["validation, %"] for run in listed] == ["55.50"] * 3  # of the result, not of the last epoch
+
+
+def test_a_run_under_way_and_one_that_diverged_are_listed_as_such(tmp_path, recorded, write_run):
+    write_run(tmp_path / "a", recorded("demo/40%/sam", 0, None, trained=3))
+    write_run(tmp_path / "b", recorded("demo/40%/sam", 1, status="diverged"))
+    done = report(tmp_path)
+    assert "–, 1 diverged, 1 not finished" in done.output
+    page = Page(tmp_path / "report.html")
+    assert [run["status"] for run in page.runs] == ["3 of 30 epochs", "diverged"]
+    assert [run["test, %"] for run in page.runs] == ["–", "–"]
+    assert "2 runs in" in page.text
+    assert "0 finished, 1 diverged, 1 not finished; 5 seconds of training" in page.text
+    assert "no comparison is possible" in page.text
+
+
+def test_time_on_a_shared_device_is_not_counted_for_each_run(tmp_path, recorded, write_run):
+    for seed in range(4):
+        record = recorded("demo/40%/sam", seed, trained=3)
+        rows = [{"epoch": row["epoch"], "seconds": 3600.0, "together": 2} for row in record.metrics]
+        write_run(tmp_path / str(seed), replace(record, metrics=rows))
+    assert report(tmp_path).exit_code == 0
+    page = Page(tmp_path / "report.html")
+    assert "4 finished, 0 diverged, 0 not finished; 6.0 hours of training" in page.text
+    assert [(run["training, s"], run["s per epoch"], run["runs at once"]) for run in page.runs] == [
+        ("10800", "3600.00", "2")
+    ] * 4
+
+
+def test_many_answers_are_folded(tmp_path, recorded, write_run):
+    for row in find("label_noise").rows:
+        for method in find("label_noise").methods:
+            write_run(tmp_path / f"{row}-{method}", recorded(f"label_noise/{row}/{method}", trained=0))
+    assert report(tmp_path).exit_code == 0
+    page = Page(tmp_path / "report.html")
+    assert "3 more" in page.text  # of 5 rows × 3 differences
+    assert page.text.count("the scatter cannot be estimated from") == 15
+
+
+def test_five_hundred_runs_make_a_light_page_with_their_first_and_last_epochs(tmp_path):
+    cells = [*find("label_noise").only(["20%", "40%"]).cells.values()]
+    row = {"lr": 0.04986304, "perturbed_loss": 2.3684489727020264, "flips": 1.4375, "seconds": 0.18987724899852765}
+    rest = json.dumps({**row, "validation_accuracy": 26.666666666666668})[1:]
+    for number in range(500):
+        loss = 2.322951078414917 + number / 1000
+        lines = "".join(f'{{"epoch": {epoch}, "loss": {loss}, {rest}\n' for epoch in range(90))
+        config = replace(cells[number % 8], seed=number // 8)
+        write_raw(tmp_path / str(number), config.as_dict(), {"status": "done", "test_accuracy": 90.0}, lines)
+    assert charts.MOST_POINTS < 500 * 90
+    done = report(tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "n = 63" in done.output
+    path = tmp_path / "report.html"
+    assert path.stat().st_size < 6e6
+    page = Page(path)
+    assert len(page.runs) == 500
+    assert len(page.points) < charts.MOST_POINTS
+    ends = [point for point in page.points if point["epoch"] in (1, 90)]
+    assert len(ends) == 2 * 500
+
+
+# Records that are damaged, foreign or half-written.
+
+
+@pytest.mark.parametrize(
+    ("config", "result", "line"),
+    [
+        ({"epochs": "x"}, DONE, {"epoch": 0}),
+        ({"recipe": "cifar10"}, DONE, {"epoch": 0, "samples_per_second": 3.0}),
+        ({**SAM, "seed": 1}, {"status": "done", "test_accuracy": "93"}, {"epoch": 0}),
+        ({**SAM, "seed": 1}, {"status": "done"}, {"epoch": 0}),
+        ({**SAM, "seed": 1}, {"test_accuracy": 93.0}, {"epoch": 0}),
+        ({**SAM, "seed": 1, "later": 1}, DONE, {"epoch": 0}),
+        ("{", DONE, {"epoch": 0}),
+        ("[]", DONE, {"epoch": 0}),
+        ("", DONE, {"epoch": 0}),
+        ('{"format": 1, "config": 3}', DONE, {"epoch": 0}),
+    ],
+)
+def test_what_cannot_be_read_is_left_out_and_named_while_the_good_is_shown(config, result, line, tmp_path):
+    write_raw(tmp_path / "good", SAM, DONE, [{"epoch": 0}])
+    write_raw(tmp_path / "bad", config, result, [line])
+    done = report(tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "90.00, n = 1" in done.output
+    (told,) = (said for said in done.output.splitlines() if said.startswith(f"{tmp_path / 'bad'}: "))
+    page = Page(tmp_path / "report.html")
+    assert told in page.text
+    assert [run["run"] for run in page.runs] == ["demo/good"]
+
+
+@pytest.mark.parametrize("line", [{"epoch": 0, "flips": "x"}, {"epoch": 0, "loss": None}, {"epoch": 0, "lr": [1]}])
+def test_a_strange_number_costs_a_run_no_more_than_that_number(line, tmp_path):
+    write_raw(tmp_path / "a", SAM, DONE, [{"epoch": 0, "validation_accuracy": 50.0, **line}])
+    done = report(tmp_path)
+    assert "90.00, n = 1" in done.output
+    (point,) = Page(tmp_path / "report.html").points
+    assert point == {"run": "SAM, seed 0", "method": "SAM", "epoch": 1, "validation_accuracy": 50.0, "whole": 1}
+
+
+def test_half_written_lines_are_told_and_the_others_drawn(tmp_path, recorded, write_run):
+    folder = write_run(tmp_path / "a", recorded("demo/40%/sam", accuracy=None, trained=3))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "los')
+    done = report(tmp_path)
+    assert f"{folder}: metrics.jsonl: the last line is half-written" in done.output
+    page = Page(tmp_path / "report.html")
+    assert [point["epoch"] for point in page.points] == [1, 2, 3]
+    assert page.runs[0]["status"] == "3 of 30 epochs"
+
+
+def test_a_foreign_log_of_many_lines_is_told_in_one(tmp_path):
+    write_raw(tmp_path / "a", SAM, DONE, [{"step": number} for number in range(1000)])
+    write_raw(tmp_path / "b", '{"hidden_size": 768}', None, [{"step": number} for number in range(1000)])
+    done = report(tmp_path)
+    lines = "metrics.jsonl: line 1 has no epoch; metrics.jsonl: line 2 has no epoch; "
+    assert f"{tmp_path / 'a'}: {lines}metrics.jsonl: line 3 has no epoch; 997 more\n" in done.output
+    assert f"{tmp_path / 'b'}: config.json: it is not a run's configuration; {lines}998 more\n" in done.output
+
+
+def test_a_half_written_result_is_told_and_its_run_is_not_done(tmp_path, recorded, write_run):
+    folder = write_run(tmp_path / "a", recorded("demo/40%/sam"))
+    (folder / "result.json").write_text('{"status": "done", "test_acc')
+    done = report(tmp_path)
+    assert f"{folder}: result.json: it is half-written or foreign" in done.output
+    assert "–, 1 not finished" in done.output
+
+
+@pytest.mark.parametrize("lost", ["config.json", "result.json"])
+def test_a_run_without_its_configuration_is_told(lost, tmp_path, recorded, write_run):
+    folder = write_run(tmp_path / "a", recorded("demo/40%/sam"))
+    for name in ("config.json", lost):
+        (folder / name).unlink(missing_ok=True)
+    said = f"{folder}: config.json: it is missing, so the run cannot be identified"
+    assert said in report(tmp_path).output
+    assert said in Page(tmp_path / "report.html").text
+
+
+def test_a_folder_that_cannot_be_read_is_told_while_the_others_are_shown(tmp_path, recorded, write_run, monkeypatch):
+    for seed in (0, 1):
+        write_run(tmp_path / f"{seed}" / "run", recorded("demo/40%/sam", seed, trained=0))
+    own = os.scandir
+
+    def scandir(place):
+        if Path(place) == tmp_path / "1":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        return own(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)  # which root may do wherever it is
+    done = report(tmp_path)
+    said = f"{tmp_path / '1'}: it cannot be read (Permission denied)"
+    assert done.exit_code == 0, done.output
+    assert said in done.output
+    assert "90.00, n = 1" in done.output
+    assert said in Page(tmp_path / "report.html").text
+
+
+def test_a_record_of_a_later_format_is_told(tmp_path):
+    later = json.dumps({"format": 2, "config": SAM})
+    folder = write_raw(tmp_path / "a", later, DONE, [{"epoch": 0}])
+    done = report(tmp_path)
+    assert done.exit_code == 0
+    assert f"{folder}: config.json: it has format 2, and this version reads format 1" in done.output
+
+
+@pytest.mark.parametrize("depth", [150, 450, 600, 990, 5000])
+def test_a_file_that_is_nested_too_deeply_to_be_read_is_told(depth, tmp_path):
+    write_raw(tmp_path / "good", {**SAM, "seed": 1}, DONE)
+    folder = write_raw(tmp_path / "a", SAM, DONE, [{"epoch": 0}], "[" * depth + "]" * depth)
+    lists = '{"cpu": ' + "[" * depth + "]" * depth + "}"
+    folder = write_raw(tmp_path / "b", {**SAM, "seed": 2}, DONE, [{"epoch": 0}], lists)
+    done = report(tmp_path)
+    assert done.exit_code == 0, done.exception
+    assert f"{tmp_path / 'a'}: receipt.json: it is half-written or foreign" in done.output
+    if depth > 500:
+        assert f"{folder}: receipt.json: it is half-written or foreign (it is nested too deeply)" in done.output
+    assert len(Page(tmp_path / "report.html").runs) == 3
+
+
+STRANGE_NUMBERS = [math.nan, math.inf, -math.inf, None, "x", "nan", "inf", True, -1, 0, 1e308, 1.7976931348623157e308]
+STRANGE_NUMBERS += [-1e308, 5e-324, 10**400, -(10**400), 10**4000, [], {}, ""]
+
+
+@pytest.mark.parametrize("value", STRANGE_NUMBERS, ids=lambda value: repr(value)[:12])
+def test_a_strange_number_anywhere_leaves_a_page_that_a_browser_can_read(value, tmp_path):
+    names = [
+        "lr",
+        "loss",
+        "perturbed_loss",
+        "flips",
+        "validation_accuracy",
+        "seconds",
+        "together",
+        "samples_per_second",
+    ]
+    line = {"epoch": 0, **dict.fromkeys(names, value)}
+    lines = [{"epoch": 0}, line, {"epoch": value}, {"epoch": 10**400}, {**line, "epoch": 7}]
+    result = dict.fromkeys(("best_epoch", "validation_accuracy", "seconds", "epochs", "test_top5_accuracy"), value)
+    receipt = dict.fromkeys(("gpu", "cpu", "commit", "date", "torch", "data_checksum", "seconds"), value)
+    for seed in (0, 1):  # two, so that they are added up
+        for method in ("sgd", "sam"):
+            config = replace(find("demo").cells["40%", method], seed=seed).as_dict()
+            write_raw(tmp_path / f"{method}{seed}", config, {**result, **DONE}, lines, receipt)
+    write_raw(tmp_path / "no accuracy", {**SAM, "seed": 2}, {**DONE, "test_accuracy": value}, lines, receipt)
+    done = report(tmp_path, "--markdown", tmp_path / "tables.md")
+    assert done.exit_code == 0, done.exception
+    assert "90.00 ± 0.00, n = 2" in done.output or value in (0, True)
+    assert not re.search(r"\b(nan|inf)\b", done.output.replace("'nan'", "").replace("'inf'", ""))
+    page = Page(tmp_path / "report.html")
+    assert len(page.runs) >= 4
+    for run in page.runs:
+        for column in ("validation, %", "test, %", "tested epoch", "training, s", "s per epoch", "runs at once"):
+            assert re.fullmatch(r"–|-?\d+(\.\d+)?", run[column])
+    for point in page.points:
+        for number in (value for value in point.values() if not isinstance(value, str)):
+            assert abs(number) < 1e101
+
+
+# Texts that are none of ours.
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</script><script>alert(1)</script>",
+    "\"' onmouseover='alert(1)' x=\"",
+    "<img src=x onerror=alert(1)>",
+    "<!-- <script>",
+    "--> ]]> &lt;b&gt; &amp;",
+    "{{ 7 * 7 }} {% raw %} {# x #}",
+    "a\u2028b\u2029c",
+    "javascript:alert(1)",
+    "[/red] [bold]",
+    "\\u003cscript\\u003e",
+    "\x00\x1b[31m\x07",
+    "‮txt.exe",
+    "$& $1 \\1",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_whatever_a_record_says_is_text_on_the_page(text, tmp_path):
+    root = tmp_path / f"runs {text.replace('/', '').replace(chr(0), '')}"
+    printable = "".join(letter for letter in text if letter.isprintable())
+    receipt = dict.fromkeys(("gpu", "commit", "date", "torch", "data_checksum"), text)
+    line = {"epoch": 0, "loss": 1.0, text: text}
+    write_raw(root / "run", {**SAM, "model": printable}, {**DONE, text: text}, [line], receipt)
+    write_raw(root / "other", {**SAM, "recipe": printable}, DONE, [line], receipt)
+    write_raw(root / "status", {**SAM, "seed": 1}, {**DONE, "status": text}, [line], {text: text})
+    write_raw(root / "field", {**SAM, "seed": 2, text: 1}, DONE, [line])
+    write_raw(root / "method", {**SAM, "seed": 3, "method": text}, DONE, [line])
+    write_raw(root / "json", text, text, text, text)
+    done = report(root, "--markdown", root / "tables.md")
+    assert done.exit_code == 0, done.exception
+    assert "\x1b[31m" not in done.output
+    assert "\x07" not in done.output
+    page = Page(root / "report.html")
+    assert len(page.of("script")) == 3
+    assert not page.of("img")
+    for _, attributes in page.elements:
+        assert not any(name.startswith("on") for name in attributes)
+    shown = " ".join(text.split())
+    assert page.text.count(shown) >= 4
+    run = next(run for run in page.runs if run["run"] == "demo/run")
+    assert run["hardware"] == run["commit"] == text.strip("\n")
+    assert run["command"].startswith("bisam train demo/40%/sam --seeds 0 --set ")
+    assert " ".join(printable.split()) in page.text
+
+
+def test_a_name_that_is_no_text_is_shown_escaped(tmp_path, recorded, write_run):
+    root = tmp_path / os.fsdecode(b"runs-\xff")
+    try:
+        write_run(root / os.fsdecode(b"a\xfe"), recorded("demo/40%/sam"))
+    except OSError:
+        pytest.skip("this file system has names in UTF-8 only")
+    folder = write_raw(root / os.fsdecode(b"b\xfe"), {**SAM, "seed": 1}, {"status": "\ud800"}, (), {"cpu": "\ud800"})
+    write_raw(root / "c", {**SAM, "seed": 2}, DONE, [{"epoch": 0, "\ud800": "\ud800"}], {"cpu": "\ud800"})
+    done = report(root, "--markdown", root / "tables.md")
+    assert done.exit_code == 0, done.output
+    assert "runs-\\udcff/b\\udcfe: its result has the status" in done.output
+    assert "wrote " in done.output
+    page = Page(root / "report.html")
+    assert "runs-\\udcff" in page.text
+    assert [run["run"] for run in page.runs] == ["demo/a\\udcfe", "demo/c"]
+    assert page.runs[1]["hardware"] == "\\ud800"
+    assert folder.exists()
+
+
+# Anything at all.
+
+
+words = st.sampled_from(
+    ["nan", "inf", "-inf", "done", "diverged", "demo", "sam", "own", "</script>", "\ud800", "|", "[/]"]
+)
+simple = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | words
+simple |= st.sampled_from([10**400, -(10**400), 1e308, -1e308, 5e-324, 0, 1, 100, 2**31])
+anything = st.recursive(
+    simple,
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=3), part, max_size=3),
+    max_leaves=5,
+)
+names_of = {
+    "config": [*Config().as_dict(), "later"],
+    "result": ["status", "test_accuracy", "validation_accuracy", "best_epoch", "epochs", "seconds"],
+    "receipt": ["gpu", "cpu", "commit", "date", "torch", "data_checksum"],
+    "line": ["epoch", "lr", "loss", "perturbed_loss", "flips", "validation_accuracy", "seconds", "together"],
+}
+names_of["line"] += ["samples_per_second", "surrogate_gap", "run", "method"]
+
+
+def objects(kind, **always):
+    """Any object, mostly with the names that matter."""
+    keys = st.sampled_from(names_of[kind]) | st.text(max_size=3)
+    return st.dictionaries(keys, anything, max_size=4).map(lambda found: {**always, **found})
+
+
+metrics = st.lists(objects("line") | st.integers(0, 9).flatmap(lambda epoch: objects("line", epoch=epoch)), max_size=4)
+configs = objects("config", **SAM, ) | objects("config")  # fmt: skip
+results = objects("result", **DONE) | objects("result") | st.none()
+foreign = st.tuples(configs | anything, results | anything, metrics, objects("receipt") | anything)
+
+
+@settings(max_examples=60)
+@given(st.lists(foreign, min_size=1, max_size=3))
+def test_whatever_the_files_say_there_is_a_report(tmp_path_factory, found):
+    root = tmp_path_factory.mktemp("any")
+    write_raw(root / "good", {**SAM, "seed": 5}, DONE)
+    for number, parts in enumerate(found):
+        write_raw(root / str(number), *parts)
+    done = report(root, "--markdown", root / "tables.md")
+    assert done.exit_code == 0, done.exception
+    page = Page(root / "report.html")
+    assert "demo/good" in [run["run"] for run in page.runs]
+    for number in range(len(found)):  # none is lost
+        told = str(root / str(number)) in page.text
+        assert told or any(run["run"].endswith(f"/{number}") for run in page.runs)
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(["config.json", "result.json", "receipt.json", "metrics.jsonl"]), st.data())
+def test_a_file_that_is_cut_off_anywhere_costs_no_more_than_its_own_run(tmp_path_factory, name, data):
+    root = tmp_path_factory.mktemp("cut")
+    for seed in (0, 1):
+        shutil.copytree(LEDGER / "demo" / f"noise40-sam-seed{seed}", root / str(seed))
+        (root / str(seed) / "metrics.jsonl").write_text('{"epoch": 0, "seconds": 1.5}\n{"epoch": 1, "seconds": 2}\n')
+        result = root / str(seed) / "result.json"
+        result.write_text(result.read_text().replace('"epochs": 30', '"epochs": 2'))
+    whole = (root / "1" / name).read_bytes()
+    cut = data.draw(st.integers(0, len(whole) - 2))  # the last byte ends a line, and no more
+    (root / "1" / name).write_bytes(whole[:cut])
+    done = report(root)
+    assert done.exit_code == 0, done.exception
+    assert f"{root / '1'}: {name}: " in done.output
+    assert f"{root / '0'}: " not in done.output
+    ours = {"config.json": "n = 1", "result.json": "n = 1, 1 not finished"}.get(name, "n = 2")
+    assert ours in done.output
+    assert "demo/0" in [run["run"] for run in Page(root / "report.html").runs]
+
+
+# Where it is written.
+
+
+def test_the_page_and_the_tables_go_where_they_are_asked_to(tmp_path):
+    new, before = tmp_path / "new" / "folder", sorted((LEDGER / "demo").iterdir())
+    done = report(LEDGER / "demo", "--out", new / "page.html", "--markdown", new / "t" / "tables.md")
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-2:] == [f"wrote {new / 't' / 'tables.md'}", f"wrote {new / 'page.html'}"]
+    assert (new / "t" / "tables.md").read_text().count("\n| --- |") == 2
+    assert sorted(path.name for path in new.rglob("*") if path.is_file()) == ["page.html", "tables.md"]
+    assert sorted((LEDGER / "demo").iterdir()) == before
+
+
+def test_a_page_that_is_a_link_or_a_pipe_stays_one(tmp_path, recorded, write_run):
+    write_run(tmp_path / "runs" / "a", recorded("demo/40%/sam", trained=0))
+    (tmp_path / "page.html").write_text("old")
+    (tmp_path / "link.html").symlink_to("page.html")
+    os.mkfifo(tmp_path / "pipe")
+    assert report(tmp_path / "runs", "--out", tmp_path / "link.html").exit_code == 0
+    assert os.readlink(tmp_path / "link.html") == "page.html"
+    got = []
+    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_text(encoding="utf-8")), daemon=True)
+    reader.start()
+    assert report(tmp_path / "runs", "--out", tmp_path / "pipe").exit_code == 0
+    reader.join(10)
+    assert (tmp_path / "pipe").is_fifo()
+    assert got == [(tmp_path / "page.html").read_text(encoding="utf-8")]
+
+
+def test_the_page_is_written_though_nobody_reads_what_is_printed(tmp_path, recorded, write_run):
+    write_run(tmp_path / "a", recorded("demo/40%/sam", trained=0))
+    arguments = [sys.executable, "-m", "bisam", "report", tmp_path, "--markdown", tmp_path / "tables.md"]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()  # as `| head -1` does once it has its line
+    _, errors = process.communicate(timeout=120)
+    assert errors == ""
+    assert len(Page(tmp_path / "report.html").runs) == 1
+    assert "90.00, n = 1" in (tmp_path / "tables.md").read_text()
+
+
+@pytest.mark.parametrize("option", ["--out", "--markdown", "--figures"])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("file/x", "A file is where a folder should be"), ("folder", "cannot write"), ("file/x/y/z", "cannot write")],
+)
+def test_a_place_that_cannot_be_written_is_an_error_in_a_line(option, name, words, tmp_path, recorded, write_run):
+    write_run(tmp_path / "runs" / "a", recorded("demo/40%/sam", trained=int(option == "--figures")))
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    if option == "--figures" and name == "folder":
+        (tmp_path / "folder" / "demo-40-loss.svg").mkdir()  # a folder is where a figure should be
+    done = report(tmp_path / "runs", option, tmp_path / name)
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"Error: cannot write {tmp_path / name}")
+    assert words in line
+    assert "90.00, n = 1" in done.output  # what was found out is shown
+    assert (tmp_path / "file").read_text() == "mine"
+    assert not [*tmp_path.rglob("*.tmp")]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.ENOSPC, "Free some space"), (errno.EACCES, "Make it writable"), (errno.EROFS, "Make it")],
+)
+def test_when_a_page_cannot_be_written_the_old_one_stays(number, words, tmp_path, recorded, write_run, monkeypatch):
+    write_run(tmp_path / "a", recorded("demo/40%/sam", trained=0))
+    assert report(tmp_path).exit_code == 0
+    before = (tmp_path / "report.html").read_bytes()
+    write_run(tmp_path / "b", recorded("demo/40%/sam", 1, trained=0))
+
+    def fail(handle):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    done = report(tmp_path)
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"Error: cannot write {tmp_path / 'report.html'}: {os.strerror(number)}. {words}")
+    assert (tmp_path / "report.html").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "report.html"]
+
+
+def test_the_folders_of_the_runs_are_only_read(tmp_path, recorded, write_run):
+    folder = write_run(tmp_path / "runs" / "a", recorded("demo/40%/sam", trained=0))
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    assert report(tmp_path / "runs", "--out", tmp_path / "page.html").exit_code == 0
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()} == before
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]

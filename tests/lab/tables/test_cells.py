@@ -1,0 +1,581 @@
+"""Which run belongs to which cell of which table."""
+
+import math
+import shlex
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from bisam.lab.cli import app
+from bisam.lab.cli import runs as cli_runs
+from bisam.lab.config import Config
+from bisam.lab.methods import uses
+from bisam.lab.recipes import RECIPES, find
+from bisam.lab.records import Record
+from bisam.lab.tables import cells
+from bisam.lab.tables.cells import collect, fill
+from bisam.lab.training.jobs import jobs_of
+
+EVERY_CELL = [(name, *cell) for name, make in RECIPES.items() for cell in make().cells]
+every_cell = st.sampled_from(EVERY_CELL)
+
+
+def only_group(*records):
+    found = collect(records)
+    assert (found.others, found.unreadable) == ([], [])
+    (group,) = found.groups
+    return group
+
+
+def only_cell(group):
+    (cell,) = group.runs
+    return cell
+
+
+def short(value):
+    return repr(value)[:12]
+
+
+def why_unreadable(record):
+    found = collect([record])
+    ((left, why),) = found.unreadable
+    assert left is record
+    assert not found.runs
+    return why
+
+
+# Every run has its place.
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_run_of_a_recipe_lands_in_its_own_cell(name, recorded):
+    recipe = find(name)
+    runs = [recorded(f"{name}/{row}/{method}", seed) for row, method in recipe.cells for seed in (3, 0)]
+    group = only_group(*runs)
+    assert (group.name, group.title, group.changes) == (name, recipe.title, "")
+    assert group.rows == recipe.rows
+    assert {*group.runs} == {*recipe.cells}
+    for (row, method), by_seed in group.runs.items():
+        assert [*by_seed] == [0, 3]
+        for seed, run in by_seed.items():
+            assert run.config == replace(recipe.cells[row, method], seed=seed)
+
+
+def test_tables_come_in_the_order_of_the_recipes_and_those_with_changes_last(recorded):
+    runs = [
+        recorded("label_noise/20%/sam"),
+        recorded("demo/40%/sam", lr=0.01),
+        recorded("cifar10/resnet56/sam", rho=0.1),
+        recorded("imagenet/resnet50/sam"),
+        recorded("demo/40%/sgd"),
+    ]
+    names = [group.name for group in collect(runs).groups]
+    assert names == ["demo", "imagenet", "label_noise", "demo, lr=0.01", "cifar10, rho=0.1"]
+
+
+def test_a_table_knows_its_runs_by_row_and_by_method(recorded):
+    runs = [recorded(f"label_noise/{row}/{method}") for row in ("20%", "80%") for method in ("sgd", "bisam-log")]
+    group = only_group(*runs)
+    assert group.rows == ["20%", "80%"]
+    assert [run.config.method for run in group.of_row("80%")] == ["sgd", "bisam-log"]
+    assert [run.config.noise for run in group.of_method("bisam-log")] == [0.2, 0.8]
+    assert group.of("40%", "sgd") == group.of_row("40%") == group.of_method("sam") == []
+
+
+# Changes.
+
+
+def test_changed_runs_are_a_table_of_their_own_whose_title_says_so(recorded):
+    found = collect([recorded("demo/40%/sam"), recorded("demo/40%/sam", lr=0.01, flip=True, mu=2.0)])
+    plain, changed = found.groups
+    assert plain.title == "Handwritten digits, 40 % of the labels wrong"
+    assert changed.title == "Handwritten digits, 40 % of the labels wrong, with lr=0.01, mu=2, flip=true"
+    assert changed.name == "demo, lr=0.01, mu=2, flip=true"
+    assert [only_cell(group) for group in (plain, changed)] == [("40%", "sam")] * 2
+
+
+def test_changes_that_look_alike_in_six_digits_are_two_tables(recorded):
+    found = collect(recorded("demo/40%/sam", lr=lr) for lr in (0.0123456781, 0.0123456782))
+    assert [group.changes for group in found.groups] == ["lr=0.0123456781", "lr=0.0123456782"]
+
+
+@pytest.mark.parametrize("numerics", [{"compile": True}, {"deterministic": True}])
+def test_how_a_run_is_computed_makes_no_other_table(numerics, recorded):
+    group = only_group(recorded("demo/40%/sam", 0), recorded("demo/40%/sam", 1, **numerics))
+    assert group.changes == ""
+    assert [*group.runs["40%", "sam"]] == [0, 1]
+
+
+@pytest.mark.parametrize("rho", [0.01, 0.05, 0.1])
+@pytest.mark.parametrize("row", find("label_noise").rows)
+def test_a_run_stays_in_the_row_of_its_noise_whatever_rho_it_has(row, rho, recorded):
+    """At 80 % the recipe has another ρ: with the ρ of the other rows a run is no run of theirs."""
+    group = only_group(recorded(f"label_noise/{row}/sam", rho=rho))
+    assert only_cell(group) == (row, "sam")
+    own = 0.01 if row == "80%" else 0.05
+    assert group.changes == ("" if rho == own else f"rho={rho}")
+
+
+def test_another_model_is_the_row_of_that_model(recorded):
+    group = only_group(recorded("cifar10/resnet56/sam", model="vgg19bn"))
+    assert (only_cell(group), group.changes) == (("vgg19bn", "sam"), "")
+
+
+@pytest.mark.parametrize("row", find("cifar10").rows)
+@pytest.mark.parametrize(
+    "changed", [{"model": "resnet20"}, {"data": "digits", "model": "digitsnet", "compile": "true"}]
+)
+def test_a_model_of_no_row_stays_in_the_row_that_it_was_trained_as(row, changed):
+    (job,) = jobs_of(find(f"cifar10/{row}/sam"), [1], changed, Path("runs"))
+    record = Record(job.folder, job.config.as_dict())
+    group = only_group(record)
+    assert only_cell(group) == (row, "sam")
+    assert command_of(record).startswith(f"bisam train cifar10/{row}/sam --seeds 1 --set ")
+    assert trained_by(command_of(record)) == [job.config]
+
+
+def test_a_link_to_a_run_tells_its_row_too(tmp_path):
+    (job,) = jobs_of(find("cifar10/vgg19bn/sam"), [1], {"model": "resnet20"}, tmp_path)
+    (tmp_path / "stored").mkdir()
+    job.folder.parent.mkdir()
+    job.folder.symlink_to(tmp_path / "stored")
+    (tmp_path / "link").symlink_to(job.folder)
+    for folder in (job.folder, tmp_path / "link"):
+        row = only_cell(only_group(Record(folder, job.config.as_dict())))[0]
+        assert row == ("vgg19bn" if folder == job.folder else "densenet121")
+    job.folder.unlink()
+    (tmp_path / "stored").rename(job.folder)
+    assert only_cell(only_group(Record(tmp_path / "link", job.config.as_dict())))[0] == "vgg19bn"
+
+
+def test_twice_the_epochs_of_sam_are_no_run_of_sgd(recorded):
+    group = only_group(recorded("cifar10/resnet56/sam", epochs=400))
+    assert (only_cell(group), group.changes) == (("resnet56", "sam"), "epochs=400")
+
+
+numbers = {
+    "epochs": st.integers(1, 100_000),
+    "batch": st.integers(1, 1_000_000),
+    "lr": st.floats(0, 1000),
+    "warmup_epochs": st.integers(0, 100_000),
+    "momentum": st.floats(0, 1),
+    "weight_decay": st.floats(0, 10),
+    "label_smoothing": st.floats(0, 0.999),
+    "rho": st.floats(0, 1000),
+    "mu": st.none() | st.floats(1e-6, 1e6),
+    "alpha": st.floats(1e-6, 1e6),
+    "eta": st.floats(0, 100),
+    "beta": st.floats(1e-6, 1),
+    "gamma": st.floats(1e-6, 1),
+    "micro_batch": st.none() | st.integers(1, 1_000_000),
+    "validation": st.floats(0.001, 0.9),
+    "select": st.sampled_from(["best", "last"]),
+    "padding": st.integers(0, 64),
+    "flip": st.booleans(),
+    "cutout": st.integers(0, 512),
+    "cutout_probability": st.floats(0, 1),
+    "partial_data": st.booleans(),
+    "precision": st.sampled_from(["bf16", "fp32"]),
+    "compile": st.booleans(),
+    "deterministic": st.booleans(),
+}
+part_of_a_row = {"data": st.sampled_from(["cifar10", "digits"]), "model": st.sampled_from(["vgg19bn", "resnet32"])}
+part_of_a_row["noise"] = st.sampled_from([0.0, 0.2, 0.35])
+
+
+def changes(*, with_row):
+    known = {**numbers, **(part_of_a_row if with_row else {})}
+    return st.fixed_dictionaries({}, optional=known).filter(lambda found: len(found) < 6)
+
+
+def test_the_changes_below_are_of_all_fields():
+    assert {*numbers, *part_of_a_row, "recipe", "method", "seed"} == {field.name for field in fields(Config)}
+
+
+@settings(max_examples=60)
+@given(cell=every_cell, seed=st.integers(0, 2**31), changed=changes(with_row=False))
+def test_whatever_is_changed_a_run_stays_in_its_cell_and_the_title_tells_each_change(cell, seed, changed):
+    name, row, method = cell
+    own = find(name).cells[row, method]
+    config = replace(own, seed=seed, **changed)
+    group = only_group(Record(Path("a"), config.as_dict()))
+    assert only_cell(group) == (row, method)
+    told = dict(change.split("=") for change in group.changes.split(", ")) if group.changes else {}
+    expected = {field for field in changed if getattr(own, field) != changed[field]} - {"compile", "deterministic"}
+    assert {*told} == expected
+    assert group.title.endswith(group.changes)
+    assert own.with_changes(told) == replace(config, seed=0, compile=False, deterministic=False)
+
+
+@settings(max_examples=60)
+@given(cell=every_cell, seed=st.integers(0, 2**31), changed=changes(with_row=True))
+def test_the_command_of_a_run_trains_that_very_run_again(cell, seed, changed):
+    name, row, method = cell
+    own = find(name).cells[row, method]
+    config = replace(own, seed=seed, **changed)
+    unused = {field: getattr(own, field) for field in changed if not uses(method, field)}
+    assert trained_by(command_of(Record(Path("a"), config.as_dict()))) == [replace(config, **unused)]
+
+
+def command_of(record):
+    (run,) = collect([record]).runs
+    return cells.command(run)
+
+
+def trained_by(command):
+    """The configurations that the command line comes to."""
+    program, *arguments = shlex.split(command)
+    assert program == "bisam"
+    jobs = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli_runs.runs, "run", lambda found, *_, **__: jobs.extend(found))
+        done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    return [job.config for job in jobs]
+
+
+def test_the_command_is_short(recorded):
+    assert command_of(recorded("demo/40%/sam", 3)) == "bisam train demo/40%/sam --seeds 3"
+    changed = recorded("label_noise/80%/bisam-log", rho=0.05, compile=True, partial_data=True)
+    words = "bisam train label_noise/80%/bisam-log --seeds 0 --set rho=0.05 --partial-data --set compile=true"
+    assert command_of(changed) == words
+
+
+def test_a_name_that_a_shell_would_obey_is_quoted(recorded):
+    command = command_of(recorded("demo/40%/sam", model="x; rm -rf ~ $(id)"))
+    assert shlex.split(command)[-1] == "model=x; rm -rf ~ $(id)"
+
+
+def test_runs_of_no_table_have_no_command(recorded):
+    assert command_of(recorded("demo/40%/sam", recipe="own")) == ""
+
+
+# Runs that are not counted.
+
+
+def test_a_second_run_of_a_cell_and_seed_is_not_counted(recorded):
+    first, second = (recorded("demo/40%/sam", accuracy=a, folder=Path(f)) for f, a in [("a", 90.0), ("b", 80.0)])
+    found = collect([first, second])
+    (group,) = found.groups
+    assert group.measured("40%", "sam") == {0: 90.0}
+    assert [run.record for run in found.others] == [second]
+    assert len(found.runs) == 2
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_run_that_has_ended_counts_not_one_that_is_under_way(order, recorded):
+    done, under_way = recorded("demo/40%/sam", folder=Path("a")), recorded("demo/40%/sam", accuracy=None)
+    found = collect([done, under_way][::order])
+    (group,) = found.groups
+    assert group.measured("40%", "sam") == {0: 90.0}
+    assert [run.record for run in found.others] == [under_way]
+
+
+def test_a_run_that_has_diverged_is_not_replaced_by_one_that_has_not(recorded):
+    """Who repeats until it works counts what came first."""
+    diverged = recorded("demo/40%/sam", status="diverged", folder=Path("a"))
+    found = collect([diverged, recorded("demo/40%/sam")])
+    assert found.groups[0].of("40%", "sam")[0].record is diverged
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_run_with_a_reason_not_to_count_is_in_no_table_and_leaves_its_place_to_another(order, recorded):
+    faulty = replace(recorded("demo/40%/sam", accuracy=99.0, folder=Path("a")), not_counted="it saw the test data")
+    again = recorded("demo/40%/sam", accuracy=90.0)
+    found = collect([faulty, again][::order])
+    (group,) = found.groups
+    assert group.measured("40%", "sam") == {0: 90.0}
+    (run,) = found.others
+    assert (run.record, run.status, run.measured()) == (faulty, "not counted", None)
+    assert collect([faulty]).groups == []
+    assert fill(find("demo"), [faulty]).runs == {}
+
+
+@pytest.mark.parametrize("changed", [{"recipe": "own"}, {"recipe": "later"}, {"method": "asam"}, {"method": "new"}])
+def test_a_run_of_no_table_is_among_the_others(changed, recorded):
+    found = collect([recorded("demo/40%/sam", **changed)])
+    assert found.groups == found.unreadable == []
+    (run,) = found.others
+    assert cells.command(run) == ""
+
+
+# Records of other versions, and of others.
+
+
+def test_an_older_configuration_has_what_its_version_trained_with(recorded):
+    whole = recorded("cifar10/resnet56/sam")
+    needed = {"recipe", "data", "model", "method", "seed", "epochs"}
+    older = replace(whole, config={name: value for name, value in whole.config.items() if name in needed})
+    group = only_group(older)
+    assert (only_cell(group), group.changes) == (("resnet56", "sam"), "label_smoothing=0.1, cutout=0")
+    expected = replace(Config.from_dict(whole.config), label_smoothing=0.1, cutout=0)
+    assert group.of("resnet56", "sam")[0].config == expected
+
+
+@pytest.mark.parametrize(("cutout", "changes"), [(16, "cutout_probability=1"), (0, "cutout=0")])
+def test_a_configuration_without_a_cutout_probability_cut_every_image_or_none(cutout, changes, recorded):
+    record = recorded("cifar10/resnet56/sam", cutout=cutout)
+    del record.config["cutout_probability"]
+    assert only_group(record).changes == changes
+
+
+@pytest.mark.parametrize("name", ["recipe", "data", "model", "method", "seed", "epochs"])
+def test_a_configuration_without_what_every_run_has_is_none(name, recorded):
+    whole = recorded("demo/40%/sam")
+    record = replace(whole, config={key: value for key, value in whole.config.items() if key != name})
+    assert why_unreadable(record) == f"its configuration lacks {name}"
+
+
+def test_a_configuration_that_cannot_be_read_says_why():
+    assert why_unreadable(Record(Path("a"), problems=["config.json: there is none"])) == "config.json: there is none"
+
+
+def test_a_field_that_this_version_does_not_know_is_named(recorded):
+    record = recorded("demo/40%/sam")
+    record.config["nesterov"] = True
+    assert "'nesterov'" in why_unreadable(record)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("recipe", ["demo"]),
+        ("recipe", None),
+        ("data", {"a": 1}),
+        ("model", 56),
+        ("model", "resnet\n56"),
+        ("model", "\x1b[31mresnet56"),
+        ("model", "\ud800"),
+        ("method", None),
+        ("seed", "0"),
+        ("seed", True),
+        ("seed", 0.0),
+        ("seed", None),
+        ("epochs", 3.0),
+        ("epochs", "x"),
+        ("lr", "0.1"),
+        ("lr", None),
+        ("lr", False),
+        ("mu", "none"),
+        ("micro_batch", 2.0),
+        ("flip", 1),
+        ("compile", "yes"),
+    ],
+)
+def test_a_field_of_another_kind_is_named(name, value, recorded):
+    record = recorded("demo/40%/sam")
+    record.config[name] = value
+    why = why_unreadable(record)
+    assert f"values that this version does not support: '{name}' is " in why
+    assert why.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", -1),
+        pytest.param("seed", 10**400, id="seed-huge"),
+        ("epochs", 0),
+        ("lr", math.nan),
+        ("lr", -math.inf),
+        ("noise", 1.5),
+        ("select", ""),
+    ],
+)
+def test_a_field_out_of_its_range_is_named(name, value, recorded):
+    record = recorded("demo/40%/sam")
+    record.config[name] = value
+    assert why_unreadable(record).startswith(f"its configuration is not valid: {name} must ")
+
+
+def test_a_whole_number_may_stand_where_others_may(recorded):
+    record = recorded("adaptive/resnet56/asam")
+    record.config.update(rho=2, noise=0, eta=0)
+    group = only_group(record)
+    assert (only_cell(group), group.changes) == (("resnet56", "asam"), "")
+
+
+# What a run came to.
+
+
+def run_of(record):
+    (run,) = collect([record]).runs
+    return run
+
+
+def test_a_run_under_way_tells_how_far_it_is(recorded):
+    run = run_of(recorded("demo/40%/sam", accuracy=None, trained=2))
+    assert run.status == "2 of 30 epochs"
+    assert run.measured() is None
+
+
+def test_a_run_that_diverged_has_no_accuracy_even_if_it_once_had_one(recorded):
+    run = run_of(recorded("demo/40%/sam", accuracy=93.0, status="diverged"))
+    assert run.status == "diverged"
+    assert run.measured() is None
+    assert only_group(run.record).measured("40%", "sam") == {}
+
+
+@pytest.mark.parametrize(
+    "value", [None, "93", True, math.nan, math.inf, -0.1, 100.1, 1e300, 10**400, [93.0]], ids=short
+)
+def test_what_is_no_accuracy_in_per_cent_is_not_taken_for_one(value, recorded):
+    finished = recorded("demo/40%/sam", result={"test_accuracy": value})
+    assert why_unreadable(finished) == "its result has no test accuracy"
+    other = run_of(recorded("demo/40%/sam", result={"validation_accuracy": value}))
+    assert other.measured("validation_accuracy") is None
+    assert other.measured() == 90.0
+
+
+@pytest.mark.parametrize("status", ["stopped", None, 3, ["done"]])
+def test_a_result_of_an_unknown_status_is_not_shown(status, recorded):
+    record = recorded("demo/40%/sam", result={"status": status})
+    assert why_unreadable(record) == f"its result has the status {status!r}"
+    record.result["status"] = "x" * 1000
+    assert len(why_unreadable(record)) < 100
+
+
+@pytest.mark.parametrize("value", [0, 100, 93.5])
+def test_accuracies_reach_from_0_to_100(value, recorded):
+    assert run_of(recorded("demo/40%/sam", accuracy=value)).measured() == value
+
+
+def test_a_step_takes_this_run_s_part_of_the_device(recorded):
+    record = recorded("demo/40%/sam")  # 64 samples in a step, 1000 in a second
+    assert run_of(record).milliseconds == pytest.approx(64.0)
+    record.metrics[-1]["together"] = 4
+    assert run_of(record).milliseconds == pytest.approx(16.0)
+    record.metrics[-1]["alike"] = True
+    assert run_of(record).milliseconds == pytest.approx(16.0)
+    record.metrics[-1]["alike"] = False  # SGD beside SAM: nobody knows whose part is how large
+    assert run_of(record).milliseconds is None
+
+
+def test_how_many_shared_the_device_is_told_from_few_to_many(recorded):
+    record = recorded("demo/40%/sam", trained=3)
+    assert run_of(record).together == "1"
+    for row, count in zip(record.metrics, [8, 7, 1], strict=True):
+        row["together"] = count
+    assert run_of(record).together == "1 to 8"
+    assert run_of(recorded("demo/40%/sam", trained=0)).together == "1"
+
+
+@pytest.mark.parametrize("value", [None, "x", 0, 0.0, math.nan, math.inf, 1e-320, 10**400, True, {}], ids=short)
+def test_a_speed_that_is_no_number_is_none(value, recorded):
+    record = recorded("demo/40%/sam")
+    record.metrics[-1]["samples_per_second"] = value
+    assert run_of(record).milliseconds is None
+
+
+def test_a_run_without_an_epoch_has_no_last_one(recorded):
+    run = run_of(recorded("demo/40%/sam", accuracy=None, trained=0))
+    assert (run.last("flips"), run.milliseconds, run.status) == (None, None, "0 of 30 epochs")
+
+
+# The table that `bisam train` shows when it is done.
+
+
+def test_what_was_trained_fills_its_cells_with_the_changes_in_the_title(recorded):
+    runs = [recorded("demo/40%/sgd", lr=0.01), recorded("demo/40%/sam", lr=0.01)]
+    group = fill(find("demo"), runs)
+    assert group.title.endswith(", with lr=0.01")
+    assert {*group.runs} == {("40%", "sgd"), ("40%", "sam")}
+
+
+@pytest.mark.parametrize(
+    ("part", "changed"),
+    [("label_noise/80%/sam", {"rho": 0.05}), ("cifar10/resnet56/sam", {"model": "vgg19bn"}), ("demo", {"noise": 0.2})],
+)
+def test_what_was_trained_is_in_the_part_of_the_table_that_was_asked_for(part, changed, recorded):
+    recipe = find(part).only(methods=["sam"])
+    group = fill(recipe, [recorded(f"{recipe.name}/{recipe.rows[0]}/sam", **changed)])
+    assert group.rows == recipe.rows
+    assert group.measured(recipe.rows[0], "sam") == {0: 90.0}
+    assert group.changes == "".join(f"{name}={value}" for name, value in changed.items())
+
+
+def test_records_that_cannot_be_shown_fill_nothing(recorded):
+    group = fill(find("demo"), [Record(Path("a")), recorded("demo/40%/sam", method="asam")])
+    assert not group.runs
+    assert not group.changes
+
+
+def test_a_changed_table_has_the_recipe_s_own_runs_that_have_the_changed_value_anyway(recorded):
+    """With `--set epochs=200` only SGD is changed: its table is the one that `bisam reproduce` printed."""
+    runs = [recorded("cifar10/resnet56/sgd", epochs=200), recorded("cifar10/resnet56/sam")]
+    found = collect([*runs, recorded("cifar10/resnet56/sgd", 1)])
+    assert [(group.changes, [method for _, method in group.runs]) for group in found.groups] == [
+        ("", ["sam", "sgd"]),
+        ("epochs=200", ["sgd", "sam"]),
+    ]
+    assert len(found.runs) == 3
+
+
+def test_a_changed_table_takes_no_runs_of_other_rows(recorded):
+    """At 80 % the recipe's ρ is 0.01: no reason to show it with a 40 % that was set to that."""
+    found = collect([recorded("label_noise/40%/sam", rho=0.01), recorded("label_noise/80%/sam")])
+    assert [(group.changes, [*group.runs]) for group in found.groups] == [
+        ("", [("80%", "sam")]),
+        ("rho=0.01", [("40%", "sam")]),
+    ]
+
+
+# What a method has no use for.
+
+
+def test_a_change_leaves_the_runs_of_methods_alone_that_have_no_use_for_it():
+    changes = {"rho": "0.3", "lr": "0.01"}
+    own, rho, both = (
+        {job.config.method: job for job in jobs_of(find("demo"), [0], some, Path("runs"))}
+        for some in ({}, {"rho": "0.3"}, changes)
+    )
+    assert rho["sgd"] == own["sgd"]
+    assert {method: job.folder.name for method, job in rho.items() if method != "sgd"} == {
+        method: f"noise40-{method}-seed0+rho=0.3" for method in own if method != "sgd"
+    }
+    assert both["sgd"].folder.name == "noise40-sgd-seed0+lr=0.01"
+    assert (both["sgd"].config.rho, both["sam"].config.rho) == (own["sgd"].config.rho, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [("demo/40%/sgd", "rho"), ("demo/40%/sam", "alpha"), ("cifar10/resnet56/bisam-log", "beta")]
+)
+def test_a_change_that_no_method_has_a_use_for_is_refused(part, name):
+    with pytest.raises(ValueError, match=rf"{part.split('/')[-1]} does not use {name}: remove --set {name}="):
+        jobs_of(find(part), [0], {"epochs": "3", name: "1"}, Path("runs"))
+
+
+def test_a_table_with_another_rho_has_the_recipe_s_own_sgd_to_compare_with(recorded):
+    runs = [recorded(f"label_noise/{row}/sgd") for row in ("20%", "40%")]
+    runs += [recorded("label_noise/40%/sam"), recorded("label_noise/40%/sam", rho=0.3)]
+    plain, changed = collect(runs).groups
+    assert {*plain.runs} == {("20%", "sgd"), ("40%", "sgd"), ("40%", "sam")}
+    assert changed.changes == "rho=0.3"
+    assert {*changed.runs} == {("40%", "sgd"), ("40%", "sam")}
+    assert changed.of("40%", "sgd")[0].record is runs[1]
+    assert changed.of("40%", "sam")[0].config.rho == 0.3
+
+
+def test_a_table_with_two_changes_has_the_sgd_that_was_changed_in_what_it_uses(recorded):
+    runs = [recorded("demo/40%/sgd", epochs=3), recorded("demo/40%/sam", rho=0.3, epochs=3)]
+    of_sgd, of_both = collect([*runs, recorded("demo/40%/sgd", epochs=3, lr=0.3)]).groups[::2]
+    assert of_sgd.changes == "epochs=3"
+    assert {*of_sgd.runs} == {("40%", "sgd")}
+    assert of_both.changes == "epochs=3, rho=0.3"
+    assert [run.record for run in of_both.of_row("40%")] == runs
+    assert [run.record for run in of_both.borrowed] == runs[:1]
+
+
+def test_a_table_with_other_epochs_does_not_have_the_recipe_s_own_sgd(recorded):
+    runs = [recorded("demo/40%/sgd"), recorded("demo/40%/sam", rho=0.3, epochs=90)]
+    assert [[*group.runs] for group in collect(runs).groups] == [[("40%", "sgd")], [("40%", "sam")]]
+
+
+def test_the_command_of_a_run_leaves_out_what_its_method_has_no_use_for(recorded):
+    """Versions before this one gave SGD's runs the ρ of a changed table too."""
+    changed = recorded("demo/40%/sgd", rho=0.3, epochs=3)
+    assert command_of(changed) == "bisam train demo/40%/sgd --seeds 0 --set epochs=3"

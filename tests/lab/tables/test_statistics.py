@@ -1,0 +1,230 @@
+"""Differences of means, against scipy's own intervals and against chance itself."""
+
+import math
+import random
+import warnings
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy.stats import ttest_ind, ttest_rel
+
+from bisam.lab.tables.statistics import Difference, difference
+
+accuracies = st.floats(0, 100)
+EXACT = {"rel": 1e-9, "abs": 1e-9}  # points: the reference adds up rounded squares
+
+
+def seeds(low, high, first=0):
+    """Accuracies by seed."""
+    numbers = st.integers(first, first + 50)
+    return st.dictionaries(numbers, accuracies, min_size=low, max_size=high)
+
+
+def scatter(values):
+    return max(values) - min(values) > 1e-6
+
+
+def interval_of(test):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of numbers that are nearly the same
+        low, high = test().confidence_interval(0.95)
+    return low, high
+
+
+# The reference.
+
+
+@given(st.lists(st.tuples(accuracies, accuracies), min_size=2, max_size=8))
+def test_pairs_have_the_interval_of_the_paired_t_test(pairs):
+    ours, theirs = zip(*pairs, strict=True)
+    assume(scatter([a - b for a, b in pairs]))
+    found = difference(dict(enumerate(ours)), dict(enumerate(theirs)))
+    assert (found.low, found.high) == pytest.approx(interval_of(lambda: ttest_rel(ours, theirs)), **EXACT)
+    assert found.mean == pytest.approx(sum(a - b for a, b in pairs) / len(pairs), **EXACT)
+    assert (found.paired, found.runs, found.n) == (True, (len(pairs), len(pairs)), f"{len(pairs)} pairs")
+
+
+@given(seeds(2, 8), seeds(2, 8, first=100))
+def test_groups_without_common_seeds_have_the_interval_of_welch_s_t_test(ours, theirs):
+    first, second = [*ours.values()], [*theirs.values()]
+    assume(scatter(first) or scatter(second))
+    found = difference(ours, theirs)
+    expected = interval_of(lambda: ttest_ind(first, second, equal_var=False))
+    assert (found.low, found.high) == pytest.approx(expected, **EXACT)
+    assert found.mean == pytest.approx(sum(first) / len(first) - sum(second) / len(second), **EXACT)
+    assert (found.paired, found.runs) == (False, (len(first), len(second)))
+
+
+@given(seeds(0, 6), seeds(0, 6))
+def test_any_runs_have_numbers_around_the_mean_and_the_reverse_has_them_reversed(ours, theirs):
+    found, back = difference(ours, theirs), difference(theirs, ours)
+    if not ours or not theirs:
+        assert (found, back) == (None, None)
+        return
+    assert math.isfinite(found.mean)
+    assert back.mean == pytest.approx(-found.mean, **EXACT)
+    assert (found.low is None) == (found.high is None) == (back.low is None)
+    if found.low is not None:
+        assert math.isfinite(found.low)
+        assert math.isfinite(found.high)
+        assert found.low is None or found.low <= found.mean <= found.high
+        assert (back.low, back.high) == pytest.approx((-found.high, -found.low), **EXACT)
+
+
+# Which runs are compared.
+
+
+def test_two_common_seeds_are_compared_pair_by_pair_and_the_others_are_left_aside():
+    found = difference({0: 94.2, 1: 94.9, 7: 10.0}, {8: 99.0, 1: 94.7, 0: 94.1})
+    assert found == difference({0: 94.2, 1: 94.9}, {0: 94.1, 1: 94.7})
+    assert found.n == "2 pairs"
+
+
+def test_a_seed_is_paired_with_the_same_seed_in_whatever_order_they_come():
+    assert difference({1: 5.0, 0: 1.0}, {0: 0.5, 1: 4.0}).mean == pytest.approx(0.75)
+
+
+def test_one_common_seed_makes_no_pairs():
+    found = difference({0: 94.0, 1: 95.0}, {1: 93.0, 2: 94.0, 3: 95.0})
+    assert not found.paired
+    assert found.n == "2 and 3 runs"
+    assert found.mean == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [({0: 94.0}, {0: 93.0}), ({0: 94.0}, {1: 93.0, 2: 93.2})])
+def test_one_run_has_a_difference_and_no_interval(ours, theirs):
+    found = difference(ours, theirs)
+    assert found.mean > 0
+    assert (found.low, found.high, found.interval) == (None, None, "")
+    assert not found.resolved
+    assert not found.paired
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [({}, {}), ({0: 1.0, 1: 2.0}, {}), ({}, {0: 1.0})])
+def test_nothing_is_not_compared(ours, theirs):
+    assert difference(ours, theirs) is None
+
+
+# Scatter that is none, or next to none.
+
+
+def test_runs_that_do_not_scatter_resolve_nothing():
+    """Of 600 test images, one more in each of two pairs is no rarity."""
+    pairs = difference({0: 565 / 6, 1: 570 / 6}, {0: 564 / 6, 1: 569 / 6})
+    groups = difference({0: 1.0, 1: 1.0}, {2: 0.5, 3: 0.5, 4: 0.5})
+    for found in (pairs, groups, difference({0: 1.0, 1: 1.0}, {2: 1.0, 3: 1.0})):
+        assert (found.low, found.high, found.resolved) == (None, None, False)
+    assert groups.mean == 0.5
+
+
+@given(
+    right=st.lists(st.integers(1, 9000), min_size=2, max_size=5),
+    more=st.integers(-1000, 1000),
+    images=st.sampled_from([600, 5000, 9999, 10_000]),
+    paired=st.booleans(),
+)
+def test_equal_differences_are_equal_whatever_their_floats_are(right, more, images, paired):
+    if not paired:
+        right = [right[0]] * len(right)
+    theirs = {seed: 100 * count / images for seed, count in enumerate(right)}
+    ours = {seed + 100 * (not paired): 100 * (count + more) / images for seed, count in enumerate(right)}
+    found = difference(ours, theirs)
+    assert found.paired == paired
+    assert (found.low, found.resolved) == (None, False)
+
+
+def test_one_image_more_in_one_of_two_pairs_is_scatter():
+    theirs = {0: 100 * 9330 / 10_000, 1: 100 * 9426 / 10_000}
+    found = difference({0: 100 * 9368 / 10_000, 1: 100 * 9465 / 10_000}, theirs)
+    assert found.low < found.mean < found.high
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-60, 1e-100, 1e-150, 1e-160, 1e-200, 1e-300, 5e-324])
+def test_a_scatter_too_small_to_be_squared_is_no_fault(size):
+    found = difference({0: size, 1: 2 * size}, {2: size, 3: 3 * size})
+    assert found.mean == pytest.approx(-0.5 * size, rel=1e-6)
+    assert found.low is None or found.low <= found.mean <= found.high
+
+
+def test_one_group_without_scatter_leaves_the_freedom_of_the_other():
+    found = difference({0: 1.0, 1: 2.0, 2: 4.0}, {5: 1.0, 6: 1.0})
+    alone = difference({0: 1.0, 1: 2.0, 2: 4.0}, {0: 1.0, 1: 1.0, 2: 1.0})  # the same, with two degrees of freedom
+    assert (found.low, found.high) == pytest.approx((alone.low, alone.high))
+
+
+# Chance.
+
+
+CASES = 2000
+FOUR_SIGMA = 4 * math.sqrt(0.95 * 0.05 / CASES)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "paired"), [(2, 2, True), (5, 5, True), (3, 3, False), (6, 4, False)], ids=str
+)
+def test_nineteen_of_twenty_intervals_have_the_truth_in_them(ours, theirs, paired):
+    """Runs of one seed share luck, which is larger than what is left to each of them; groups scatter unequally."""
+    chance = random.Random(7)
+    truth, covered = 0.3, 0
+    for _ in range(CASES):
+        luck = [chance.gauss(0, 2.0) for _ in range(ours)]
+        first = {seed: 90 + truth + luck[seed] + chance.gauss(0, 0.2) for seed in range(ours)}
+        if paired:
+            second = {seed: 90 + luck[seed] + chance.gauss(0, 0.2) for seed in range(theirs)}
+        else:
+            second = {100 + seed: chance.gauss(90, 1.0) for seed in range(theirs)}
+        found = difference(first, second)
+        assert found.paired == paired
+        covered += found.low <= truth <= found.high
+    assert covered / CASES == pytest.approx(0.95, abs=FOUR_SIGMA)
+
+
+# Words.
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (
+            Difference(0.25, 0.1, 0.4, (3, 3), paired=True),
+            "BiSAM is better than SAM by 0.25 points, 95 % interval +0.10 to +0.40: resolved with 3 pairs",
+        ),
+        (
+            Difference(-0.25, -0.4, -0.1, (3, 2), paired=False),
+            "BiSAM is worse than SAM by 0.25 points, 95 % interval −0.40 to −0.10: resolved with 3 and 2 runs",
+        ),
+        (
+            Difference(0.25, -0.1, 0.6, (2, 2), paired=True),
+            "BiSAM is above SAM by 0.25 points, 95 % interval −0.10 to +0.60: not resolved with 2 pairs",
+        ),
+        (
+            Difference(-0.25, -0.6, 0.1, (2, 2), paired=True),
+            "BiSAM is below SAM by 0.25 points, 95 % interval −0.60 to +0.10: not resolved with 2 pairs",
+        ),
+        (
+            Difference(0.0, -0.1, 0.1, (2, 2), paired=True),
+            "BiSAM is level with SAM, off by 0.00 points, 95 % interval −0.10 to +0.10: not resolved with 2 pairs",
+        ),
+        (
+            Difference(0.25, None, None, (1, 1), paired=False),
+            "BiSAM is above SAM by 0.25 points: not resolved, the scatter cannot be estimated from 1 run each",
+        ),
+        (
+            Difference(-0.25, None, None, (1, 4), paired=False),
+            "BiSAM is below SAM by 0.25 points: not resolved, the scatter cannot be estimated from 1 and 4 runs",
+        ),
+        (
+            Difference(0.0, None, None, (1, 1), paired=False),
+            "BiSAM is level with SAM, off by 0.00 points: not resolved, "
+            "the scatter cannot be estimated from 1 run each",
+        ),
+    ],
+)
+def test_each_outcome_has_its_words(found, words):
+    assert found.describe("BiSAM", "SAM") == words
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 0.5), (-0.5, 0.0), (0.0, 0.0), (-0.5, 0.5)])
+def test_an_interval_that_has_zero_in_it_is_not_resolved(low, high):
+    assert not Difference((low + high) / 2, low, high, (3, 3), paired=True).resolved

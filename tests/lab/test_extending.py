@@ -1,0 +1,71 @@
+"""The lab's part of docs/extending.md: its snippets register, train, report, and leave nothing behind."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bisam.lab import records
+from bisam.lab.cli import app
+from bisam.lab.data import DATA_SETS
+from bisam.lab.methods import METHODS
+from bisam.lab.models import MODELS
+from bisam.lab.recipes import RECIPES
+from bisam.lab.tables.cells import collect
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+REGISTERED = [(DATA_SETS, "stripes"), (MODELS, "linear8"), (METHODS, "fsam"), (RECIPES, "stripes")]
+
+
+def snippets():
+    lab = PAGE.read_text().split("\n## The lab\n")[1].split("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", lab, re.DOTALL)
+
+
+@pytest.fixture
+def run_snippets(tmp_path, monkeypatch):
+    """Runs them all in an empty folder, and takes their entries out of the dictionaries again."""
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    try:
+        for code in snippets():
+            exec(code, names)
+        yield tmp_path
+    finally:
+        for registry, name in REGISTERED:
+            registry.pop(name, None)
+
+
+def test_a_data_set_a_model_a_method_and_a_table_are_one_entry_each(run_snippets, capsys):
+    assert all(name in registry for registry, name in REGISTERED)
+    found = collect(records.find(run_snippets / "runs"))
+    (group,) = found.groups
+    assert (group.title, group.recipe.methods, found.others, found.unreadable) == (
+        "Stripes", ["sgd", "sam", "fsam"], [], [],
+    )  # fmt: skip
+    assert [*group.measured("linear8", "fsam")] == [0, 1]
+    assert {run.config.data for run in found.runs} == {"stripes"}
+    assert len({run.record.receipt["data_checksum"] for run in found.runs}) == 1
+    page = (run_snippets / "runs" / "report.html").read_text()
+    for text in ("Stripes", "Friendly SAM", "Friendly SAM − SAM"):
+        assert text in page
+    listed = CliRunner().invoke(app, ["list"])
+    assert listed.exit_code == 0
+    assert "Stripes" in listed.output
+
+
+def test_runs_of_a_table_that_is_not_registered_any_more_are_listed_as_such(run_snippets):
+    for registry, name in REGISTERED:
+        del registry[name]
+    done = CliRunner().invoke(app, ["report", "runs"])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("of no recipe's table") == 6
+    refused = CliRunner().invoke(app, ["train", "stripes"])
+    assert refused.exit_code == 1
+    assert "no recipe is called 'stripes'" in refused.output
+
+
+def test_the_page_names_the_files_where_entries_go():
+    for name in re.findall(r"`(src/bisam/lab/[^`]+)`", PAGE.read_text()):
+        assert (PAGE.parents[1] / name).is_file(), name

@@ -1,0 +1,535 @@
+"""Training through the real command line, in real processes that are killed."""
+
+import importlib.util
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from functools import partial
+from types import ModuleType
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from bisam.lab.cli import app
+from bisam.lab.config import Config, rate
+from bisam.lab.recipes import find
+from bisam.lab.records import checkpoint
+from bisam.lab.training.jobs import jobs_of, twins
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+SHORT = ["--set", "epochs=10", "--checkpoint-seconds", "0"]
+
+
+def command(*arguments, runs):
+    return [sys.executable, "-m", "bisam", *map(str, arguments), "--runs", str(runs)]
+
+
+def run(arguments):
+    return subprocess.run(arguments, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+
+
+def bisam(*arguments, runs, check=True):
+    done = run(command(*arguments, runs=runs))
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def only_folder(runs):
+    (config,) = runs.rglob("config.json")
+    return config.parent
+
+
+def outcome(folder):
+    """What must not depend on interruptions: all but the times."""
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in metrics:
+        for name in ("seconds", "samples_per_second", "together", "alike"):
+            del row[name]
+    result = json.loads((folder / "result.json").read_text())
+    del result["seconds"]
+    weights = {name: tensor.tolist() for name, tensor in load_file(folder / "best.safetensors").items()}
+    return metrics, result, weights
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    runs = tmp_path_factory.mktemp("undisturbed")
+    bisam("train", "demo/40%/bisam-log", *SHORT, runs=runs)
+    return only_folder(runs)
+
+
+def test_a_run_leaves_its_whole_record(undisturbed):
+    metrics, result, _ = outcome(undisturbed)
+    assert [row["epoch"] for row in metrics] == list(range(10))
+    assert [row["lr"] for row in metrics] == [rate(Config(lr=0.05, epochs=10), epoch) for epoch in range(10)]
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
+    assert {"perturbed_loss", "flips", "error", "ascent_norm", "validation_accuracy"} <= metrics[0].keys()
+    assert result["status"] == "done"
+    assert 50 < result["test_accuracy"] <= 100
+    receipt = json.loads((undisturbed / "receipt.json").read_text())
+    assert receipt["torch"] == torch.__version__
+    assert len(receipt["data_checksum"]) == 64
+    assert receipt["seconds"] > 0
+    assert load_file(undisturbed / "best.safetensors")["classifier.weight"].shape == (10, 256)
+    assert not (undisturbed / "checkpoints").exists()
+
+
+def test_killed_at_any_moment_it_goes_on_and_ends_bit_for_bit_the_same(undisturbed, tmp_path):
+    arguments = command("train", "demo/40%/bisam-log", *SHORT, runs=tmp_path)
+    chance = random.Random(0)
+    kills = 0
+    for _ in range(5):
+        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+        began, metrics = time.monotonic(), tmp_path / "demo"
+        before = len([*metrics.rglob("checkpoint-*")]) if metrics.exists() else 0
+        while process.poll() is None and time.monotonic() - began < 60:  # until it is training
+            if metrics.exists() and len([*metrics.rglob("*checkpoint-*")]) > before:
+                break
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 0.5))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+        if process.returncode == 0:
+            break
+    assert kills > 0
+    done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=tmp_path)
+    assert outcome(only_folder(tmp_path)) == outcome(undisturbed), done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops_and_the_same_command_goes_on(undisturbed, tmp_path, number):
+    arguments = command("train", "demo/40%/bisam-log", "--set", "epochs=10", runs=tmp_path)  # no checkpoint of its own
+    terminal = {**ENVIRONMENT, "COLUMNS": "60", "FORCE_COLOR": "1"}
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=terminal)
+    while process.poll() is None and not [*tmp_path.rglob("metrics.jsonl")]:
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "the same command resumes" in errors
+    assert errors.splitlines()[-1] == f"  bisam {shlex.join(arguments[3:])}"  # to be copied
+    assert [*tmp_path.rglob("checkpoint-*")]
+    done = bisam("train", "demo/40%/bisam-log", "--set", "epochs=10", runs=tmp_path)
+    assert "resumes at epoch" in done.stdout
+    assert outcome(only_folder(tmp_path)) == outcome(undisturbed)
+
+
+def test_runs_that_are_trained_together_are_those_that_are_trained_alone(undisturbed, tmp_path):
+    bisam("train", "demo/40%", "--seeds", "0", "--together", "3", "--set", "epochs=10", runs=tmp_path)
+    folders = sorted(path.parent.name for path in tmp_path.rglob("result.json"))
+    assert folders == [f"noise40-{m}-seed0+epochs=10" for m in ("bisam-log", "bisam-tanh", "sam", "sgd")]
+    assert outcome(tmp_path / "demo" / folders[0]) == outcome(undisturbed)
+
+
+def test_what_is_done_is_skipped(undisturbed):
+    runs = undisturbed.parent.parent
+    written = (undisturbed / "result.json").stat().st_mtime_ns
+    done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=runs)
+    assert "1 of 1 runs are done already" in done.stdout
+    assert (undisturbed / "result.json").stat().st_mtime_ns == written
+
+
+def test_a_run_that_diverges_ends_with_a_record(tmp_path):
+    done = bisam("train", "demo/40%/sam", "--set", "epochs=3", "--set", "lr=1000", "--set", "momentum=1", runs=tmp_path)
+    assert "diverged" in done.stdout
+    assert "Traceback" not in done.stderr
+    folder = only_folder(tmp_path)
+    result = json.loads((folder / "result.json").read_text())
+    assert result["status"] == "diverged"
+    assert result["epochs"] <= 3
+    assert result["test_accuracy"] is None or all(
+        t.isfinite().all() for t in load_file(folder / "best.safetensors").values()
+    )
+    assert "1 diverged" in done.stdout
+
+
+def test_two_processes_on_one_run_the_second_is_refused(tmp_path):
+    arguments = command("train", "demo/40%/sam", "--set", "epochs=500", runs=tmp_path)
+    first = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    try:
+        while first.poll() is None and not [*tmp_path.rglob("metrics.jsonl")]:
+            time.sleep(0.02)
+        second = bisam("train", "demo/40%/sam", "--set", "epochs=500", runs=tmp_path, check=False)
+    finally:
+        first.kill()
+        first.wait()
+    assert second.returncode == 1
+    assert str(first.pid) in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_two_processes_share_the_runs_of_a_table(tmp_path):
+    changed = ["--set", "epochs=4"]
+    arguments = command("train", "demo/40%/sam", *changed, runs=tmp_path)
+    first = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    try:
+        while first.poll() is None and not [*tmp_path.rglob("metrics.jsonl")]:
+            time.sleep(0.02)
+        first.send_signal(signal.SIGSTOP)  # it has its run under way for as long as we like
+        both = ["reproduce", "demo", "--methods", "sam,sgd", "--seeds", "0", *changed, "--runs", str(tmp_path)]
+        second = CliRunner(env={"COLUMNS": "200"}).invoke(app, both)
+        third = CliRunner().invoke(app, ["train", "demo/40%/sam", *changed, "--runs", str(tmp_path)])
+        ended = [path.parent.name for path in tmp_path.rglob("result.json")]
+        first.send_signal(signal.SIGCONT)
+        _, errors = first.communicate(timeout=120)
+    finally:
+        first.kill()
+        first.wait()
+    theirs = tmp_path / "demo" / "noise40-sam-seed0+epochs=4"
+    in_use = f"the run in {theirs} is in use by process {first.pid}"
+    assert second.exit_code == 0, second.stderr
+    assert f"skipped: {in_use}" in second.stdout
+    assert ended == ["noise40-sgd-seed0+epochs=4"]
+    assert (third.exit_code, in_use in third.stderr) == (1, True)  # where nothing else is to be done
+    assert first.returncode == 0, errors
+    assert outcome(theirs)[1]["status"] == "done"
+
+
+def test_a_run_is_finished_though_nobody_reads_what_is_printed(tmp_path):
+    arguments = command("train", "demo/40%/sam", "--set", "epochs=3", runs=tmp_path)
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert "epoch 1/3" in process.stdout.readline()
+    process.stdout.close()  # as `| head -1` does
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (0, "")
+    assert outcome(only_folder(tmp_path))[1]["epochs"] == 3
+
+
+def test_checkpoints_that_a_kill_has_left_beside_a_result_are_removed(undisturbed, tmp_path):
+    folder = shutil.copytree(undisturbed, tmp_path / "demo" / undisturbed.name)
+    checkpoint.save(folder / "checkpoints", 7, {})
+    done = CliRunner().invoke(app, ["train", "demo/40%/bisam-log", *SHORT, "--runs", str(tmp_path)])
+    assert done.exit_code == 0, done.stderr
+    assert not (folder / "checkpoints").exists()
+    assert outcome(folder) == outcome(undisturbed)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_by_field(undisturbed, tmp_path):
+    bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path)
+    folder = only_folder(tmp_path)
+    (folder / "result.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config).replace('"lr": 0.05', '"lr": 0.07'))
+    done = bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path, check=False)
+    assert done.returncode == 1
+    assert re.search(r"lr: 0.07 there, 0.05 now", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "cifar11"], "no recipe is called 'cifar11': the nearest names are cifar10"),
+        (["train", "cifar10/resnet57"], "no row of cifar10 is called 'resnet57': the nearest names are resnet56"),
+        (["train", "demo/40%/bisam-lag"], "no method of demo is called 'bisam-lag': the nearest names are bisam-log"),
+        (["train", "demo", "--set", "epoch=3"], "no field of a run is called 'epoch': did you mean epochs"),
+        (["train", "demo", "--set", "epochs=many"], "epochs is a whole number, got 'many'"),
+        (["train", "demo", "--set", "epochs"], "a change is field=value"),
+        (["train", "demo", "--set", "noise=2"], "noise must lie between 0 and 1, got 2"),
+        (["train", "demo", "--set", "model=resnet5"], "no model is called 'resnet5': the nearest names are resnet5"),
+        (["train", "demo", "--set", "method=sam"], "method is part of a run's name: use table/row/method"),
+        (["train", "demo", "--set", "seed=3"], "seed is part of a run's name: use --seeds"),
+        (["train", "demo/40%/sam", "--set", "model=resnet20"], "resnet20 does not accept the images of digits, 1×8×8"),
+        (["train", "demo", "--set", "data=digit"], "digits"),
+        (["train", "demo/40%/sgd", "--set", "rho=0.3"], "sgd does not use rho: remove --set rho="),
+        (["train", "demo/40%/sam", "--set", "mu=1"], "sam does not use mu: remove --set mu="),
+        (["train", "demo", "--seeds", "a"], "seeds are numbers such as 0,1,2 or 0-5, got 'a'"),
+        (["train", "demo", "--set", "batch=100000"], "larger than the training data"),
+        (["reproduce", "cifar10", "--methods", "sgdd"], "no method of cifar10 is called 'sgdd'"),
+        (["train", "demo", "--track", "paper"], "wandb or trackio, got 'paper'"),
+        (["train", "demo", "--device", "tpu"], "auto, cpu or cuda, got 'tpu'"),
+    ],
+)
+def test_mistakes_are_explained_in_a_line(arguments, message, tmp_path):
+    done = CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path)])
+    assert done.exit_code == 1
+    assert message in " ".join(done.stderr.split())
+    assert not [*tmp_path.rglob("result.json")]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path / "file", check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "file" in done.stderr
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_more_changes_than_the_name_of_a_folder_can_hold_are_an_error_with_a_remedy(is_first, tmp_path):
+    numbers = ("lr", "momentum", "weight_decay", "label_smoothing", "rho", "mu", "alpha", "validation", "noise")
+    changes = [*(f"{name}={1 / 3}" for name in numbers), "epochs=1", "warmup_epochs=1", "select=last", "cutout=1"]
+    if not is_first:
+        (tmp_path / "demo").mkdir()
+    options = [part for change in changes for part in ("--set", change)]
+    done = CliRunner().invoke(app, ["train", "demo/40%/bisam-tanh", *options, "--runs", str(tmp_path)])
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"Error: cannot use {tmp_path / 'demo' / 'noise40-bisam-tanh-seed0+'}")
+    assert "File name too long. Give a shorter one, or fewer changes, which are in the name of a run's folder." in line
+
+
+def test_the_list_names_every_recipe():
+    done = subprocess.run(
+        [sys.executable, "-m", "bisam", "list"], capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
+    for name in ("demo", "cifar10", "cifar100", "imagenet", "adaptive", "efficient", "label_noise"):
+        assert name in done.stdout
+
+
+def test_recipes_have_the_numbers_of_the_paper():
+    for name in ("cifar10", "cifar100"):
+        for (_, method), config in find(name).cells.items():
+            assert (config.epochs, config.batch, config.lr) == (400 if method == "sgd" else 200, 128, 0.1)
+            assert (config.momentum, config.weight_decay) == (0.9, 5e-4)
+            assert (config.rho, config.mu, config.alpha, config.validation) == (0.05, None, 0.1, 0.1)
+    assert {config.rho for config in find("adaptive").cells.values()} == {2.0}
+    noisy = {row: config for (row, method), config in find("label_noise").cells.items() if method == "sam"}
+    assert [(c.noise, c.rho, c.model) for c in noisy.values()] == [
+        *((noise, 0.05, "resnet32") for noise in (0.0, 0.2, 0.4, 0.6)), (0.8, 0.01, "resnet32"),
+    ]  # fmt: skip
+    imagenet = find("imagenet").cells["resnet50", "bisam-tanh"]
+    assert (imagenet.epochs, imagenet.lr, imagenet.batch, imagenet.micro_batch, imagenet.mu) == (90, 0.2, 512, 128, 20)
+    assert find("imagenet").cells["resnet50", "bisam-log"].mu == 5
+    efficient = find("efficient").cells["resnet56", "ebisam-log"]
+    assert (efficient.beta, efficient.gamma, efficient.epochs) == (0.5, 0.5, 200)
+
+
+@pytest.mark.parametrize("method", ["esam", "ebisam-log", "sam"])
+def test_two_processes_train_the_same_run_to_the_same_bits(method, tmp_path):
+    row = "efficient/resnet56" if method != "sam" else "cifar10/resnet56"
+    changes = ["data=digits", "model=digitsnet", "epochs=1", "precision=fp32", "padding=0"]
+    found = []
+    for number in (1, 2):
+        sets = [part for change in changes for part in ("--set", change)]
+        bisam("train", f"{row}/{method}", *sets, runs=tmp_path / str(number))
+        folder = only_folder(tmp_path / str(number))
+        found.append((outcome(folder), (folder / "best.safetensors").read_bytes()))
+    assert found[0] == found[1]
+
+
+def test_a_result_of_another_configuration_is_not_taken_for_done(undisturbed, tmp_path):
+    bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path)
+    folder = only_folder(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["config"]["lr"] = 0.07
+    (folder / "config.json").write_text(json.dumps(config))
+    done = CliRunner().invoke(app, ["train", "demo/40%/sgd", "--set", "epochs=1", "--runs", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "lr: 0.07 there, 0.05 now" in done.stderr
+
+
+def test_a_run_of_an_older_version_which_had_fewer_fields_is_done(undisturbed, tmp_path):
+    folder = shutil.copytree(undisturbed, tmp_path / "demo" / undisturbed.name)
+    config = json.loads((folder / "config.json").read_text())
+    del config["config"]["gamma"], config["config"]["warmup_epochs"]
+    (folder / "config.json").write_text(json.dumps(config))
+    done = CliRunner().invoke(app, ["train", "demo/40%/bisam-log", *SHORT, "--runs", str(tmp_path)])
+    assert done.exit_code == 0, done.stderr
+    assert "1 of 1 runs are done already" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "has metrics.jsonl, result.json, receipt.json, best.safetensors but no config.json"),
+        ('{"format": 1, "conf', "cannot be resumed: config.json: it is half-written or foreign"),
+    ],
+)
+def test_a_configuration_that_is_lost_or_damaged_is_told(undisturbed, tmp_path, content, told):
+    folder = shutil.copytree(undisturbed, tmp_path / "demo" / undisturbed.name)
+    (folder / "config.json").unlink()
+    if content is not None:
+        (folder / "config.json").write_text(content)
+    done = CliRunner().invoke(app, ["train", "demo/40%/bisam-log", *SHORT, "--runs", str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"{folder} {told}" in done.stderr
+    assert "absent" not in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's own
+def test_tensorboard_gets_every_curve(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    bisam("train", "demo/40%/sam", "--set", "epochs=2", "--tensorboard", runs=tmp_path)
+    (folder,) = {path.parent for path in (tmp_path / "tensorboard").rglob("events*")}
+    assert folder.name == "noise40-sam-seed0+epochs=2"
+    curves = EventAccumulator(str(folder)).Reload()
+    assert {"loss", "perturbed_loss", "validation_accuracy", "flips", "lr"} <= set(curves.Tags()["scalars"])
+    assert [event.step for event in curves.Scalars("loss")] == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's own
+def test_tensorboard_has_each_epoch_once_of_a_run_that_was_killed_and_went_on(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = ["train", "demo/40%/sam", "--set", "epochs=6", "--tensorboard"]  # no checkpoint of its own
+    process = subprocess.Popen(command(*options, runs=tmp_path), stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+    while process.poll() is None and len([*lines_of_metrics(tmp_path)]) < 2:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    (folder,) = {path.parent for path in (tmp_path / "tensorboard").rglob("events*")}
+    assert EventAccumulator(str(folder)).Reload().Scalars("loss")  # it had told some of its epochs
+    time.sleep(1)  # files of curves are in the order of the seconds in their names
+    done = CliRunner().invoke(app, [*options, "--runs", str(tmp_path)])
+    assert done.exit_code == 0, done.stderr
+    assert "starts over" in done.stdout
+    curve = EventAccumulator(str(folder)).Reload().Scalars("loss")
+    assert [event.step for event in curve] == [*range(6)]
+    rows = [json.loads(line) for line in lines_of_metrics(tmp_path)]
+    assert [event.value for event in curve] == pytest.approx([row["loss"] for row in rows])
+
+
+def lines_of_metrics(runs):
+    return [line for path in runs.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("service", ["wandb", "trackio"])
+def test_a_service_gets_every_epoch_as_a_step(service, tmp_path, monkeypatch):
+    """A module that writes down its calls stands in for the service, which needs a network and an account."""
+    module, calls = ModuleType(service), []
+    module.init = lambda **options: calls.append(("init", options["name"], options["resume"], "id" in options))
+    module.log = lambda metrics, **options: calls.append(("log", metrics["epoch"], options))
+    module.finish = lambda: calls.append(("finish",))
+    monkeypatch.setitem(sys.modules, service, module)
+    arguments = ["train", "demo/40%/sgd", "--set", "epochs=2", "--track", service, "--runs", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.stderr
+    assert calls == [
+        ("init", "demo-noise40-sgd-seed0+epochs=2", "allow", service == "wandb"),
+        ("log", 0, {"step": 0}),
+        ("log", 1, {"step": 1}),
+        ("finish",),
+    ]
+
+
+@pytest.mark.parametrize("service", ["wandb", "trackio"])
+def test_a_service_that_is_not_installed_is_said(service, tmp_path):
+    if importlib.util.find_spec(service) is not None:
+        pytest.skip(f"{service} is installed here")
+    done = CliRunner().invoke(app, ["train", "demo", "--track", service, "--runs", str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"--track {service} needs the package {service}" in done.stderr
+
+
+def test_a_run_that_is_not_counted_is_told_with_how_to_train_it_again(undisturbed, tmp_path):
+    runs = tmp_path / "of [b] mine [/b]"
+    folder = shutil.copytree(undisturbed, runs / "demo" / undisturbed.name)
+    (folder / "not-counted.txt").write_text("The wrong labels, [see] the log [/]: :bug:")
+    done = CliRunner(env={"COLUMNS": "60"}).invoke(app, ["train", "demo/40%/bisam-log", *SHORT, "--runs", str(runs)])
+    assert done.exit_code == 0, done.exception
+    reason = "The wrong labels, [see] the log [/]: :bug:"
+    assert f"{folder} is not counted; move the folder elsewhere to train it again: {reason}\n" in done.stdout
+
+
+def test_a_run_that_is_not_counted_is_not_gone_on_with(undisturbed, tmp_path):
+    folder = shutil.copytree(undisturbed, tmp_path / "demo" / undisturbed.name)
+    (folder / "result.json").unlink()
+    (folder / "not-counted.txt").write_text("The wrong labels.")
+    before = (folder / "metrics.jsonl").read_text()
+    done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=tmp_path)
+    assert f"{folder} is not counted; move the folder elsewhere to train it again: The wrong labels." in done.stdout
+    assert "done already" not in done.stdout
+    assert (folder / "metrics.jsonl").read_text() == before
+    assert not (folder / "result.json").exists()
+
+
+def test_what_a_report_counts_already_is_not_reproduced_but_can_be_trained(tmp_path):
+    own, computed = ("noise40-sgd-seed0+epochs=1" + more for more in ("", "+deterministic=True"))
+    bisam("train", "demo/40%/sgd", "--set", "epochs=1", "--set", "deterministic=true", runs=tmp_path)
+    part = ["--methods", "sgd", "--set", "epochs=1"]
+    done = CliRunner().invoke(app, ["reproduce", "demo", "--seeds", "0,1", *part, "--runs", str(tmp_path)])
+    finished = f"{tmp_path / 'demo' / computed} is finished and has the same cell and seed"
+    said = f"{finished}, except for compile and deterministic"
+    assert f"{said}: it counts\n" in done.stdout
+    assert "1 of 2 runs are done already" in done.stdout
+    assert "n = 2" in done.stdout
+    assert not (tmp_path / "demo" / own).exists()
+    done = CliRunner().invoke(app, ["train", "demo/40%/sgd", "--set", "epochs=1", "--runs", str(tmp_path)])
+    assert f"{said}: reports count one of the two\n" in done.stdout
+    assert (tmp_path / "demo" / own / "result.json").exists()
+    done = CliRunner().invoke(app, ["train", "demo/40%/sgd", "--set", "epochs=1", "--runs", str(tmp_path)])
+    assert "reports count" not in done.stdout
+
+
+def test_only_a_finished_run_that_counts_is_taken_for_another(tmp_path):
+    folder = tmp_path / "demo" / "noise40-sgd-seed0+epochs=1+deterministic=True"
+    bisam("train", "demo/40%/sgd", "--set", "epochs=1", "--set", "deterministic=true", runs=tmp_path)
+    (job,) = jobs_of(find("demo/40%/sgd"), [0], {"epochs": "1"}, tmp_path)
+    assert twins([job])[job.folder].folder == folder
+    (other,) = jobs_of(find("demo/40%/sgd"), [0], {"epochs": "1", "lr": "0.01"}, tmp_path)
+    assert twins([other]) == {}
+    (folder / "not-counted.txt").write_text("The wrong labels.")
+    assert twins([job]) == {}
+    (twin,) = jobs_of(find("demo/40%/sgd"), [0], {"epochs": "1", "deterministic": "true"}, tmp_path)
+    bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path)
+    assert twins([twin]) == {}  # it has ended itself, though it does not count
+    shutil.rmtree(job.folder)
+    (folder / "not-counted.txt").unlink()
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"format": 1', '"format": 2'))
+    assert twins([job]) == {}
+    (folder / "config.json").write_text(config)
+    assert twins([job]) != {}
+    (folder / "result.json").unlink()
+    assert twins([job]) == {}
+
+
+def test_a_run_of_another_row_is_not_taken_for_one_of_this(recorded, tmp_path):
+    """With a noise rate that no row has, all rows have the same configuration."""
+    jobs = jobs_of(find("label_noise"), [0], {"noise": "0.1", "compile": "true"}, tmp_path)
+    others = jobs_of(find("label_noise"), [0], {"noise": "0.1"}, tmp_path)
+    done = next(job for job in jobs if job.folder.name.startswith("noise20-sam"))
+    done.folder.mkdir(parents=True)
+    record = recorded("label_noise/20%/sam")
+    (done.folder / "config.json").write_text(json.dumps({"format": 1, "config": done.config.as_dict()}))
+    (done.folder / "result.json").write_text(json.dumps({**record.result, "epochs": 0}))
+    assert {folder.name for folder in twins(others)} == {"noise20-sam-seed0+noise=0.1"}
+
+
+def test_ctrl_c_ends_a_command_that_is_loading_data(tmp_path):
+    pipe = tmp_path / "data" / "train-00000-of-00001.parquet"
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)  # which keeps its reader waiting
+    arguments = command("train", "cifar10/resnet56/sam", "--data", pipe.parent, runs=tmp_path / "runs")
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # which a shell's background jobs ignore
+    )  # fmt: skip
+    writer = None
+    try:
+        while writer is None and process.poll() is None:
+            with suppress(OSError):  # until it reads
+                writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        if writer is not None:
+            os.close(writer)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_another_configuration_in_the_folder_of_a_run_under_way_is_told_before_any_training(undisturbed, tmp_path):
+    first, second = (f"noise40-{method}-seed0+epochs=10" for method in ("sam", "bisam-log"))
+    (tmp_path / "demo" / second).mkdir(parents=True)
+    config = (undisturbed / "config.json").read_text()
+    (tmp_path / "demo" / second / "config.json").write_text(config.replace('"lr": 0.05', '"lr": 0.5'))
+    done = bisam("train", "demo/40%", "--set", "epochs=10", runs=tmp_path, check=False)
+    assert done.returncode != 0
+    assert "lr: 0.5 there, 0.05 now" in done.stderr
+    assert not (tmp_path / "demo" / first).exists()

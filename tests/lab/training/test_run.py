@@ -1,0 +1,244 @@
+"""One training as objects: what a checkpoint of it holds."""
+
+import copy
+import io
+import json
+from contextlib import nullcontext
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from bisam.capture import capture_together
+from bisam.lab.config import Config
+from bisam.lab.data import load
+from bisam.lab.data.sources import InMemory
+from bisam.lab.recipes import find
+from bisam.lab.records import RunFolder, checkpoint, read
+from bisam.lab.training.loop import Job, Stopped, train
+from bisam.lab.training.progress import Progress
+from bisam.lab.training.run import TrainingRun
+from tiny import BATCHES, Asking, tiny_images
+
+
+def step_of(training):
+    return capture_together([training.optimizer], generators=[training.generator], after=lambda _: training.add_up())
+
+
+def test_a_training_with_dropout_goes_on_from_its_state_bit_for_bit(recwarn):
+    config = Config(model="vgg19bn", batch=8, epochs=2, precision="fp32")
+    one, other = (TrainingRun(config, tiny_images(), torch.device("cpu")) for _ in range(2))
+    step, batches = step_of(one), [*one.batches.epoch(0)]
+    for batch in batches[:2]:
+        step([batch])
+    other.load(copy.deepcopy(one.state()))  # as from a file
+    other_step = step_of(other)
+    for batch in batches[2:]:
+        assert torch.equal(step([batch])[0], other_step([batch])[0])
+    assert one.end_epoch(0, together=1)["loss"] == other.end_epoch(0, together=1)["loss"]
+    for a, b in zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_training_goes_on_from_a_file_which_has_lost_the_layout_of_its_tensors(device, tmp_path, recwarn):
+    config = Config(model="resnet20", method="sgd", batch=8, epochs=2)
+    one, other = (TrainingRun(config, tiny_images(), torch.device(device)) for _ in range(2))
+    batches = [*one.batches.epoch(0)]
+    step_of(one)([batches[0]])
+    checkpoint.save(tmp_path, 1, one.state())
+    other.load(checkpoint.load(tmp_path).state)
+    step_of(other)([batches[1]])  # on CUDA a fused update, which refuses any other layout
+    step_of(one)([batches[1]])
+    for (_, a), (_, b) in zip(one.optimizer.state.items(), other.optimizer.state.items(), strict=True):
+        torch.testing.assert_close(a["momentum_buffer"], b["momentum_buffer"])
+
+
+def test_a_training_of_another_kind_of_device_goes_on_with_random_numbers_of_its_own():
+    config = Config(model="resnet20", method="sgd", batch=8, epochs=2)
+    one, other = (TrainingRun(config, tiny_images(), torch.device("cpu")) for _ in range(2))
+    state = one.state()
+    assert other.load(state) == ""
+    of_cuda = {**state, "generator": torch.zeros(16, dtype=torch.uint8)}  # a GPU's has seed and offset only
+    fresh = other.generator.get_state()
+    assert "another kind of device" in other.load(of_cuda)
+    assert torch.equal(other.generator.get_state(), fresh)
+
+
+def test_the_best_weights_are_those_of_the_highest_validation_accuracy(monkeypatch):
+    training = TrainingRun(Config(model="resnet20", batch=8, epochs=9), tiny_images(), torch.device("cpu"))
+    training.sums["steps"].fill_(1)
+    accuracies = iter([50.0, 70.0, 60.0, 70.0])
+    monkeypatch.setattr(training, "accuracy", lambda _: next(accuracies))
+    for epoch in range(4):
+        training.sums["steps"].fill_(1)
+        with torch.no_grad():
+            next(training.model.parameters()).fill_(epoch)
+        training.end_epoch(epoch, together=1)
+    assert (training.best.epoch, training.best.accuracy) == (1, 70.0)
+    assert next(iter(training.best.weights.values())).unique().tolist() == [1.0]
+
+
+def test_a_run_that_another_process_has_finished_meanwhile_is_left_alone(tmp_path):
+    config = find("demo").cells["40%", "sam"]
+    with RunFolder.open(tmp_path, config.as_dict()) as run:
+        run.metrics.append({"epoch": 0, "loss": 1.0})
+        run.finish({"status": "done", "test_accuracy": 90.0})
+    train([Job(config, tmp_path)], InMemory(load("digits")), torch.device("cpu"), Progress())
+    with RunFolder.open(tmp_path, config.as_dict()) as run:
+        assert run.metrics.read() == [{"epoch": 0, "loss": 1.0}]
+        assert run.result == {"status": "done", "test_accuracy": 90.0}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=3), tmp_path_factory.mktemp("undisturbed"))
+    train([job], tiny_images(), torch.device("cpu"), Progress())
+    return job
+
+
+@pytest.fixture
+def stopped(undisturbed, tmp_path):
+    """The same run with two checkpoints, which need one line of metrics and two."""
+    job = Job(undisturbed.config, tmp_path / "run")
+    for steps in (BATCHES + 2, BATCHES):
+        progress = Asking(steps)
+        with pytest.raises(Stopped):
+            train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
+    return job
+
+
+def notes_of_the_rest(job):
+    console = Console(file=io.StringIO(), width=80)
+    with Progress(console) as progress:
+        train([job], tiny_images(), torch.device("cpu"), progress)
+    return console.file.getvalue()
+
+
+def losses(job):
+    return [row["loss"] for row in read(job.folder).metrics]
+
+
+@pytest.mark.parametrize("kept", [0, 20])
+def test_where_metrics_are_cut_off_a_checkpoint_that_has_all_its_lines_is_gone_on_from(kept, stopped, undisturbed):
+    path = stopped.folder / "metrics.jsonl"
+    first, second = path.read_text().splitlines(keepends=True)
+    path.write_text(first + second[:kept])
+    notes = notes_of_the_rest(stopped)
+    assert ("run: metrics.jsonl: the last line was half-written and is removed (20 bytes)" in notes) == bool(kept)
+    lost = "metrics.jsonl lacks 1 of the lines of epochs 0 to 1, the first is that of epoch 1"
+    assert f"run: checkpoint-000000010.safetensors is skipped: {lost}" in notes
+    assert "run resumes at epoch 2, batch 3" in notes
+    assert losses(stopped) == losses(undisturbed)
+    assert read(stopped.folder).problems == []
+    ours, theirs = (load_file(one.folder / "best.safetensors") for one in (stopped, undisturbed))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_where_metrics_are_gone_that_is_told_and_stays_in_the_record(stopped, undisturbed):
+    (stopped.folder / "metrics.jsonl").unlink()
+    notes = notes_of_the_rest(stopped)
+    lost = "metrics.jsonl lacks 2 of the lines of epochs 0 to 1, the first is that of epoch 0"
+    assert f"run: checkpoint-000000010.safetensors is used although {lost}" in notes
+    assert "run resumes at epoch 3, batch 3" in notes
+    assert losses(stopped) == losses(undisturbed)[2:]
+    found = ["metrics.jsonl: it lacks 2 of the lines of epochs 0 to 2, the first is that of epoch 0"]
+    assert read(stopped.folder).problems == found
+
+
+def test_a_run_that_an_older_version_has_begun_is_gone_on_with(stopped, undisturbed):
+    """Which knew neither β nor γ."""
+    path = stopped.folder / "config.json"
+    whole = json.loads(path.read_text())
+    loaded = checkpoint.load(stopped.folder / "checkpoints")
+    for config in (whole["config"], loaded.state["config"]):
+        del config["beta"], config["gamma"]
+    path.write_text(json.dumps(whole))
+    checkpoint.save(stopped.folder / "checkpoints", loaded.step, loaded.state)
+    assert "run resumes at epoch 3, batch 3" in notes_of_the_rest(stopped)
+    assert losses(stopped) == losses(undisturbed)
+
+
+def rank_of_label(logits, label):
+    """How many classes come before it, counted one by one."""
+    return sum(other > logits[label] for other in logits)
+
+
+def test_the_receipt_of_a_run_that_other_versions_have_begun_names_them(tmp_path, monkeypatch, recwarn):
+    job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=1), tmp_path / "run")
+    for commit in ("first", "first", "second", "third"):
+        monkeypatch.setenv("BISAM_COMMIT", commit)
+        progress = Asking(None if commit == "third" else 1)
+        with nullcontext() if commit == "third" else pytest.raises(Stopped):
+            train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
+    receipt = json.loads((job.folder / "receipt.json").read_text())
+    assert receipt["commit"] == "third"
+    assert [part["commit"] for part in receipt["earlier"]] == ["first", "second"]
+    assert {part["torch"] for part in receipt["earlier"]} == {torch.__version__}
+    assert read(job.folder).commits == "first, second, third"
+    assert read(job.folder).hardware == (receipt["gpu"] or receipt["cpu"])
+
+
+def test_a_receipt_is_of_the_code_that_the_process_began_with(tmp_path, monkeypatch, recwarn):
+    class Committing(Progress):
+        def epoch(self, *arguments):
+            monkeypatch.setenv("BISAM_COMMIT", "committed meanwhile")
+            super().epoch(*arguments)
+
+    monkeypatch.setenv("BISAM_COMMIT", "begun with")
+    job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=1), tmp_path / "run")
+    with Committing() as progress:
+        train([job], tiny_images(), torch.device("cpu"), progress)
+    assert json.loads((job.folder / "receipt.json").read_text())["commit"] == "begun with"
+
+
+def test_a_checkpoint_that_tells_no_version_is_of_an_unknown_one(tmp_path, monkeypatch, recwarn):
+    job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=1), tmp_path / "run")
+    progress = Asking(1)
+    with pytest.raises(Stopped):
+        train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
+    loaded = checkpoint.load(job.folder / "checkpoints")
+    del loaded.state["receipts"]
+    checkpoint.save(job.folder / "checkpoints", loaded.step, loaded.state)
+    monkeypatch.setenv("BISAM_COMMIT", "second")
+    with Progress() as progress:
+        train([job], tiny_images(), torch.device("cpu"), progress)
+    assert read(job.folder).commits == "unknown, second"
+
+
+def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes():
+    config = Config(model="resnet20", batch=8, epochs=1, precision="fp32")
+    training = TrainingRun(config, tiny_images(classes=100, tested=300), torch.device("cpu"))
+    training.best.weights = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
+    training.model.eval()
+    with torch.no_grad():
+        logits = [row for x, _ in training.test.epoch(0) for row in training.model(x).tolist()]
+        next(training.model.parameters()).zero_()  # the last weights, which are not the best
+    labels = [label for _, y in training.test.epoch(0) for label in y.tolist()]
+    ranks = [rank_of_label(row, label) for row, label in zip(logits, labels, strict=True)]
+    first, five = (100 * sum(rank < top for rank in ranks) / len(ranks) for top in (1, 5))
+    assert 0 < first < five < 20
+    assert training.test_accuracies() == {"test_accuracy": first, "test_top5_accuracy": five}
+
+
+def test_a_collapsed_model_is_as_right_as_a_guess_and_nan_is_wrong():
+    training = TrainingRun(Config(model="resnet20", batch=8), tiny_images(classes=100, tested=300), torch.device("cpu"))
+    weight, bias = [*training.model.parameters()][-2:]
+    with torch.no_grad():
+        weight.zero_()
+        bias.zero_()
+    labels = torch.cat([y for _, y in training.test.epoch(0)])
+    shares = [100 * count / len(labels) for count in labels.bincount(minlength=100).tolist()]
+    assert training.accuracies(training.test, [1, 5]) == pytest.approx([shares[0], sum(shares[:5])])
+    for part in (bias[:1], bias):
+        torch.nn.init.constant_(part, float("nan"))
+        assert training.accuracies(training.test, [1, 5]) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("classes", "told"), [(99, False), (100, True)])
+def test_a_result_has_top5_accuracy_from_a_hundred_classes_on(classes, told, tmp_path):
+    config = Config(model="resnet20", batch=8, epochs=1)
+    train([Job(config, tmp_path)], tiny_images(classes), torch.device("cpu"), Progress())
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert ("test_top5_accuracy" in result) == told
+    assert 0 <= result["test_accuracy"] <= result.get("test_top5_accuracy", 100)

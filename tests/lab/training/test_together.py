@@ -1,0 +1,350 @@
+"""Several runs at once: who steps with whom, and that each comes to what it comes to alone."""
+
+import gc
+import io
+import json
+import re
+import signal
+import weakref
+from contextlib import nullcontext
+
+import pytest
+import torch
+from rich.console import Console
+
+from bisam.lab.config import Config, rate
+from bisam.lab.data.sources import InMemory
+from bisam.lab.records import RecordError, RunFolder, RunInUse, checkpoint, read
+from bisam.lab.training import jobs as runs
+from bisam.lab.training import loop as lab
+from bisam.lab.training.loop import Job, Stopped, train
+from bisam.lab.training.progress import Progress
+from tiny import BATCHES, Asking, tiny_images
+
+
+def job(folder, epochs, seed=0, method="sam", **fields):
+    return Job(Config(model="resnet20", method=method, batch=8, epochs=epochs, seed=seed, **fields), folder)
+
+
+def do(jobs, together=None, progress=None):
+    progress = progress or Asking()
+    return train(jobs, tiny_images(), torch.device("cpu"), progress, progress.stopping, together=together)
+
+
+def crews(folder):
+    """How many stepped together in each epoch."""
+    return [row["together"] for row in read(folder).metrics]
+
+
+def outcome(folder):
+    """All but the times, and who was there."""
+    record = read(folder)
+    metrics = [{name: row[name] for name in row if name not in TIMES} for row in record.metrics]
+    return metrics, {name: value for name, value in record.result.items() if name != "seconds"}
+
+
+TIMES = ("seconds", "samples_per_second", "together", "alike")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What a run comes to by itself, by its job."""
+    known = {}
+
+    def found(one):
+        if one.config not in known:
+            folder = tmp_path_factory.mktemp("alone")
+            do([Job(one.config, folder)])
+            known[one.config] = outcome(folder)
+        return known[one.config]
+
+    return found
+
+
+def test_runs_of_different_lengths_step_together_until_the_shorter_ends(tmp_path, alone):
+    short, long = job(tmp_path / "sam", 2), job(tmp_path / "sgd", 4, method="sgd")
+    do([short, long])
+    assert crews(short.folder) == [2, 2]
+    assert crews(long.folder) == [2, 2, 1, 1]
+    assert [row["lr"] for row in read(long.folder).metrics] == [rate(long.config, epoch) for epoch in range(4)]
+    for one in (short, long):
+        assert outcome(one.folder) == alone(one)
+
+
+def test_a_run_that_ends_makes_room_for_the_next(tmp_path, alone):
+    jobs = [job(tmp_path / str(seed), epochs, seed) for seed, epochs in enumerate([1, 3, 2])]
+    do(jobs, together=2)
+    assert [crews(one.folder) for one in jobs] == [[2], [2, 2, 2], [2, 2]]
+    for one in jobs:
+        assert outcome(one.folder) == alone(one)
+
+
+def test_one_at_a_time_is_one_after_the_other(tmp_path):
+    jobs = [job(tmp_path / str(seed), 1, seed) for seed in range(2)]
+    do(jobs, together=1)
+    assert [crews(one.folder) for one in jobs] == [[1], [1]]
+
+
+def test_who_was_stopped_within_an_epoch_comes_to_its_end_first(tmp_path, alone):
+    stopped, fresh = job(tmp_path / "stopped", 3), job(tmp_path / "fresh", 2, seed=1)
+    with pytest.raises(Stopped, match="by SIGTERM in epoch 2: "):
+        do([stopped], progress=Asking(BATCHES + 2))
+    do([fresh, stopped])
+    assert crews(stopped.folder) == [1, 1, 2]
+    assert crews(fresh.folder) == [2, 1]
+    for one in (stopped, fresh):
+        assert outcome(one.folder) == alone(one)
+
+
+def test_all_that_are_under_way_are_saved_also_who_waits_for_another(tmp_path, alone):
+    ahead, behind = (job(tmp_path / str(seed), 3, seed) for seed in range(2))
+    for one, steps in ((ahead, BATCHES + 2), (behind, 1)):
+        with pytest.raises(Stopped):
+            do([one], progress=Asking(steps))
+    with pytest.raises(Stopped, match="in epoch 3: "):
+        do([ahead, behind], progress=Asking(2 + 1))  # two to the end of the epoch, and one while it waits
+    assert point(ahead) == (2, 0)
+    assert point(behind) == (0, 2)
+    do([ahead, behind])
+    assert crews(ahead.folder) == [1, 1, 2]
+    for one in (ahead, behind):
+        assert outcome(one.folder) == alone(one)
+
+
+def point(one):
+    """Where its checkpoint is."""
+    state = checkpoint.load(one.folder / "checkpoints").state
+    return state["epoch"], state["batch"]
+
+
+def test_a_run_that_another_process_has_is_left_to_it(tmp_path, alone):
+    short, long, locked = (job(tmp_path / str(seed), epochs, seed) for seed, epochs in enumerate([1, 3, 1]))
+    with RunFolder.open(locked.folder, locked.config.as_dict()):
+        (error,) = do([short, long, locked], together=2)
+    assert isinstance(error, RunInUse)
+    assert read(locked.folder).result is None
+    for one in (short, long):
+        assert outcome(one.folder) == alone(one)
+    do([short, long, locked], together=2)
+    for one in (short, long, locked):
+        assert outcome(one.folder) == alone(one)
+
+
+def test_runs_that_other_processes_have_are_noted_and_an_error_if_there_are_no_others(tmp_path, capsys):
+    mine, theirs = job(tmp_path / "mine", 1), job(tmp_path / "theirs", 1, seed=1)
+    with RunFolder.open(theirs.folder, theirs.config.as_dict()):
+        for jobs in ([mine, theirs], [theirs]):
+            refused = nullcontext() if mine in jobs else pytest.raises(RunInUse, match="theirs is in use by process")
+            with refused:
+                runs.run(jobs, lambda name: tiny_images(), torch.device("cpu"), Progress())
+    assert read(mine.folder).result["status"] == "done"
+    assert read(theirs.folder).result is None
+    assert capsys.readouterr().out.count(f"skipped: the run in {theirs.folder} is in use") == 1
+
+
+def test_a_run_with_metrics_and_no_checkpoint_says_that_it_begins_anew(tmp_path, alone, capsys):
+    one = job(tmp_path / "run", 2)
+    with RunFolder.open(one.folder, one.config.as_dict()) as run:
+        for epoch in range(3):
+            run.metrics.append({"epoch": epoch})
+    do([one])
+    said = capsys.readouterr().out
+    assert "run has no checkpoint and starts over; it had 3 lines of metrics\n" in said
+    assert outcome(one.folder) == alone(one)
+    do([job(tmp_path / "fresh", 1)])
+    assert "starts over" not in capsys.readouterr().out
+
+
+def test_a_tracker_that_fails_is_told_once_and_left_while_training_and_the_others_go_on(tmp_path, alone, capsys):
+    class Failing:
+        def log(self, folder, config, metrics):
+            raise ConnectionError("no [route] to host")
+
+        def close(self):
+            raise AssertionError("it was left")
+
+    class FailingInTheEnd:
+        def __init__(self):
+            self.epochs = []
+
+        def log(self, folder, config, metrics):
+            self.epochs.append(metrics["epoch"])
+
+        def close(self):
+            raise RuntimeError("not sent")
+
+    one, other = job(tmp_path / "run", 2), FailingInTheEnd()
+    with Asking() as progress:
+        progress.trackers += [Failing(), other]
+        do([one], progress=progress)
+    assert other.epochs == [0, 1]
+    assert outcome(one.folder) == alone(one)
+    assert [line for line in capsys.readouterr().out.splitlines() if "failed" in line] == [
+        "Failing failed and gets no more curves (ConnectionError: no [route] to host). Training continues",
+        "FailingInTheEnd failed and gets no more curves (RuntimeError: not sent). Training continues",
+    ]
+
+
+def test_a_result_that_cannot_be_written_costs_the_others_nothing(tmp_path, alone):
+    short, long = job(tmp_path / "short", 1), job(tmp_path / "long", 2, seed=1)
+    own = RunFolder.finish
+
+    def finish(run, result):
+        if run.folder == short.folder:
+            raise RecordError("no space is left")
+        own(run, result)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "finish", finish)
+        with pytest.raises(RecordError, match="no space is left"):
+            do([short, long])
+    assert (point(short), point(long)) == ((1, 0), (1, 0))
+    do([short, long])
+    for one in (short, long):
+        assert outcome(one.folder) == alone(one)
+
+
+def test_what_a_run_needed_is_let_go_when_it_ends(tmp_path, monkeypatch):
+    alive, seen = [], []
+
+    class Watched(lab.TrainingRun):
+        def __init__(self, config, *rest):
+            gc.collect()
+            seen.append([one().config.seed for one in alive if one() is not None])
+            super().__init__(config, *rest)
+            alive.append(weakref.ref(self))
+
+    monkeypatch.setattr(lab, "TrainingRun", Watched)
+    do([job(tmp_path / str(seed), 1 + (seed == 0), seed) for seed in range(4)], together=2)
+    assert seen == [[], [0], [0], []]
+
+
+def test_steps_are_prepared_only_when_the_company_changes(tmp_path, monkeypatch):
+    prepared = []
+    own = lab._steps
+    monkeypatch.setattr(lab, "_steps", lambda crew, progress: prepared.append(len(crew)) or own(crew, progress))
+    do([job(tmp_path / "short", 2), job(tmp_path / "long", 4, seed=1)])
+    assert prepared == [2, 1]
+
+
+def test_only_runs_whose_batches_are_alike_step_together(tmp_path):
+    jobs = [job(tmp_path / "a", 1), job(tmp_path / "b", 1, seed=1, validation=0.2), job(tmp_path / "c", 1, seed=2)]
+    runs.run(jobs, lambda name: tiny_images(), torch.device("cpu"), Progress(), together=3)
+    assert [crews(one.folder) for one in jobs] == [[2], [1], [2]]
+
+
+def test_whether_steps_cost_alike_is_recorded(tmp_path):
+    sgd, sam, bisam = job(tmp_path / "a", 2, method="sgd"), job(tmp_path / "b", 1), job(tmp_path / "c", 1, seed=1)
+    do([sgd, sam])
+    do([bisam, job(tmp_path / "d", 1, method="bisam-log")])
+    assert [row["alike"] for row in read(sgd.folder).metrics] == [False, True]
+    assert [row["alike"] for row in read(bisam.folder).metrics] == [True]
+
+
+def test_a_stop_that_is_asked_for_at_any_moment_is_saved(tmp_path):
+    """`stopping` is true from the n-th time on that it is looked at."""
+
+    class Counted(list):
+        looks = 0
+
+        def __bool__(self):
+            self.looks += 1
+            return self.looks >= self.limit
+
+    for limit in range(1, 2 * (BATCHES + 1) + 1):  # once before each epoch, and after each batch
+        one, stopping = job(tmp_path / str(limit), 2), Counted(["SIGTERM"])
+        stopping.limit = limit
+        with pytest.raises(Stopped):
+            train([one], tiny_images(), torch.device("cpu"), Progress(), stopping)
+        rows = read(one.folder).metrics
+        assert not rows or point(one) >= (len(rows), 0)
+
+
+def test_bars_come_and_go_with_the_runs(tmp_path):
+    shown = []
+
+    class Watched(Progress):
+        def epoch(self, *arguments):
+            super().epoch(*arguments)
+            shown.append(sorted((task.description[-6:], task.completed, task.total) for task in self._bars.tasks))
+
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with Watched(console) as progress:
+        train(
+            [job(tmp_path / str(seed), 1 + (seed == 0), seed) for seed in range(3)],
+            tiny_images(), torch.device("cpu"), progress, together=2,
+        )  # fmt: skip
+        assert not progress._bars.tasks
+    assert shown[1] == [("seed 0", 4, 8), ("seed 1", 4, 4)]
+    assert shown[3] == [("seed 0", 8, 8), ("seed 2", 4, 4)]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_in_a_narrow_terminal_texts_are_cut_and_bar_count_and_time_stay(width, tmp_path):
+    shown, own = Console(file=io.StringIO(), width=width), Config(noise=0.4)
+    told = {"loss": 1.0, "validation_accuracy": 90.0, "flips": 1.5, "samples_per_second": 1e4}
+    with Progress(Console(file=io.StringIO(), force_terminal=True, width=width), label="[b] {}".format) as progress:
+        progress.begin({own: 99}, 352)
+        progress.epoch(own, tmp_path, {"epoch": 99, **told})
+        shown.print(progress._bars.get_renderable())
+    (line,) = shown.file.getvalue().splitlines()
+    assert len(line) <= width
+    assert re.fullmatch(r"\[b\] Conf.*… ━{5,}\S* +35200/70400 -:--:-- loss 1.*…", line)
+
+
+def test_asked_to_stop_when_a_run_is_finished_the_next_is_not_begun(tmp_path):
+    jobs = [job(tmp_path / str(seed), 1, seed) for seed in range(2)]
+    with pytest.raises(Stopped, match="stopped by SIGTERM between two runs: the same command resumes there"):
+        do(jobs, together=1, progress=Asking(at_finish=True))
+    assert read(jobs[0].folder).result["status"] == "done"
+    assert not jobs[1].folder.exists()
+
+
+def test_asked_to_stop_when_all_is_finished_nothing_is_left_to_go_on_with(tmp_path):
+    do([job(tmp_path, 1)], progress=Asking(at_finish=True))
+    assert read(tmp_path).result["status"] == "done"
+
+
+def test_a_run_that_diverges_leaves_the_others_alone_and_makes_room(tmp_path, alone):
+    wild = job(tmp_path / "wild", 9, seed=7, lr=1000, weight_decay=1)
+    others = [job(tmp_path / str(seed), 3 - seed, seed) for seed in range(2)]
+    do([wild, *others], together=2)
+    assert read(wild.folder).result["status"] == "diverged"
+    assert read(wild.folder).result["epochs"] == len(crews(wild.folder)) == 2
+    assert [crews(one.folder) for one in others] == [[2, 2, 2], [2, 1]]
+    for one in others:
+        assert outcome(one.folder) == alone(one)
+
+
+def test_stopped_within_the_epoch_that_it_diverges_in_a_run_ends_as_if_it_were_not(tmp_path, alone):
+    wild = job(tmp_path, 9, seed=7, lr=1000, weight_decay=1)
+    with pytest.raises(Stopped, match="in epoch 2: "):
+        do([wild], progress=Asking(2 * BATCHES - 1))
+    do([wild])
+    assert outcome(wild.folder) == alone(wild)
+
+
+def test_the_folder_of_a_run_that_has_ended_is_free_while_others_go_on(tmp_path):
+    short, long = job(tmp_path / "short", 1), job(tmp_path / "long", 2, seed=1)
+    opened = []
+
+    class Opening(Asking):
+        def epoch(self, config, folder, metrics):
+            if metrics["epoch"] == 1:
+                RunFolder.open(short.folder, short.config.as_dict()).close()
+                opened.append(json.loads((short.folder / "result.json").read_text())["status"])
+
+    do([short, long], progress=Opening())
+    assert opened == ["done"]
+
+
+def test_data_are_made_ready_while_ctrl_c_still_ends_the_command(tmp_path):
+    seen = []
+
+    class Slow(InMemory):
+        def prepare(self):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    source = Slow(tiny_images()._data)
+    runs.run([job(tmp_path, epochs=1)], lambda name: source, torch.device("cpu"), Progress())
+    assert seen == [signal.getsignal(signal.SIGINT)]
