@@ -35,9 +35,9 @@ bench: $(VENV)/.installed  ## what a step costs beside one written by hand
 docs: $(VENV)/.installed  ## the ledger's page, its picture, figures and tables
 	$(BIN)/bisam report results --out docs/report.html
 	$(BIN)/bisam figure lower-bounds --out docs/images/lower-bounds.svg
-	$(BIN)/bisam figure flips results --out docs/images/flips.svg
-	$(BIN)/python docs/screenshot.py
-	$(BIN)/python benchmarks/tables.py
+	$(BIN)/bisam figure flips results --recipe cifar10/vgg19bn --out docs/images/flips.svg
+	$(BIN)/python docs/scripts/screenshot.py
+	$(BIN)/python docs/scripts/tables.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -59,13 +59,13 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_tables_of_the_docs_are_what_docstrings_and_measurements_make_them():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
+    sys.path.insert(0, str(ROOT / "docs/scripts"))
     try:
         import tables
     finally:
         sys.path.pop(0)
     for path in tables.PAGES:
-        assert tables.page(path) == path.read_text(), f"run python benchmarks/tables.py: {path.name} is not up to date"
+        assert tables.page(path) == path.read_text(), f"run python docs/scripts/tables.py: {path.name} is not up to date"
     assert {cls.__name__ for cls in tables.family()} == set(tables.GAINS)
 
 
@@ -93,7 +93,7 @@ def test_the_page_of_the_docs_is_that_of_the_ledger(monkeypatch):
     assert (ROOT / "docs" / "report.html").read_text() == report.write(cells.collect(records.find(ledger)), [ledger])
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("lower-bounds", []), ("flips", ["results"])])
+@pytest.mark.parametrize(("name", "arguments"), [("lower-bounds", []), ("flips", ["results", "--recipe", "cifar10/vgg19bn"])])
 def test_the_figures_of_the_docs_are_up_to_date(name, arguments, tmp_path, monkeypatch):
     """`make docs` writes them."""
     from bisam.lab.cli import app

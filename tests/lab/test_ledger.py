@@ -1,4 +1,4 @@
-"""What README and docs say of the ledger, made from runs that nobody trained."""
+"""What README and docs show of the ledger, made from invented records."""
 
 import shlex
 import sys
@@ -12,7 +12,7 @@ from bisam.lab.recipes import find
 from bisam.lab.tables.cells import collect, command
 from bisam.lab.training.jobs import jobs_of
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs/scripts"))
 import ledger
 
 sys.path.pop(0)

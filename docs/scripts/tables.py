@@ -1,6 +1,6 @@
 """Writes the tables of README and docs: words from docstrings, numbers from benchmarks/results and the ledger.
 
-python benchmarks/tables.py    # rewrites the pages; a test fails when one would change
+python docs/scripts/tables.py    # rewrites the pages; a test fails when one would change
 """
 
 import inspect
@@ -18,9 +18,12 @@ from ledger import markdown
 import bisam
 from bisam import variants
 from bisam.lab import records
+from bisam.lab.methods import title_of
+from bisam.lab.recipes import find
+from bisam.lab.tables import published, summary
 from bisam.lab.tables.cells import Collection
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
 
 # Where the paper of each variant reports gains over what it compares with; facts from those papers.
@@ -59,7 +62,7 @@ def costs(result: str = "variants_h200") -> dict[str, dict[str, Any]]:
 
 
 def variant_table() -> str:
-    known = costs()
+    known = {**costs("variants_cpu"), **costs()}  # FLOPs are the same on a CPU, where no memory is measured
     head = [
         "variant",
         "what it changes",
@@ -255,6 +258,17 @@ def bench_where() -> str:
     return f"{where('bench_h200')} CPU: {cpu['cpu']}, {cpu['threads']} threads, torch {cpu['torch']}, {cpu['date']}."
 
 
+def cutout_table() -> str:
+    """What cutout did to the levels, beside the paper's."""
+    rows = []
+    for entry in measured("cutout_h200")["table"]:
+        table, row, method = entry["cell"].split("/")
+        printed = published.table(find(table).published).cells[row][method]
+        without = "–" if entry["without"] is None else f"{entry['without']:.2f}"
+        rows.append([f"{table}, {row}", title_of(method), without, f"{entry['with']:.2f}", summary.spread(*printed)])
+    return markdown(["table, row", "method", "without cutout", "with cutout", "paper's"], rows)
+
+
 def ties_table() -> str:
     """Test accuracy by the way in which a tie is counted."""
     head = ["weights", "any class of a tie is right", "the first", "the first, in fp32"]
@@ -273,7 +287,7 @@ PAGES = {
     ROOT / "README.md": of_ledger(demo=ledger.demo_table, paper=ledger.paper_table, verdicts=ledger.verdicts),
     ROOT / "docs/results.md": {
         **of_ledger(tables=ledger.all_tables, verdicts=ledger.verdicts, flips=ledger.flips_table, runs=ledger.all_runs),
-        "ties": ties_table,
+        "ties": ties_table, "cutout": cutout_table,
     },
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
     ROOT / "docs/api.md": {"api": api.page},

@@ -13,17 +13,17 @@ from bisam import SharpnessAware, variants
 
 SECTIONS = {
     "Optimizers": [n for n, v in vars(variants).items() if isinstance(v, type) and issubclass(v, SharpnessAware)],
-    "What a step knows": ["Telemetry", "Criterion"],
+    "What a step measures": ["Telemetry", "Criterion"],
     "Captured steps": ["capture", "capture_together"],
     "Objectives": ["objectives", "LowerBound", "CrossEntropy", "lower_bound", "bound", "zero_one_error"],
-    "Perturbations": ["Ball", "Perturbation"],
+    "Parts of a variant": ["Perturbation", "Ball", "Around", "Plan", "Merge", "Batch", "Bucket", "Memory"],
     "Choosing ρ": ["find_rho", "RhoSweep"],
     "Diagnostics": ["diagnostics", *(f"diagnostics.{name}" for name in bisam.diagnostics.__all__)],
     "For code of the two-step class": ["compat", "compat.SAM"],
 }
-NOT_CALLED = ["Telemetry", "Criterion", "Perturbation", "RhoSweep", "Estimate", "Sharpness", "Surface"]
+NOT_CALLED = ["Telemetry", "Criterion", "Perturbation", "Plan", "Bucket", "RhoSweep", "Estimate", "Sharpness", "Surface"]
 STEPS = ["step", "minimize", "ascend", "descend", "restore", "criterion", "phase", "perturbed", "telemetry"]
-USED = {"SharpnessAware": STEPS, "Criterion": ["phase", "objective", "bilevel"]}  # the rest is the engine's
+USED = {"SharpnessAware": STEPS, "Criterion": ["phase", "objective"]}  # the rest is the engine's
 
 
 def page() -> str:
@@ -67,6 +67,8 @@ def members(cls: type) -> list[list[str]]:
         if isinstance(node, ast.AnnAssign) and (isinstance(after, ast.Expr) or cls.__name__ in NOT_CALLED):
             said = isinstance(after, ast.Expr)
             rows[node.target.id] = after.value.value if said else f"`{ast.unparse(node.annotation)}`"
+        elif isinstance(node, ast.Assign) and isinstance(after, ast.Expr):
+            rows[node.targets[0].id] = after.value.value
     own = [node.name for node in body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
     for name in USED.get(cls.__name__, own):
         value = bisam.Criterion if name == "criterion" else inspect.getattr_static(cls, name)

@@ -12,7 +12,7 @@ from bisam.lab.tables import published, summary
 from bisam.lab.tables.cells import Collection, Group, Run, collect, command
 from bisam.lab.tables.statistics import signed
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def read() -> Collection:
@@ -167,13 +167,13 @@ def all_runs(found: Collection) -> str:
 
 
 def flips_table(found: Collection) -> str:
-    """Mean flips per batch in each quarter of the training, ResNet-56 on CIFAR-10."""
+    """Mean flips per batch in each quarter of the training, VGG19-BN on CIFAR-10."""
     recipe = RECIPES["cifar10"]()
     group = next((group for group in _of_the_paper(found) if group.recipe.name == recipe.name), Group(recipe, ""))
-    whole = recipe.cells["resnet56", "sam"].epochs
+    whole = recipe.cells["vgg19bn", "sam"].epochs
     rows, ends = [], [whole * quarter // 4 for quarter in range(5)]
     for method in recipe.methods:
-        done = [run for run in group.of("resnet56", method) if run.status == "done" and run.last("flips") is not None]
+        done = [run for run in group.of("vgg19bn", method) if run.status == "done" and run.last("flips") is not None]
         runs = [[row["flips"] for row in run.record.metrics] for run in done]
         if runs:
             means = [statistics.fmean(x for flips in runs for x in flips[a:b]) for a, b in pairwise(ends)]

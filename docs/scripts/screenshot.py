@@ -6,7 +6,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ALL_IN_SIGHT_ARE_DRAWN = """
 [...document.querySelectorAll('figure')].every((one) => one.offsetParent === null || one.dataset.drawn === 'yes')
