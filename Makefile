@@ -12,7 +12,8 @@ test: $(VENV)/.installed  ## all tests and doctests
 	$(BIN)/pytest -n 2
 
 # Leaves out the lab, training on several ranks (two processes), the examples and the benchmark, the pages that are
-# compared with their sources, and what is marked slow: long runs against the reference, compiled models, counted work.
+# compared with their sources, and what is marked slow: base optimizers beside SGD, long runs against the reference,
+# compiled models, counted work.
 quick: $(VENV)/.installed  ## the inner ring's fast tests and all doctests, under a minute on two cores
 	$(BIN)/pytest -n 2 -q -m 'not slow' $(QUICK_OUT:%=--ignore=%)
 

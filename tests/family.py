@@ -104,7 +104,12 @@ def pairs(variants) -> list[tuple[str, str]]:
 
 
 def _over(variants):
-    return pytest.mark.parametrize("pair", pairs(variants), ids="-".join)
+    first = next(iter(BASES))
+    cases = [
+        pytest.param(pair, id="-".join(pair), marks=() if pair[1] == first else pytest.mark.slow)
+        for pair in pairs(variants)
+    ]
+    return pytest.mark.parametrize("pair", cases)
 
 
 over_pairs = _over(COMPOSITIONS)

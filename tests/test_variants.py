@@ -64,7 +64,10 @@ def test_fifty_steps_agree_with_the_float64_reference(name, base_name):
     ("kind", "objective", "base_name"),
     [
         *((kind, objective, "SGD(foreach)") for kind in reference.STEPS for objective in reference.OBJECTIVES),
-        *zip(reference.STEPS, itertools.cycle(reference.OBJECTIVES), itertools.repeat("AdamW(fused)")),
+        *(
+            pytest.param(kind, objective, "AdamW(fused)", marks=pytest.mark.slow)
+            for kind, objective in zip(reference.STEPS, itertools.cycle(reference.OBJECTIVES))
+        ),
     ],
 )
 def test_twelve_steps_of_each_variant_agree_with_its_own_float64_reference(kind, objective, base_name):
