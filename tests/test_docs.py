@@ -65,7 +65,7 @@ def test_tables_of_the_docs_are_what_docstrings_and_measurements_make_them():
     finally:
         sys.path.pop(0)
     for path in tables.PAGES:
-        assert tables.page(path) == path.read_text(), f"run python docs/scripts/tables.py: {path.name} is not up to date"
+        assert tables.page(path) == path.read_text(), f"run make docs: {path.name} is not up to date"
     assert {cls.__name__ for cls in tables.family()} == set(tables.GAINS)
 
 
@@ -93,7 +93,10 @@ def test_the_page_of_the_docs_is_that_of_the_ledger(monkeypatch):
     assert (ROOT / "docs" / "report.html").read_text() == report.write(cells.collect(records.find(ledger)), [ledger])
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("lower-bounds", []), ("flips", ["results", "--recipe", "cifar10/vgg19bn"])])
+FLIPS = ["results", "--recipe", "cifar10/vgg19bn"]
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("lower-bounds", []), ("flips", FLIPS)])
 def test_the_figures_of_the_docs_are_up_to_date(name, arguments, tmp_path, monkeypatch):
     """`make docs` writes them."""
     from bisam.lab.cli import app

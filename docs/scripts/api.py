@@ -21,7 +21,9 @@ SECTIONS = {
     "Diagnostics": ["diagnostics", *(f"diagnostics.{name}" for name in bisam.diagnostics.__all__)],
     "For code of the two-step class": ["compat", "compat.SAM"],
 }
-NOT_CALLED = ["Telemetry", "Criterion", "Perturbation", "Plan", "Bucket", "RhoSweep", "Estimate", "Sharpness", "Surface"]
+NOT_CALLED = [
+    "Telemetry", "Criterion", "Perturbation", "Plan", "Bucket", "RhoSweep", "Estimate", "Sharpness", "Surface",
+]  # fmt: skip
 STEPS = ["step", "minimize", "ascend", "descend", "restore", "criterion", "phase", "perturbed", "telemetry"]
 USED = {"SharpnessAware": STEPS, "Criterion": ["phase", "objective"]}  # the rest is the engine's
 
