@@ -79,8 +79,9 @@ def variant_table() -> str:
         plain = known[name] if name not in bilevel else None
         climbing = known[name] if name in bilevel else known.get(f"{name} · Q")
         memory = (plain or climbing or {})["memory"]
+        copies = "–" if memory is None else f"{memory:.1f}"
         flops = [f"{row['flops']:.2f}" if row else "–" for row in (plain, climbing)]
-        cells = [f"`{name}`", first_sentence(cls), paper(cls), defaults(cls), *flops, f"{memory:.1f}", GAINS[name]]
+        cells = [f"`{name}`", first_sentence(cls), paper(cls), defaults(cls), *flops, copies, GAINS[name]]
         rows.append(f"| {' | '.join(cells)} |")
     for name, words, reference in EXTRAS:
         plain, climbing = known[name], known[f"{name} · Q"]
@@ -100,10 +101,7 @@ def defaults(cls: type) -> str:
 
 def wall_table() -> str:
     known, wide = costs(), costs("variants_h200_wide")
-    names = [
-        "SAM", "BiSAM", "ESAM", "EBiSAM", "KSAM", "LookSAM", "every=5", "mSAM", "GSAM", "GSAM · Q", "FriendlySAM",
-        "MSAM", "WSAM", "WSAM · Q",
-    ]  # fmt: skip
+    names = ["SAM", "BiSAM", "ESAM", "EBiSAM", "KSAM", "LookSAM", "every=5", "mSAM", "GSAM", "GSAM · Q", "FriendlySAM"]
     rows = ["| variant | FLOPs ÷ SGD | time ÷ SGD, wide net | time ÷ SGD, narrow net |", "| --- | --- | --- | --- |"]
     rows += [
         f"| {name} | {known[name]['flops']:.2f} | {wide[name]['wall']:.2f} | {known[name]['wall']:.2f} |"
