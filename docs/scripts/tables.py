@@ -46,7 +46,7 @@ GAINS = {
 
 # Options that make a variant of any other: the name of its row, what was measured, whose idea it is.
 EXTRAS = [
-    ("mSAM", "Each micro-batch climbs by itself, gradients are averaged: `micro_batch=16` of 128", "Foret et al. 2021"),
+    ("mSAM", "Each micro-batch has its own ε, gradients are averaged: `micro_batch=16` of 128", "Foret et al. 2021"),
     ("every=5", "Perturb in every fifth step, `every=5`", "–"),
 ]
 
