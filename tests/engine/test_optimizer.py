@@ -454,7 +454,7 @@ def test_a_checkpoint_of_another_model_changes_nothing(variant):
     model, optimizer = build(variant, net=mlp)
     optimizer.minimize(*batch())
     before, groups = tensors(model, optimizer), copy.deepcopy(optimizer.state_dict()["param_groups"])
-    other = VARIANTS[variant](sgd(nn.Linear(2, 2)))
+    other = VARIANTS[variant](torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1, momentum=0.9))
     with pytest.raises(ValueError, match="parameter group"):
         optimizer.load_state_dict(other.state_dict())
     assert_identical(tensors(model, optimizer), before)

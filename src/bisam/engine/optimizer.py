@@ -26,7 +26,7 @@ from bisam.engine.checks import (
     check_vectorize,
     warn_unless_criterion,
 )
-from bisam.engine.criterion import Criterion, Phase
+from bisam.engine.criterion import Criterion, Pass, Phase
 from bisam.engine.objective_options import setting, share
 from bisam.engine.passes import Given, TwoPasses, Work
 from bisam.merge import Merge
@@ -193,6 +193,8 @@ class SharpnessAware(TwoPasses):
         check_by_hand(self)
         self._require_gradients("ascend()", "the first backward pass")
         warn_unless_criterion(self)
+        if self.criterion.current is Pass.NONE:
+            self.criterion.begin()
         self._ascend([param.grad for param in params])
         gradients.take(params)
 
