@@ -554,14 +554,6 @@ def test_options_of_variants_that_cannot_be(name, options, message):
         build(name, **options)
 
 
-def test_more_samples_than_the_batch_has_cannot_be_chosen():
-    model, optimizer = build("KSAM", k=17)
-    before = tensors(model, optimizer)
-    with pytest.raises(ValueError, match="k = 17 samples cannot be chosen from a batch of 16"):
-        optimizer.minimize(*batch())
-    assert_identical(tensors(model, optimizer), before)
-
-
 @pytest.mark.parametrize("variant_name", ["ESAM", "KSAM", "mSAM"])
 def test_what_needs_the_batch_is_refused_where_it_cannot_be_seen(variant_name):
     model, optimizer = build(variant_name)
@@ -1146,14 +1138,6 @@ def test_inputs_shared_by_all_samples_are_never_cut():
 
     _, optimizer = build("SAM", net=Shared, micro_batch=4)
     optimizer.minimize((batch()[0], torch.ones(4, 6)), batch()[1], accumulate=2)
-
-
-def test_a_last_micro_batch_too_small_to_choose_from_is_found_before_anything_runs():
-    model, optimizer = build("KSAM", k=3, micro_batch=6)
-    before = tensors(model, optimizer)
-    with pytest.raises(ValueError, match="k = 3 samples cannot be chosen from a batch of 2"):
-        optimizer.minimize(*batch(size=8))
-    assert_identical(tensors(model, optimizer), before)
 
 
 def test_random_numbers_are_not_those_that_the_weights_were_initialised_with():

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from bisam.engine.optimizer import SharpnessAware
+from bisam.engine.wrapper import TWO_STEP_KEYS
 from bisam.perturbation import Ball
 
 
@@ -53,7 +54,7 @@ class SAM(SharpnessAware):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of this class, or of the one it replaces, without the old weights that that one carries."""
         state = {
-            index: {name: value for name, value in entry.items() if name not in ("old_p", "e_w")}
+            index: {name: value for name, value in entry.items() if name not in TWO_STEP_KEYS}
             for index, entry in state_dict["state"].items()
         }
         super().load_state_dict({**state_dict, "state": {index: entry for index, entry in state.items() if entry}})

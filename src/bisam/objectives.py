@@ -337,9 +337,11 @@ def check_classification(logits: Tensor, target: Tensor) -> None:
     elif target.dtype == torch.bool or target.is_complex():
         raise TypeError(f"class indices must be integers, got {_describe(target)}")
     elif target.shape != indices:
+        last = logits.dim() > 2 and target.shape == logits.shape[:-1]
+        remedy = ". The classes come second: give logits.transpose(1, -1), or flatten both" if last else ""
         raise ValueError(
             f"logits of shape {tuple(logits.shape)} go with class indices of shape {tuple(indices)}, got "
-            f"{_describe(target)}"
+            f"{_describe(target)}{remedy}"
         )
 
 

@@ -91,9 +91,6 @@ class Plan:
     needs_scores_of_ascent = False
     """Whether `for_descent` compares with the ascent objective of each sample at w."""
 
-    def check(self, size: int) -> None:
-        """Raise if it cannot choose from a batch of this size."""
-
     def for_ascent(self, batch: Batch, look: Look) -> Batch:
         """The samples for both passes; `look` gives the descent's loss at w."""
         return batch
@@ -134,12 +131,8 @@ class HighestLoss(Plan):
             raise ValueError(f"k must be a whole number of samples, at least 1, got {k!r}")
         self.k = k
 
-    def check(self, size: int) -> None:
-        if self.k is not None and self.k > size:
-            raise ValueError(f"k = {self.k} samples cannot be chosen from a batch of {size}")
-
     def for_ascent(self, batch: Batch, look: Look) -> Batch:
-        k = math.ceil(len(batch) / 2) if self.k is None else self.k
+        k = math.ceil(len(batch) / 2) if self.k is None else min(self.k, len(batch))
         return batch if k == len(batch) else batch.rows(look(batch).topk(k).indices)
 
 

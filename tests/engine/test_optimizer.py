@@ -570,7 +570,7 @@ def test_what_the_descent_ignores_and_weights_the_ascent_does_too(ignore_index):
 def test_options_of_the_wrong_kind_are_named_at_once():
     for options, message in (
         ({"ascent": "log"}, "ascent must be an objective to call.*got 'log'"),
-        ({"autocast": True}, "autocast must be a type such as torch.bfloat16.*got True"),
+        ({"autocast": True}, "autocast must be a floating-point type such as torch.bfloat16.*got True"),
         ({"scaler": True}, "scaler must be a torch.amp.GradScaler or None, got True"),
         ({"rho": None}, "rho must be a number, got None"),
     ):

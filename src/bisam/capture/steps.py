@@ -76,6 +76,8 @@ def capture_together(
     """
     if not optimizers:
         raise ValueError("there is nothing to train: the list of optimizers is empty")
+    if len({id(optimizer) for optimizer in optimizers}) < len(optimizers):
+        raise ValueError("an optimizer is in the list twice: trainings in one graph must not share parameters")
     own: Sequence[torch.Generator | None] = [None] * len(optimizers) if generators is None else generators
     if len(own) != len(optimizers):
         raise ValueError(f"{len(optimizers)} optimizers need as many generators, got {len(own)}")

@@ -35,6 +35,8 @@ def hessian_eigenvalues(
     """
     check_count("k", k, 1)
     check_count("iterations", iterations, k)
+    if not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}")
     with Probe(model, data, objective, None, train_mode, progress, passes=iterations) as probe:
         if k > probe.size:
             raise ValueError(f"k must be at most the number of parameters, {probe.size}, got {k}")

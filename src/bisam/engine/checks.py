@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from bisam.engine.criterion import Criterion, Pass
 from bisam.merge import Merge
@@ -29,6 +32,12 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
             f"base must be a torch optimizer, got {type(base).__name__}. Build it first, such as "
             "torch.optim.SGD(model.parameters(), lr=0.1); bisam.compat.SAM takes parameters and a class"
         )
+    missing = [name for name in ("param_groups", "state", "defaults") if not hasattr(base, name)]
+    if missing:
+        raise TypeError(
+            f"{type(base).__name__} is a torch optimizer without {', '.join(missing)}, as wrappers of another one may "
+            "be. Give the optimizer that it wraps as the base, and wrap the sharpness-aware one"
+        )
     if isinstance(base, torch.optim.LBFGS):
         raise TypeError("LBFGS evaluates its closure many times in a step and cannot be a base optimizer")
     if "_sharpness_aware" in base.__dict__:
@@ -50,7 +59,11 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
 
 def check_group(group: dict[str, Any], perturbation: Perturbation) -> None:
     """That a parameter group can be trained."""
-    perturbation.check({**perturbation.defaults, **group})
+    options = {**perturbation.defaults, **group}
+    for name in perturbation.defaults:
+        if isinstance(options[name], Tensor) and options[name].dim() == 0:  # read here once, not in every step
+            perturbation.check({**options, name: options[name].item()})
+    perturbation.check(options)
     if group.get("maximize"):
         raise ValueError(
             "a parameter group of the base optimizer has maximize=True, so that the perturbation would "
@@ -58,13 +71,34 @@ def check_group(group: dict[str, Any], perturbation: Perturbation) -> None:
         )
 
 
-def check_options(clip_norm: Any, scaler: Any, autocast: Any, micro_batch: Any) -> None:
+def refuse_unknown_options(cls: type, unknown: dict[str, Any]) -> None:
+    """Name the class that was called, the nearest options, and where options of the base optimizer go."""
+    known = {
+        name
+        for ancestor in cls.__mro__
+        if "__init__" in vars(ancestor) and ancestor.__module__.startswith("bisam")
+        for name, parameter in inspect.signature(ancestor).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    } - {"perturbation", "plan", "merge"}
+    (name, *_) = unknown
+    near = difflib.get_close_matches(name, known, n=2)
+    meant = f": did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(sorted(known))}."
+    raise TypeError(
+        f"{cls.__name__} has no option {name!r}{meant} Options of the base optimizer, such as lr, go to it: "
+        f"{cls.__name__}(torch.optim.SGD(model.parameters(), lr=0.1), model)"
+    )
+
+
+def check_options(clip_norm: Any, scaler: Any, autocast: Any, micro_batch: Any, switches: dict[str, Any]) -> None:
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
     if not (scaler is None or isinstance(scaler, torch.amp.GradScaler)):
         raise TypeError(f"scaler must be a torch.amp.GradScaler or None, got {scaler!r}")
-    if not (autocast is None or isinstance(autocast, torch.dtype)):
-        raise TypeError(f"autocast must be a type such as torch.bfloat16, or None, got {autocast!r}")
+    if not (autocast is None or (isinstance(autocast, torch.dtype) and autocast.is_floating_point)):
+        raise TypeError(f"autocast must be a floating-point type such as torch.bfloat16, or None, got {autocast!r}")
     if not (micro_batch is None or (isinstance(micro_batch, int) and micro_batch >= 1)):
         raise ValueError(f"micro_batch must be a whole number of samples, at least 1, or None, got {micro_batch!r}")
 

@@ -56,10 +56,13 @@ class Criterion:
         self.ascent: Objective = self.descent if ascent is None else ascent
         self.current = Pass.NONE
         """The pass of the current step. The engine sets it."""
-        # Q's own task is that of cross entropy; beside another loss, the first targets are checked
-        self._knows_the_task = not isinstance(self.ascent, LowerBound) or objective_options.is_of_labels(self.descent)
+        of_labels = [objective_options.is_of_labels(objective) for objective in (self.ascent, self.descent)]
+        self._knows_the_task = not any(of_labels)
+        """Whether the targets need no check, because no objective takes labels, or because the first were checked."""
         self._players = Players.of(self.ascent, self.descent)
         self.telemetry = Telemetry(self._players)
+        self.parts: list[float | Tensor] | None = None
+        """What each call divided by, where the engine has to weigh the closures of a list."""
         self.bilevel = self.ascent is not self.descent
         """Whether the two players have different objectives."""
 
@@ -79,6 +82,8 @@ class Criterion:
                 f"an objective must return a scalar to step on, got shape {tuple(loss.shape)} from {self.objective}. "
                 'Use reduction="mean" or "sum"'
             )
+        if self.parts is not None:
+            self.parts.append(objective_options.divisor(self.objective, target))
         if self.current not in _NOT_OBSERVED:
             self.record(logits, target, loss)
         return loss
@@ -115,15 +120,18 @@ class Criterion:
         )
 
     def check_task(self, target: Any) -> None:
-        """Q is of one label for each sample, or of probabilities. Looked at once: it waits for the device."""
-        if self._knows_the_task:
+        """That targets are class indices or probabilities. The first floating-point ones are read, once."""
+        if self._knows_the_task or not (isinstance(target, Tensor) and target.is_floating_point()):
             return
-        if isinstance(target, Tensor) and target.is_floating_point():
-            total = target.sum(1) if target.dim() > 1 else torch.zeros(())
-            if not (torch.allclose(total, torch.ones_like(total), atol=1e-2) and bool((target >= 0).all())):
-                raise ValueError(
-                    f"Q bounds the error of a classification with one label for each sample, and the targets of shape "
-                    f"{tuple(target.shape)} are not class indices or probabilities (N, K). For two classes give the "
-                    "model two logits and use cross entropy; otherwise use a variant without Q, such as SAM"
-                )
+        if target.dim() < 2 and objective_options.is_of_labels(self.descent):
+            return  # cross entropy itself refuses these, by their shape
+        total = target.sum(1) if target.dim() > 1 else torch.zeros(())
+        if not (torch.allclose(total, torch.ones_like(total), atol=1e-2) and bool((target >= 0).all())):
+            of_q = isinstance(self.ascent, LowerBound)
+            raise ValueError(
+                f"{'Q' if of_q else 'cross entropy'} takes one label for each sample, and the targets of shape "
+                f"{tuple(target.shape)} are not class indices or probabilities (N, K) that sum to 1. For two classes "
+                "give the model two logits and class indices; for several labels a sample, or a regression, use a "
+                "variant without Q, such as SAM, with descent=torch.nn.BCEWithLogitsLoss() or another loss"
+            )
         self._knows_the_task = True

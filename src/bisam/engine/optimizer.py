@@ -7,6 +7,7 @@ What a step does in detail is in `passes.py`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypedDict
@@ -24,6 +25,7 @@ from bisam.engine.checks import (
     check_options,
     check_sees_batch,
     check_vectorize,
+    refuse_unknown_options,
     warn_unless_criterion,
 )
 from bisam.engine.criterion import Criterion, Pass, Phase
@@ -97,7 +99,10 @@ class SharpnessAware(TwoPasses):
         scaler: torch.amp.GradScaler | None = None,
         autocast: torch.dtype | None = None,
         same_dropout: bool = False,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            refuse_unknown_options(type(self), unknown)
         self.perturbation: Perturbation = Ball() if perturbation is None else perturbation
         self.plan: Plan = Plan() if plan is None else plan
         self.merge: Merge = Merge(every) if merge is None else merge
@@ -106,7 +111,7 @@ class SharpnessAware(TwoPasses):
                 f"every is the merge's own: give it to {type(merge).__name__}, got every={every} beside it"
             )
         check_base(base, self.perturbation)
-        check_options(clip_norm, scaler, autocast, micro_batch)
+        check_options(clip_norm, scaler, autocast, micro_batch, {"vectorize": vectorize, "same_dropout": same_dropout})
         check_ascent(self.perturbation, type(self).__name__, ascent, micro_batch)
         self.criterion = Criterion(ascent, descent)
         self.micro_batch = micro_batch
@@ -119,6 +124,7 @@ class SharpnessAware(TwoPasses):
         self.base = base
         self.model = model
         self._weights = Snapshot()
+        self._running = False
         self._stale = None
         self._fixed_radii = None
         super().__init__(base)
@@ -178,6 +184,7 @@ class SharpnessAware(TwoPasses):
 
     def ascend(self) -> None:
         """After the first backward pass: move the weights to w + ε and clear the gradients."""
+        self._refuse_inside_step("ascend()")
         if self.perturbed:
             raise RuntimeError(
                 "ascend() called twice: the weights are perturbed already. Call descend() after the second backward "
@@ -200,6 +207,7 @@ class SharpnessAware(TwoPasses):
 
     def descend(self, *, zero_grad: bool = True) -> None:
         """After the second backward pass: bring w back, bit for bit, let the base optimizer step, clear gradients."""
+        self._refuse_inside_step("descend()")
         if not self.perturbed:
             raise RuntimeError(
                 "descend() called before ascend(): there is no perturbation to take back. Call ascend() after the "
@@ -214,6 +222,7 @@ class SharpnessAware(TwoPasses):
 
     def restore(self) -> None:
         """Give a step up: weights and buffers as before `ascend`, no gradients. Does nothing between steps."""
+        self._refuse_inside_step("restore()")
         if self.perturbed:
             self._bring_back()
             self.criterion.finish()
@@ -232,7 +241,7 @@ class SharpnessAware(TwoPasses):
         closures = [closure] if callable(closure) else as_closures(closure)
         if self.plan.chooses or self.micro_batch is not None:
             check_sees_batch(self, "step(closure)")
-        if self._weights.is_saved:
+        if self._weights.originals is not None:
             self._refuse_while_perturbed("step()")
         return [Given(closures, divisor=len(closures))]
 
@@ -246,17 +255,18 @@ class SharpnessAware(TwoPasses):
             raise TypeError(f"y must be a tensor of targets, got {type(y).__name__}. For others use step(closure)")
         if len(y) == 0:
             raise ValueError(f"the batch is empty: y has shape {tuple(y.shape)}")
-        if not self._sync.averages:
-            raise RuntimeError(
-                f"minimize() runs the model that this optimizer was given, and {ranks()} ranks would drift apart: it "
-                "is neither wrapped by DistributedDataParallel nor sharded. Wrap it and set optimizer.model"
+        if not self._sync.averages and not self._sync.is_apart:
+            self._sync.is_apart = True
+            warnings.warn(
+                f"minimize() runs the model that this optimizer was given, which is neither wrapped by "
+                f"DistributedDataParallel nor sharded: each of the {ranks()} ranks trains a model of its own. To train "
+                "one together, wrap it and set optimizer.model",
+                stacklevel=4,
             )
         self._refuse_while_perturbed("minimize()")
         scaled = partial(scaling.scaled, self.scaler)
         runner = Runner(self.model, self.criterion, self.plan, self.autocast, scaled, self._buffers.save_early)
         micro_batches = Batch(x, y).cut(self.micro_batch if self.micro_batch and self._perturbs() else len(y))
-        for micro_batch in micro_batches:
-            self.plan.check(len(micro_batch))
         shares = [1.0 if len(micro_batches) == 1 else share(self.criterion.descent, b.y, y) for b in micro_batches]
         return [Planned(runner, b, accumulate, part) for b, part in zip(micro_batches, shares, strict=True)]
 

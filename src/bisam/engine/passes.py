@@ -53,6 +53,29 @@ class Given:
     descent = plain = ascent
 
 
+class Weights:
+    """What each closure of a list counts for: the samples, or tokens, that its criterion did not ignore.
+
+    The mean of means would weigh a token of a short closure more. Closures that do not call the criterion, or more than
+    once, count alike.
+    """
+
+    def __init__(self, criterion: Criterion) -> None:
+        self._criterion = criterion
+        self._found: list[float | Tensor] = []
+
+    def begin_closure(self) -> None:
+        self._criterion.parts = []
+
+    def end_closure(self, found: Gradients) -> Gradients:
+        parts, self._criterion.parts = self._criterion.parts or [], None
+        self._found.append(parts[0] if len(parts) == 1 else 1.0)
+        return gradients.scale_(found, self._found[-1])
+
+    def finish(self, total: Gradients) -> None:
+        gradients.scale_(total, 1 / sum(self._found))
+
+
 class TwoPasses(Wrapper):
     """The passes of a step around a base optimizer. `SharpnessAware` is its public form."""
 
@@ -67,6 +90,8 @@ class TwoPasses(Wrapper):
     _weights: Snapshot
     """The weights at w, while they are perturbed."""
     _buffers: BufferSnapshot
+    _running: bool
+    """Whether `step` or `minimize` is running: closures cannot begin, end or give up another one."""
     _stale: Gradients | None
     """Gradients from before the step, until its first closure clears them by `zero_grad`."""
     _fixed_radii: list[Tensor] | None
@@ -83,15 +108,18 @@ class TwoPasses(Wrapper):
     @property
     def perturbed(self) -> bool:
         """Whether the weights are at w + ε now."""
-        return self._weights.is_saved
+        return self._weights.originals is not None
 
     def _run(self, work: Sequence[Work]) -> list[Any]:
         """Both passes of all the work, and the update. Returns the values of the closures at w."""
         params = self._parameters()
         self._refuse_inference("step()")
+        self._refuse_inside_step("step() or minimize()")
         self._begin(work, params)
         try:
+            self._running = True
             values = self._perturbed_step(work, params) if self._perturbs() else self._plain_step(work, params)
+            self.criterion.finish()
             self._update(params)
             torch.clear_autocast_cache()
             self._steps += 1
@@ -99,7 +127,7 @@ class TwoPasses(Wrapper):
             self._give_up(params)
             raise
         finally:
-            self._stale = None
+            self._stale, self._running, self.criterion.parts = None, False, None
             self.criterion.finish()
         return values
 
@@ -248,11 +276,14 @@ class TwoPasses(Wrapper):
         """
         total: Gradients | None = None
         values = []
+        weights = Weights(self.criterion) if divisor > 1 else None
         replicas = self._sync.replicas
         # DistributedDataParallel averages one closure's gradients while they are computed; of several, the sum
         during = averaged and len(closures) == 1 and (not replicas or self._sync.overlaps)
         copied = bool(replicas) and self._sync.reuses_gradient_memory and (followed or not during)
         for closure in closures:
+            if weights is not None:
+                weights.begin_closure()
             with torch.enable_grad():
                 if replicas:
                     with self._sync.during(averaged=during):
@@ -267,12 +298,13 @@ class TwoPasses(Wrapper):
                     "minimize(x, y, accumulate=n). If they are left over, call zero_grad() first."
                 )
             values.append(value.detach() if isinstance(value, Tensor) else value)
-            total = gradients.add(total, gradients.take(params, copied=copied))
+            found = gradients.take(params, copied=copied)
+            total = gradients.add(total, found if weights is None else weights.end_closure(found))
         assert total is not None
         if not may_be_empty and all(gradient is None for gradient in total):
             raise _no_gradients("step()", "the closure")
-        if divisor > 1:
-            gradients.scale_(total, 1 / divisor)
+        if weights is not None:
+            weights.finish(total)
         return (self._sync.average(params, total) if averaged and not during else total), values
 
     def _vectorized_step(self, work: Sequence[Planned], params: list[Tensor]) -> list[Any]:
@@ -307,7 +339,7 @@ class TwoPasses(Wrapper):
     def _ascend(self, ascent: Gradients | None) -> None:
         """Move to w + ε, from the ascent's gradients, which the move uses up."""
         buckets = self._buckets(ascent)
-        if not self._weights.is_saved:  # else they were saved before the ascent pass
+        if self._weights.originals is None:  # else they were saved before the ascent pass
             self._save(buckets)
         try:
             if ascent is not None:  # without an ascent pass, the statistics of the only pass are kept
@@ -402,15 +434,26 @@ class TwoPasses(Wrapper):
         super()._attach()
         this = weakref.ref(self)
 
-        def refuse_while_perturbed(*_: Any) -> None:
+        def refuse(*_: Any) -> None:
             optimizer = this()
-            if optimizer is not None and optimizer._weights.is_saved:
+            if optimizer is None:
+                return
+            if optimizer.criterion.current is not Pass.NONE:  # the passes are over when the engine lets it step
+                optimizer._refuse_inside_step("the base optimizer's step()")
+            if optimizer._weights.originals is not None:
                 optimizer._refuse_while_perturbed("the base optimizer's step()")
 
-        self.base.register_step_pre_hook(refuse_while_perturbed)
+        self.base.register_step_pre_hook(refuse)
 
     def _devices(self) -> set[torch.device]:
         return {param.device for param in self._parameters()}
+
+    def _refuse_inside_step(self, method: str) -> None:
+        if self._running:
+            raise RuntimeError(
+                f"{method} called by a closure, inside of a running step. The step runs both passes and the update: a "
+                "closure computes the loss, calls backward() and returns it"
+            )
 
     def _refuse_inference(self, method: str) -> None:
         if torch.is_inference_mode_enabled():

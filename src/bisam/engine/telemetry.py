@@ -12,6 +12,9 @@ from bisam.engine import objective_options
 from bisam.engine.objective_options import setting
 from bisam.objectives import LowerBound, Objective
 
+MOST_PARTS = 1000
+"""Calls of the criterion in one pass that are observed. A loop that never steps makes more: they are not kept."""
+
 
 @dataclass(frozen=True)
 class Players:
@@ -145,7 +148,7 @@ class Telemetry:
     def record(self, logits: Tensor, target: Tensor, loss: Tensor, *, climbing: bool, perturbed: bool) -> None:
         """Observe a call of the criterion that gave this loss: of the ascent's objective if `climbing`."""
         passes = self._at_perturbed if perturbed else self._at_weights
-        if self._gave_up or (passes and not passes[-1].propagated):
+        if self._gave_up or (passes and not passes[-1].propagated) or len(passes) >= MOST_PARTS:
             # two calls before a backward pass are terms of one loss, and their weights are not known here
             self._at_weights, self._at_perturbed, self._gave_up = [], [], True
             return
@@ -178,6 +181,11 @@ class Telemetry:
             return right, ~right
         counted = target.long() != ignore_index  # as int64: in uint8, -100 would be class 156
         return right & counted, ~right & counted
+
+    def __repr__(self) -> str:
+        """The values, which are read from the device for it."""
+        values = ", ".join(f"{name}={value.item():.4g}" for name, value in self.as_dict().items())
+        return f"Telemetry({values})"
 
     def as_dict(self) -> dict[str, Tensor]:
         """All values that are not None, by name: for a logger."""

@@ -72,6 +72,12 @@ class Wrapper(torch.optim.Optimizer):
     def state(self, state: Any) -> None:
         self.base.state = state
 
+    def __getattr__(self, name: str) -> Any:
+        """`train` and `eval` of the base optimizer, which schedule-free ones have."""
+        if name in ("train", "eval") and hasattr(self.__dict__.get("base"), name):
+            return getattr(self.base, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         check_group({**self.base.defaults, **param_group}, self.perturbation)
         self.base.add_param_group(param_group)
@@ -91,7 +97,9 @@ class Wrapper(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, or a state dict of the base optimizer alone: then ρ and the like stay."""
+        self._refuse_inside_step("load_state_dict()")
         self._refuse_while_perturbed("load_state_dict()")
+        self._refuse_two_step_class(state_dict)
         self._refuse_memory_of_another(state_dict)
         self._refuse_ball_of_another(state_dict)
         sharpness = state_dict.get("sharpness", {"steps": 0, "memory": {}})
@@ -162,8 +170,20 @@ class Wrapper(torch.optim.Optimizer):
                 f"{type(self).__name__} is {kind[any(ours)]} here. Load it into the variant that wrote it"
             )
 
+    def _refuse_two_step_class(self, state_dict: dict[str, Any]) -> None:
+        """Its state is copies of weights, not what the base optimizer keeps."""
+        if any(TWO_STEP_KEYS & entry.keys() for entry in state_dict["state"].values()):
+            raise ValueError(
+                "this checkpoint is of the widely copied two-step SAM class: it holds copies of weights instead of the "
+                "base optimizer's state. Load it into bisam.compat.SAM, which takes what there is of it"
+            )
+
+    def _refuse_inside_step(self, method: str) -> None:
+        raise NotImplementedError
+
     def _refuse_while_perturbed(self, method: str) -> None:
         if self.perturbed:
+            self._refuse_inside_step(method)
             raise RuntimeError(
                 f"{method} called between ascend() and descend(): the weights are perturbed now. Call descend() first, "
                 "or restore() to give the step up."
@@ -173,6 +193,9 @@ class Wrapper(torch.optim.Optimizer):
         super().__setstate__(state)
         self._attach()
 
+
+TWO_STEP_KEYS = frozenset({"old_p", "e_w"})
+"""What the two-step SAM class keeps for each parameter."""
 
 _CHECKPOINT_HOOKS = [
     f"_optimizer_{action}state_dict_{moment}_hooks" for action in ("", "load_") for moment in ("pre", "post")

@@ -51,6 +51,8 @@ class GradientSync:
             _refuse_local(self.replicas)
         self.gathering = [m for m in modules if self._sharded and hasattr(m, "reshard")]
         """Modules of FSDP2, which keep gathered copies of the weights."""
+        self.is_apart = False
+        """Whether the user was warned that each rank trains a model of its own."""
 
     @property
     def is_alone(self) -> bool:

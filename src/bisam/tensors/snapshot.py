@@ -18,9 +18,8 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.copies: list[Tensor] = []
-        self.is_saved = False
-        """Whether there is something to restore."""
-        self._originals: list[Tensor] = []
+        self.originals: list[Tensor] | None = None
+        """The tensors that were saved, until they are restored."""
         self._kinds: list[list[int]] = []
         self._by_owner: dict[Tensor, Tensor] = {}
 
@@ -30,21 +29,21 @@ class Snapshot:
             self.copies = []  # freed before the new ones are allocated
             self.copies = [torch.empty_like(tensor) for tensor in tensors]
             self._kinds = _indices_by_kind(self.copies)
-        self._originals, self.is_saved = list(tensors), True
+        self.originals = list(tensors)
         self._by_owner = dict(zip(owners, self.copies, strict=False))
-        self._copy(self.copies, self._originals)
+        self._copy(self.copies, self.originals)
 
     def copies_of(self, owners: Sequence[Tensor]) -> list[Tensor]:
         return [self._by_owner[owner] for owner in owners]
 
     def restore(self) -> None:
-        if self._originals:
-            self._copy(self._originals, self.copies)
+        if self.originals:
+            self._copy(self.originals, self.copies)
         self.forget()
 
     def forget(self) -> None:
         """Do not restore what was saved."""
-        self._originals, self.is_saved = [], False
+        self.originals = None
         self._by_owner = {}
 
     def _copy(self, to: list[Tensor], source: list[Tensor]) -> None:

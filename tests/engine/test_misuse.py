@@ -1,0 +1,232 @@
+"""What comparison with other implementations, and misuse on purpose, brought up: refused, or right."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bisam
+from bisam.capture import capture_together
+
+from family import assert_close, assert_identical, batch, build, mlp, tensors, weights_of
+
+# A running step
+
+
+@pytest.mark.parametrize("when", ["ascent", "descent"])
+@pytest.mark.parametrize("call", ["step", "minimize", "base.step", "ascend", "descend", "restore", "load_state_dict"])
+def test_a_closure_cannot_begin_or_end_a_step(call, when):
+    model, optimizer = build("SAM", net=mlp)
+    x, y = batch()
+    optimizer.minimize(x, y)
+    saved = optimizer.state_dict()
+    calls = {
+        "step": lambda: optimizer.step(lambda: None),
+        "minimize": lambda: optimizer.minimize(x, y),
+        "base.step": optimizer.base.step,
+        "ascend": optimizer.ascend,
+        "descend": optimizer.descend,
+        "restore": optimizer.restore,
+        "load_state_dict": lambda: optimizer.load_state_dict(saved),
+    }
+
+    def closure():
+        loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        if optimizer.phase == when:
+            calls[call]()
+        return loss
+
+    before = tensors(model, optimizer)
+    with pytest.raises(RuntimeError, match="called by a closure, inside of a running step"):
+        optimizer.step(closure)
+    assert_identical(tensors(model, optimizer), before)
+    optimizer.minimize(x, y)  # and the next step is a step
+
+
+# Lists of closures
+
+
+@pytest.mark.parametrize("name", ["SAM", "BiSAM(log)", "GSAM(log)"])
+def test_closures_of_a_list_are_weighed_by_the_labels_that_they_keep(name):
+    """As `minimize(accumulate=n)` does: the mean of means would weigh a token of a short part more."""
+    results = []
+    for form in ("list", "whole"):
+        model, optimizer = build(name, net=mlp, dtype=torch.float64)
+        for seed in range(4):
+            x, y = batch(seed, dtype=torch.float64)
+            y = y.clone()
+            y[:5] = -100  # of the first part's eight
+
+            def closure(x, y, model=model, optimizer=optimizer):
+                loss = optimizer.criterion(model(x), y)
+                loss.backward()
+                return loss
+
+            parts = [(x[:8], y[:8]), (x[8:], y[8:])] if form == "list" else [(x, y)]
+            optimizer.step([partial(closure, *part) for part in parts])
+        results.append(tensors(model, optimizer))
+    assert_close(*results, 1e-12)
+
+
+# Options and targets
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"rho": torch.tensor(float("nan"))}, ValueError, "rho must be non-negative and finite, got nan"),
+        ({"rho": torch.tensor(-0.1)}, ValueError, "rho must be non-negative and finite, got -0.1"),
+        ({"autocast": torch.int64}, TypeError, "autocast must be a floating-point type"),
+        ({"same_dropout": "yes"}, TypeError, "same_dropout must be True or False, got 'yes'"),
+        ({"vectorize": 1}, TypeError, "vectorize must be True or False, got 1"),
+        ({"roh": 0.1}, TypeError, r"SAM has no option 'roh': did you mean rho\?"),
+        ({"lr": 0.1}, TypeError, r"SAM has no option 'lr'; there are .*rho.*go to it: SAM\(torch.optim.SGD\("),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        build("SAM", net=mlp, **options)
+
+
+def test_parameters_in_the_place_of_a_base_optimizer():
+    with pytest.raises(TypeError, match=r"BiSAM has no option 'lr'.*BiSAM\(torch.optim.SGD\(model.parameters\(\)"):
+        bisam.BiSAM(mlp().parameters(), lr=0.1)
+
+
+def test_trainings_in_one_graph_are_different_optimizers():
+    _, optimizer = build(net=mlp)
+    with pytest.raises(ValueError, match="an optimizer is in the list twice"):
+        capture_together([optimizer, optimizer])
+
+
+@pytest.mark.parametrize("tolerance", [float("inf"), float("nan"), 0.0, -1.0])
+def test_a_tolerance_that_any_eigenvalue_meets_is_refused(tolerance):
+    with pytest.raises(ValueError, match="tolerance must lie between 0 and 1"):
+        bisam.diagnostics.hessian_eigenvalues(mlp(), batch(), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("name", ["SAM", "BiSAM(log)"])
+def test_targets_of_several_labels_are_not_probabilities(name):
+    model, optimizer = build(name, net=mlp)
+    x, _ = batch()
+    several = (torch.rand(len(x), 4, generator=torch.Generator().manual_seed(0)) < 0.6).float()
+    before = weights_of(model)
+    with pytest.raises(ValueError, match=r"one label for each sample.*sum to 1.*BCEWithLogitsLoss"):
+        optimizer.minimize(x, several)
+    assert_identical(weights_of(model), before)
+    if name == "SAM":
+        _, optimizer = build(name, net=mlp, descent=nn.BCEWithLogitsLoss())
+        optimizer.minimize(x, several)
+
+
+@pytest.mark.parametrize("objective", [bisam.CrossEntropy(), bisam.LowerBound()], ids=["cross entropy", "Q"])
+def test_logits_with_the_classes_last_are_refused_with_the_remedy(objective):
+    logits, labels = torch.randn(2, 5, 7), torch.randint(7, (2, 5))
+    with pytest.raises(ValueError, match=r"give logits.transpose\(1, -1\), or flatten both"):
+        objective(logits, labels)
+    flat = objective(logits.flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(objective(logits.transpose(1, -1), labels), flat)
+
+
+# Telemetry
+
+
+def test_telemetry_prints_its_numbers():
+    _, optimizer = build("BiSAM(log)", net=mlp)
+    optimizer.minimize(*batch())
+    text = repr(optimizer.telemetry)
+    assert text.startswith("Telemetry(ascent_norm=")
+    assert f"loss={optimizer.telemetry.loss.item():.4g}" in text
+
+
+@pytest.mark.parametrize("propagates", [True, False])
+def test_a_criterion_that_is_called_outside_of_steps_does_not_keep_every_call(propagates):
+    model, optimizer = build("SAM", net=mlp)
+    x, y = batch()
+    logits = model(x).detach().requires_grad_()
+    for _ in range(1010):
+        loss = optimizer.criterion(logits, y)
+        if propagates:
+            loss.backward()
+    assert len(optimizer.telemetry._at_weights) <= 1000
+    optimizer.minimize(x, y)
+    assert optimizer.telemetry.loss is not None
+
+
+# Base optimizers and checkpoints
+
+
+class Lookahead(torch.optim.Optimizer):
+    """As wrappers are often written: without the parent's constructor."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.param_groups = inner.param_groups
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+class ScheduleFree(torch.optim.SGD):
+    """With modes, as schedule-free optimizers have."""
+
+    mode = ""
+
+    def train(self):
+        self.mode = "train"
+
+    def eval(self):
+        self.mode = "eval"
+
+
+def test_a_wrapper_of_another_optimizer_is_refused_with_the_remedy():
+    with pytest.raises(TypeError, match=r"Lookahead is a torch optimizer without state, defaults.*that it wraps"):
+        bisam.SAM(Lookahead(torch.optim.SGD(mlp().parameters(), lr=0.1)))
+
+
+def test_the_modes_of_a_base_optimizer_are_reached_through_the_wrapper():
+    optimizer = bisam.SAM(ScheduleFree(mlp().parameters(), lr=0.1))
+    optimizer.eval()
+    assert optimizer.base.mode == "eval"
+    optimizer.train()
+    assert optimizer.base.mode == "train"
+    plain = bisam.SAM(torch.optim.SGD(mlp().parameters(), lr=0.1))
+    with pytest.raises(AttributeError, match="'SAM' object has no attribute 'eval'"):
+        plain.eval()
+
+
+@pytest.mark.parametrize("base_class", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_checkpoint_of_the_two_step_class_is_taken_or_refused_whole(base_class):
+    model = mlp()
+    optimizer = bisam.SAM(base_class(model.parameters(), lr=0.1), model)
+    optimizer.minimize(*batch())
+    state = optimizer.state_dict()
+    theirs = {**state, "state": {i: {"old_p": p.detach().clone()} for i, p in enumerate(model.parameters())}}
+    before = tensors(model, optimizer)
+    with pytest.raises(ValueError, match=r"two-step SAM class.*Load it into bisam.compat.SAM"):
+        optimizer.load_state_dict(theirs)
+    assert_identical(tensors(model, optimizer), before)
+    compatible = bisam.compat.SAM(model.parameters(), base_class, lr=0.1)
+    compatible.load_state_dict(theirs)
+    compatible.zero_grad()
+    for _ in range(2):
+        F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+        compatible.first_step()
+        F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+        compatible.second_step(zero_grad=True)
+    assert not any("old_p" in entry for entry in compatible.state.values())
+
+
+# Plans
+
+
+def test_k_samples_of_a_smaller_last_batch_are_all_of_it():
+    results = []
+    for variant, options in (("KSAM", {"k": 8}), ("SAM", {})):
+        model, optimizer = build(variant, net=mlp, **options)
+        optimizer.minimize(*batch(size=5))
+        results.append(weights_of(model))
+    assert_identical(*results)
