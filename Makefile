@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-QUICK_OUT := tests/lab tests/tensors/test_distributed.py tests/test_examples.py tests/test_docs.py
+QUICK_OUT := tests/lab src/bisam/lab tests/tensors/test_distributed.py tests/test_examples.py tests/test_docs.py
 
 .PHONY: test quick check lint types demo bench docs clean
 
@@ -13,8 +13,8 @@ test: $(VENV)/.installed  ## all tests and doctests
 
 # Leaves out the lab, training on several ranks (two processes), the examples and the benchmark, the pages that are
 # compared with their sources, and what is marked slow: base optimizers beside SGD, long runs against the reference,
-# compiled models, counted work.
-quick: $(VENV)/.installed  ## the inner ring's fast tests and all doctests, under a minute on two cores
+# compiled models, counted work, the Triton kernels (interpreted on a CPU).
+quick: $(VENV)/.installed  ## the inner ring's fast tests and doctests, under a minute on two cores
 	$(BIN)/pytest -n 2 -q -m 'not slow' $(QUICK_OUT:%=--ignore=%)
 
 check: lint types test  ## what CI runs

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from family import ALIKE_WHEN_CAPTURED, BASES, BY_HAND, VARIANTS, WITH_CLOSURE, WITHOUT_MEMORY
+from family import ALIKE_WHEN_CAPTURED, BASES, BY_HAND, VARIANTS, WITH_CLOSURE, WITHOUT_MEMORY, pairs
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported: they run on the CPU then
@@ -34,8 +34,7 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_report_header():
-    combinations = len(VARIANTS) * len(BASES)
-    return f"contract: {len(VARIANTS)} variants × {len(BASES)} base optimizers = {combinations} combinations"
+    return f"contract: {len(VARIANTS)} variants, {len(BASES)} base optimizers, {len(pairs(VARIANTS))} pairs"
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 import bisam
-from bisam.perturbation import RandomStart
 
 
 def own_phi(x: Tensor) -> Tensor:
@@ -121,7 +120,7 @@ over_plain_pairs = _over(WITHOUT_MEMORY)
 
 def begins_at_the_weights(optimizer) -> bool:
     """Whether the first pass is at w, not at a random start near it."""
-    return not isinstance(optimizer.perturbation, RandomStart)
+    return optimizer.perturbation.ascends_from_weights
 
 
 def takes_closures(optimizer) -> bool:

@@ -237,6 +237,17 @@ def test_esam_descends_exactly_as_many_samples_as_asked_ties_included(gamma, siz
     assert with_gradient == [size, kept]
 
 
+def test_esam_with_the_same_dropout_begins_every_pass_with_the_same_random_state():
+    """The look at w + ε, which chooses samples, and the descent pass after it."""
+    model, optimizer = build("ESAM", net=lambda: nn.Sequential(nn.Dropout(0.5), mlp()), same_dropout=True)
+    states = []
+    model.register_forward_pre_hook(lambda *_: states.append(torch.get_rng_state()))
+    optimizer.minimize(*batch())
+    assert len(states) == 3
+    assert torch.equal(states[0], states[1])
+    assert torch.equal(states[0], states[2])
+
+
 def test_esam_computes_no_weight_gradient_of_what_it_drops_and_perturbs_only_what_it_keeps():
     def net():
         return nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(20)], mlp())

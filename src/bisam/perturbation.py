@@ -39,6 +39,9 @@ class Perturbation:
     acts_before_ascent = False
     """Whether `before_ascent` does something, so that the passes cannot be run by hand."""
 
+    ascends_from_weights = True
+    """Whether the ascent pass is at w, not at a random start near it."""
+
     alike_on_all_ranks = True
     """Whether it gives equal ε for equal gradients: one that draws random numbers does not."""
 
@@ -280,6 +283,7 @@ class RandomStart(Drawing):
     """
 
     acts_before_ascent = True
+    ascends_from_weights = False
 
     def __init__(self, inner: Perturbation, sigma: float) -> None:
         super().__init__(inner)

@@ -45,7 +45,7 @@ REDUCTIONS = [
 ]
 
 
-@pytest.fixture(params=BACKENDS, autouse=True)
+@pytest.fixture(params=["cpu", pytest.param("triton", marks=pytest.mark.slow)], autouse=True)
 def place(request, monkeypatch):
     """Where to put the logits so that this backend computes them."""
     chosen, where = BACKENDS[request.param]

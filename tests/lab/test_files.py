@@ -52,7 +52,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(linked, tmp_path):
     reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)  # if nobody writes, it waits
     reader.start()
     write_atomically(path, b"a", b"", memoryview(b"b"))
-    reader.join(10)
+    reader.join(120)
     assert got == [b"ab"]
     assert pipe.is_fifo()
     assert names(tmp_path) == before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -73,9 +73,5 @@ def check_radius(name: str, value: float) -> None:
 
 
 def check_count(name: str, value: int, least: int) -> None:
-    try:
-        fits = not isinstance(value, bool) and operator.index(value) >= least
-    except TypeError:
-        fits = False
-    if not fits:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")

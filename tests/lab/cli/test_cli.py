@@ -11,7 +11,7 @@ import pytest
 def bisam(*arguments, folder, code=None):
     start = ["-m", "bisam"] if code is None else ["-c", code]
     command = [sys.executable, *start, *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=120)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=1200)
 
 
 @pytest.fixture(scope="module")

@@ -733,7 +733,7 @@ def test_a_page_that_is_a_link_or_a_pipe_stays_one(tmp_path, recorded, write_run
     reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_text(encoding="utf-8")), daemon=True)
     reader.start()
     assert report(tmp_path / "runs", "--out", tmp_path / "pipe").exit_code == 0
-    reader.join(10)
+    reader.join(120)
     assert (tmp_path / "pipe").is_fifo()
     assert got == [(tmp_path / "page.html").read_text(encoding="utf-8")]
 
@@ -743,7 +743,7 @@ def test_the_page_is_written_though_nobody_reads_what_is_printed(tmp_path, recor
     arguments = [sys.executable, "-m", "bisam", "report", tmp_path, "--markdown", tmp_path / "tables.md"]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()  # as `| head -1` does once it has its line
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=1200)
     assert errors == ""
     assert len(Page(tmp_path / "report.html").runs) == 1
     assert "90.00, n = 1" in (tmp_path / "tables.md").read_text()
