@@ -103,8 +103,10 @@ class Sequences(RuleBasedStateMachine):
             with pytest.raises(RuntimeError, match="between ascend"):
                 run(*self.data(seed))
         elif self.gradients in ("own", "mixed") and not clears:
+            found = [p.grad.clone() for p in self.model.parameters()]
             with pytest.raises(RuntimeError, match="found gradients from before"):
                 run(*self.data(seed))
+            assert_identical([p.grad for p in self.model.parameters()], found)
         else:
             self.steps(seed, run)
 

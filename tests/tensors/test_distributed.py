@@ -343,6 +343,7 @@ def train_an_embedding_in_shards():
     return weights_of(model)
 
 
+@on_cpu
 def test_what_a_variant_remembers_begins_alike_in_every_shard():
     model = embedding()
     optimizer = VARIANTS["FriendlySAM"](BASES["SGD(foreach)"](model.parameters()), model)
