@@ -206,7 +206,7 @@ class Sequences(RuleBasedStateMachine):
             self.gradients = "none"  # torch copies a parameter without its gradient
 
 
-TestSequences = Sequences.TestCase
+TestSequences = pytest.mark.slow(Sequences.TestCase)
 TestSequences.settings = settings(
     max_examples=int(os.environ.get("BISAM_SEQUENCES", "200")),
     stateful_step_count=20,
