@@ -1,5 +1,6 @@
 """What comparison with other implementations, and misuse on purpose, brought up: refused, or right."""
 
+import gc
 from functools import partial
 
 import pytest
@@ -9,14 +10,18 @@ from torch import nn
 
 import bisam
 from bisam.capture import capture_together
+from bisam.engine.replay import Replay
 
+from contract import HostReads
 from family import assert_close, assert_identical, batch, build, mlp, tensors, weights_of
 
 # A running step
 
 
 @pytest.mark.parametrize("when", ["ascent", "descent"])
-@pytest.mark.parametrize("call", ["step", "minimize", "base.step", "ascend", "descend", "restore", "load_state_dict"])
+@pytest.mark.parametrize(
+    "call", ["step", "minimize", "base.step", "ascend", "descend", "restore", "load_state_dict", "add_param_group"]
+)
 def test_a_closure_cannot_begin_or_end_a_step(call, when):
     model, optimizer = build("SAM", net=mlp)
     x, y = batch()
@@ -30,6 +35,7 @@ def test_a_closure_cannot_begin_or_end_a_step(call, when):
         "descend": optimizer.descend,
         "restore": optimizer.restore,
         "load_state_dict": lambda: optimizer.load_state_dict(saved),
+        "add_param_group": lambda: optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]}),
     }
 
     def closure():
@@ -69,6 +75,185 @@ def test_closures_of_a_list_are_weighed_by_the_labels_that_they_keep(name):
             optimizer.step([partial(closure, *part) for part in parts])
         results.append(tensors(model, optimizer))
     assert_close(*results, 1e-12)
+
+
+def in_list(model, optimizer, parts, calls=1):
+    """Closures that call the criterion so often, for the mean of equal terms."""
+
+    def closure(x, y, times):
+        loss = sum(optimizer.criterion(model(x), y) for _ in range(times)) / times
+        loss.backward()
+        return loss
+
+    return [partial(closure, *part, calls if number == 0 else 1) for number, part in enumerate(parts)]
+
+
+def halves(x, y):
+    return [*zip(x.chunk(2), y.chunk(2), strict=True)]
+
+
+def test_several_terms_in_a_closure_of_a_list_count_as_one():
+    results = []
+    for calls in (1, 2):
+        model, optimizer = build("SAM", net=mlp, dtype=torch.float64)
+        optimizer.step(in_list(model, optimizer, halves(*batch(dtype=torch.float64)), calls))
+        results.append(weights_of(model))
+    assert_close(*results, 1e-12)
+
+
+def test_closures_of_a_list_all_call_the_criterion_or_none_does():
+    model, optimizer = build("SAM", net=mlp)
+    x, y = batch()
+    own, *_ = in_list(model, optimizer, [(x, y)])
+    before = weights_of(model)
+    with pytest.raises(RuntimeError, match=r"1 of the 2 closures of a list called the criterion.*in all of them"):
+        optimizer.step([own, lambda: F.cross_entropy(model(x), y).backward()])
+    assert_identical(weights_of(model), before)
+
+
+def test_a_list_in_which_every_label_is_ignored_leaves_finite_weights():
+    model, optimizer = build("SAM", net=mlp)
+    x, y = batch()
+    optimizer.step(in_list(model, optimizer, halves(x, torch.full_like(y, -100))))
+    # cross entropy itself is 0/0 there; its gradient is 0
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_list_of_large_closures_does_not_overflow_half_precision():
+    model, optimizer = build("SAM", net=mlp, dtype=torch.float16)
+    x, y = (t.repeat(512, *[1] * (t.dim() - 1)) for t in batch(dtype=torch.float16))
+
+    def closure(x, y):
+        loss = optimizer.criterion(model(x).float(), y) * 1000
+        loss.backward()
+        return loss
+
+    optimizer.step([partial(closure, *part) for part in halves(x, y)])
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_list_returns_the_loss_of_the_whole():
+    model, optimizer = build("SAM", net=mlp, dtype=torch.float64)
+    x, y = batch(dtype=torch.float64)
+    y = y.clone()
+    y[:5] = -100
+    expected = F.cross_entropy(model(x), y).item()
+    assert optimizer.step(in_list(model, optimizer, halves(x, y))).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_closure_of_a_list_cannot_unscale_for_all():
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model, optimizer = build("SAM", net=mlp, scaler=scaler)
+    parts = halves(*batch())
+
+    def closure(x, y, *, last):
+        loss = optimizer.criterion(model(x), y)
+        scaler.scale(loss).backward()
+        if last and optimizer.phase == "descent":
+            scaler.unscale_(optimizer)
+        return loss
+
+    before = weights_of(model)
+    with pytest.raises(RuntimeError, match=r"of a list has called scaler.unscale_.*clip_norm= clips"):
+        optimizer.step([partial(closure, *part, last=number == 1) for number, part in enumerate(parts)])
+    assert_identical(weights_of(model), before)
+
+
+def test_a_scaler_that_the_closure_does_not_use_is_an_error():
+    model, optimizer = build("SAM", net=mlp, scaler=torch.amp.GradScaler("cpu"))
+    with pytest.raises(RuntimeError, match=r"did not use it: call scaler.scale\(loss\).backward\(\)"):
+        optimizer.step(in_list(model, optimizer, [batch()])[0])
+
+
+@pytest.mark.parametrize("form", ["list", "accumulate", "micro_batch"])
+def test_no_more_than_two_gradients_live_beside_the_weights(form):
+    """The sum so far, and what the pass under way computes."""
+    options = {"micro_batch": 4} if form == "micro_batch" else {}
+    model, optimizer = build("SAM", net=mlp, **options)
+    held = []
+    shape = model[0].weight.shape
+
+    def look(*_):
+        gc.collect()
+        alike = [o for o in gc.get_objects() if type(o) is torch.Tensor and o.shape == shape and not o.requires_grad]
+        held.append(len({t.data_ptr() for t in alike} - {c.data_ptr() for c in optimizer._weights.copies}))
+
+    x, y = batch()
+    optimizer.minimize(x, y)  # momentum exists now
+    optimizer.zero_grad()
+    model.register_forward_pre_hook(look)
+    if form == "list":
+        optimizer.step(in_list(model, optimizer, [*zip(x.chunk(4), y.chunk(4), strict=True)]))
+    else:
+        optimizer.minimize(x, y, accumulate=4 if form == "accumulate" else 1)
+    assert max(held) <= 2  # the momentum, and the sum so far
+
+
+def test_an_interrupt_while_the_weights_are_saved_leaves_them(monkeypatch):
+    """Of two types, so that they are copied by two calls."""
+    model = nn.ModuleList([mlp(), mlp().double()])
+    optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    x, y = batch()
+
+    def closure():
+        logits = model[0](x) + model[1](x.double()).float()
+        loss = optimizer.criterion(logits, y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    before, copy, calls = weights_of(model), torch._foreach_copy_, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return copy(*args)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(closure)
+    monkeypatch.undo()
+    assert_identical(weights_of(model), before)
+
+
+def test_an_ascent_by_hand_that_fails_is_followed_by_an_ascent(monkeypatch):
+    model, optimizer = build("BiSAM(log)", net=mlp)
+    x, y = batch()
+    optimizer.criterion(model(x), y).backward()
+    monkeypatch.setattr(optimizer.perturbation, "radius", lambda group: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError):
+        optimizer.ascend()
+    monkeypatch.setattr(type(optimizer.perturbation), "__call__", lambda *_: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.undo()
+    assert optimizer.phase == "ascent"
+    call = bisam.Ball.__call__
+    monkeypatch.setattr(bisam.Ball, "__call__", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError):
+        optimizer.ascend()
+    monkeypatch.setattr(bisam.Ball, "__call__", call)
+    assert optimizer.phase == "ascent"
+    assert torch.equal(optimizer.criterion(model(x), y), bisam.lower_bound(model(x), y))
+
+
+def test_zeros_of_our_own_are_not_read():
+    model, optimizer = build("SAM", net=mlp)
+    (closure,) = in_list(model, optimizer, [batch()])
+    optimizer.step(closure)
+    optimizer.zero_grad(set_to_none=False)
+    with HostReads() as reads:
+        optimizer.step(closure)
+    assert reads.count == 0
+
+
+def test_a_replayed_step_leaves_gradients_that_the_next_step_clears():
+    model, optimizer = build("SAM", net=mlp)
+    (closure,) = in_list(model, optimizer, [batch()])
+    optimizer.step(closure)
+    recorded = [p.grad for p in model.parameters()]
+    optimizer.zero_grad()
+    Replay(optimizer).finish(optimizer.telemetry, recorded)
+    optimizer.step(closure)
 
 
 # Options and targets

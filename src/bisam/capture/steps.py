@@ -295,7 +295,11 @@ def _explained(error: BaseException) -> BaseException:
         return error
     frames = traceback.extract_tb(error.__traceback__)
     # the innermost line that is neither a library's nor ours is the user's
-    libraries = (os.path.dirname(__file__), os.path.dirname(torch.__file__), os.sep + "triton" + os.sep)
+    libraries = (
+        os.path.dirname(os.path.dirname(__file__)),
+        os.path.dirname(torch.__file__),
+        os.sep + "triton" + os.sep,
+    )
     theirs = [f for f in frames if not any(library in f.filename for library in libraries) and f.line]
     frame = theirs[-1] if theirs else frames[-1]
     return RuntimeError(

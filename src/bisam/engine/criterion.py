@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,18 @@ _PHASES: dict[Pass, Phase] = {
 _NOT_OBSERVED = (Pass.DESCENT_OBSERVED, Pass.EXTRA)
 
 
+class Part(NamedTuple):
+    """How many labels a call of the criterion had, and kept (by class weights, if any)."""
+
+    labels: float
+    kept: float | Tensor
+
+    @classmethod
+    def of(cls, objective: Objective, target: Tensor) -> Part:
+        labels = len(target) if target.is_floating_point() else target.numel()
+        return cls(float(labels), objective_options.divisor(objective, target))
+
+
 class Criterion:
     """The ascent's objective in the ascent pass, the descent's in the descent pass.
 
@@ -61,8 +73,8 @@ class Criterion:
         """Whether the targets need no check, because no objective takes labels, or because the first were checked."""
         self._players = Players.of(self.ascent, self.descent)
         self.telemetry = Telemetry(self._players)
-        self.parts: list[float | Tensor] | None = None
-        """What each call divided by, where the engine has to weigh the closures of a list."""
+        self.parts: list[Part] | None = None
+        """The calls of a closure, where the engine has to weigh the closures of a list."""
         self.bilevel = self.ascent is not self.descent
         """Whether the two players have different objectives."""
 
@@ -83,7 +95,7 @@ class Criterion:
                 'Use reduction="mean" or "sum"'
             )
         if self.parts is not None:
-            self.parts.append(objective_options.divisor(self.objective, target))
+            self.parts.append(Part.of(self.objective, target))
         if self.current not in _NOT_OBSERVED:
             self.record(logits, target, loss)
         return loss

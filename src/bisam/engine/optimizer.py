@@ -157,13 +157,16 @@ class SharpnessAware(TwoPasses):
                 if param.grad is not None:
                     gradients.unmark(param.grad)
         self.base.zero_grad(set_to_none)
+        if not set_to_none:
+            gradients.mark(self._parameters(), zeros=True)
 
     # The step, in its three forms.
 
     def step(self, closure: Closure | Sequence[Closure] | None = None) -> Any:
         """One step. The closure computes `criterion(model(x), y)`, calls `backward` on it and returns it, twice.
 
-        A list of closures, each of an equally large micro-batch, is one step on all of them together.
+        A list of closures, one for each micro-batch, is one step on all of them together: each counts for the labels
+        that it keeps. Clip by `clip_norm=`: a closure sees its own gradients only.
 
         Returns what the closure returned at w; for the bilevel variants the descent's loss there, if it used
         `criterion` once. The gradient of the update stays in `.grad` until the next step, or `zero_grad`, clears it.
@@ -276,10 +279,11 @@ class SharpnessAware(TwoPasses):
         if not isinstance(work[0], Given):
             loss = self.telemetry.loss
             return self.telemetry.perturbed_loss if loss is None else loss
-        value = _mean(values)
-        if not self.criterion.bilevel and value is not None:
+        value, closures = _mean(values), work[0].divisor
+        weighed = closures > 1 and isinstance(value, Tensor)  # by the labels that each closure keeps, as telemetry does
+        if not self.criterion.bilevel and value is not None and not weighed:
             return value
-        loss, closures = self.criterion.telemetry.loss, work[0].divisor
+        loss = self.criterion.telemetry.loss
         sums = closures > 1 and setting(self.criterion.descent, "reduction") == "sum"
         return value if loss is None else loss / closures if sums else loss
 
@@ -294,7 +298,13 @@ class SharpnessAware(TwoPasses):
         """All but what belongs to this object alone: hooks, a scheduler's patch of `step`, copies of weights."""
         self._refuse_while_perturbed("copying or pickling")
         state = {name: value for name, value in self.__dict__.items() if "_hooks" not in name and name != "step"}
-        return {**state, "_weights": Snapshot(), "_buffers": BufferSnapshot(self.model), "_stale": None}
+        return {
+            **state,
+            "_weights": Snapshot(),
+            "_buffers": BufferSnapshot(self.model),
+            "_stale": None,
+            "_running": False,
+        }
 
 
 def _mean(values: Sequence[Any]) -> Any:

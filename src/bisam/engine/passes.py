@@ -56,24 +56,36 @@ class Given:
 class Weights:
     """What each closure of a list counts for: the samples, or tokens, that its criterion did not ignore.
 
-    The mean of means would weigh a token of a short closure more. Closures that do not call the criterion, or more than
-    once, count alike.
+    The mean of means would weigh a token of a short closure more. If no closure calls the criterion, all count alike.
     """
 
     def __init__(self, criterion: Criterion) -> None:
         self._criterion = criterion
-        self._found: list[float | Tensor] = []
+        self._found: list[float | Tensor | None] = []
+        self._unit = 1.0
 
     def begin_closure(self) -> None:
         self._criterion.parts = []
 
     def end_closure(self, found: Gradients) -> Gradients:
         parts, self._criterion.parts = self._criterion.parts or [], None
-        self._found.append(parts[0] if len(parts) == 1 else 1.0)
-        return gradients.scale_(found, self._found[-1])
+        if parts and not self._found:
+            self._unit = parts[0].labels  # weights near 1: gradients in half precision overflow easily
+        weight = sum(part.kept for part in parts) / len(parts) / self._unit if parts else None
+        self._found.append(weight)
+        return found if weight is None else gradients.scale_(found, weight)
 
     def finish(self, total: Gradients) -> None:
-        gradients.scale_(total, 1 / sum(self._found))
+        known = [weight for weight in self._found if weight is not None]
+        if known and len(known) < len(self._found):
+            raise RuntimeError(
+                f"{len(known)} of the {len(self._found)} closures of a list called the criterion, so their weights are not "
+                "known: call optimizer.criterion in all of them, or in none"
+            )
+        whole = sum(known) if known else float(len(self._found))
+        # where every label was ignored there is nothing to divide
+        share = torch.where(whole == 0, 0.0, 1 / whole) if isinstance(whole, Tensor) else 1 / whole
+        gradients.scale_(total, share)
 
 
 class TwoPasses(Wrapper):
@@ -136,14 +148,12 @@ class TwoPasses(Wrapper):
         self.criterion.begin()
         torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
         if gradients.present(params):
-            are_cleared = (
-                isinstance(work[0], Planned) or gradients.are_of_last_step(params) or gradients.are_zero(params)
-            )
+            are_cleared = isinstance(work[0], Planned) or gradients.are_cleared(params) or gradients.are_zero(params)
             found = gradients.take(params)
             self._stale = None if are_cleared else found
 
     def _give_up(self, params: list[Tensor]) -> None:
-        """After an exception: everything as before the step."""
+        """After an exception: weights, gradients and the base optimizer's state as before the step."""
         if self.perturbed:
             self._bring_back()
         scaling.forget(self.scaler, self)
@@ -181,8 +191,7 @@ class TwoPasses(Wrapper):
                 ascent, more, random = self._ascent_pass(part, closures, params)
                 values += more
                 if self.merge.needs_gradient_at_weights and not self._needs_extra_pass:
-                    own = gradients.scale_(gradients.copy(ascent), part.share)
-                    at_weights = gradients.add(at_weights, own)
+                    at_weights = gradients.add(at_weights, gradients.scale_(gradients.copy(ascent), part.share))
             self._ascend(ascent)
             ascent = None  # its memory is the descent gradient's now
             # restored twice: the descent closures are built after the move, because choosing samples may run the
@@ -196,6 +205,7 @@ class TwoPasses(Wrapper):
             values += [] if self.perturbation.needs_ascent else more
             self._bring_back()
             total = gradients.add(total, found)
+            del found
         assert total is not None
         gradients.put(params, total if is_whole else self._sync.average(params, total))
         if at_weights is not None:
@@ -253,9 +263,11 @@ class TwoPasses(Wrapper):
         buffers.save()
         random = RandomState(self._devices()) if self.same_dropout else None
         self.criterion.current = Pass.EXTRA
-        found, _ = self._pass(part.plain(), part.divisor, params, followed=True)
+        try:
+            found, _ = self._pass(part.plain(), part.divisor, params, followed=True)
+        finally:
+            buffers.restore()
         self.criterion.current = Pass.ASCENT
-        buffers.restore()
         if random is not None:
             random.restore()
         return found
@@ -298,8 +310,14 @@ class TwoPasses(Wrapper):
                     "minimize(x, y, accumulate=n). If they are left over, call zero_grad() first."
                 )
             values.append(value.detach() if isinstance(value, Tensor) else value)
+            if weights is not None and scaling.is_unscaled(self.scaler, self):
+                raise RuntimeError(
+                    "a closure of a list has called scaler.unscale_(optimizer), which reaches its own gradients only. "
+                    "Leave unscaling to the step; clip_norm= clips"
+                )
             found = gradients.take(params, copied=copied)
             total = gradients.add(total, found if weights is None else weights.end_closure(found))
+            del found  # else it would live beside the next closure's
         assert total is not None
         if not may_be_empty and all(gradient is None for gradient in total):
             raise _no_gradients("step()", "the closure")
@@ -348,6 +366,7 @@ class TwoPasses(Wrapper):
             for bucket in buckets:
                 bucket.weights = self._weights.copies_of(bucket.owners)
             if self.scaler is not None and ascent is not None:
+                scaling.check_used(self.scaler)
                 scaling.unscale_ascent(self.scaler, self, [bucket.gradients for bucket in buckets])
             if buckets:
                 self.criterion.telemetry._ascent_norms.append(self.perturbation(buckets))
@@ -356,6 +375,7 @@ class TwoPasses(Wrapper):
             self._weights_changed()
         except BaseException:
             self._bring_back()
+            self.criterion.finish()
             raise
 
     @torch.no_grad()

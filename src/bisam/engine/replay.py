@@ -93,6 +93,7 @@ class Replay:
         for param, gradient in zip(self.params, found, strict=True):
             if param.grad is not gradient:
                 param.grad = gradient
+        gradients.mark(self.params)
 
     def abandon(self) -> None:
         """Forget a step whose recording failed: nothing is restored, because nothing was moved."""

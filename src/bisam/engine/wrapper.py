@@ -79,6 +79,7 @@ class Wrapper(torch.optim.Optimizer):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self._refuse_inside_step("add_param_group()")
         check_group({**self.base.defaults, **param_group}, self.perturbation)
         self.base.add_param_group(param_group)
         self._complete_groups()

@@ -114,10 +114,16 @@ class GradientSync:
         return found
 
     def _used_on_any_rank(self, params: Sequence[Tensor], gradients: Gradients) -> set[int]:
-        used = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.uint8)
-        on_device = used.to(params[0].device)
-        dist.all_reduce(on_device, dist.ReduceOp.MAX, group=self._group)
-        return {id(param) for param, is_used in zip(params, on_device.tolist(), strict=True) if is_used}
+        kinds = [0 if gradient is None else 1 if gradient.layout is torch.strided else 2 for gradient in gradients]
+        most_and_least = torch.tensor([kinds, [-kind for kind in kinds]]).to(params[0].device)
+        dist.all_reduce(most_and_least, dist.ReduceOp.MAX, group=self._group)
+        most, least = most_and_least.tolist()
+        if any(high == 2 and low != -2 for high, low in zip(most, least, strict=True)):
+            raise RuntimeError(
+                "a parameter has a sparse gradient on some ranks only, which cannot be averaged: build its layer with "
+                "sparse=False"
+            )
+        return {id(param) for param, used in zip(params, most, strict=True) if used}
 
     @property
     def _group(self) -> Any:

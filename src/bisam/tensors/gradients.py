@@ -53,8 +53,12 @@ def add(a: Gradients | None, b: Gradients) -> Gradients:
 
 
 def scale_(gradients: Gradients, factor: float | Tensor) -> Gradients:
-    if not (isinstance(factor, float) and factor == 1.0):
-        torch._foreach_mul_(buckets.locals_of(g for g in gradients if g is not None), factor)
+    found = buckets.locals_of(g for g in gradients if g is not None)
+    if isinstance(factor, Tensor):
+        for device in {gradient.device for gradient in found}:
+            torch._foreach_mul_([g for g in found if g.device == device], factor.to(device))
+    elif factor != 1.0:
+        torch._foreach_mul_(found, factor)
     return gradients
 
 
@@ -83,36 +87,45 @@ def _values(param: Tensor) -> Tensor:
 
 def are_zero(params: Iterable[Tensor]) -> bool:
     """Whether all gradients are zeros, as `zero_grad(set_to_none=False)` leaves them. Waits for the device."""
-    found = [buckets.local(param.grad) for param in params if param.grad is not None]
-    return all(gradient.layout is torch.strided and not gradient.any() for gradient in found)
+    found = buckets.locals_of(param.grad for param in params if param.grad is not None)
+    if any(gradient.layout is not torch.strided for gradient in found):
+        return False
+    return not torch.stack([gradient.any().to(found[0].device) for gradient in found]).any()
 
 
-# The gradient that a step leaves in `.grad` for reading is marked, so that the next step can clear it.
+# The gradient that a step leaves in `.grad` for reading is marked, so that the next step can clear it. So are the zeros
+# of our `zero_grad`: without a mark they would have to be read.
 
 _MARK = "_bisam_of_last_step"
+_ZEROS = "_bisam_zeros"
 
 
-def mark(params: Iterable[Tensor]) -> None:
-    """Mark the gradients as those of the last step; the mark does not fit any more when one is written to."""
+def mark(params: Iterable[Tensor], *, zeros: bool = False) -> None:
+    """Mark the gradients as those of the last step, or as zeros. A gradient that is written to outdates its mark."""
     for param in params:
         if param.grad is not None:
-            setattr(param.grad, _MARK, _version(param.grad))
+            setattr(param.grad, _ZEROS if zeros else _MARK, _version(param.grad))
 
 
 def unmark(gradient: Tensor) -> None:
     """Remove the mark, before the gradient is cleared: its tensor may be used again."""
-    if hasattr(gradient, _MARK):
-        delattr(gradient, _MARK)
+    for name in (_MARK, _ZEROS):
+        if hasattr(gradient, name):
+            delattr(gradient, name)
 
 
-def are_of_last_step(params: Iterable[Tensor]) -> bool:
+def are_cleared(params: Iterable[Tensor]) -> bool:
     """Whether all gradients are marked, and nothing was added to them."""
-    return all(p.grad is None or getattr(p.grad, _MARK, None) == _version(p.grad) for p in params)
+    return all(p.grad is None or _version(p.grad) in _marks(p.grad) for p in params)
 
 
 def any_of_last_step(params: Iterable[Tensor]) -> bool:
     """Whether any gradient is marked, whatever was added to it."""
     return any(param.grad is not None and hasattr(param.grad, _MARK) for param in params)
+
+
+def _marks(gradient: Tensor) -> tuple[int | None, int | None]:
+    return getattr(gradient, _MARK, None), getattr(gradient, _ZEROS, None)
 
 
 def _version(gradient: Tensor) -> int:

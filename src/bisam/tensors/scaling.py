@@ -15,6 +15,15 @@ def scaled(scaler: Scaler | None, loss: Tensor) -> Tensor:
     return loss if scaler is None else scaler.scale(loss)
 
 
+def check_used(scaler: Scaler) -> None:
+    """That a loss was scaled: a scaler makes its factor when it scales the first one."""
+    if scaler.is_enabled() and scaler._scale is None:
+        raise RuntimeError(
+            "the optimizer has a GradScaler, and the first pass did not use it: call scaler.scale(loss).backward() "
+            "instead of loss.backward()"
+        )
+
+
 def unscale_ascent(scaler: Scaler | None, optimizer: torch.optim.Optimizer, kinds: Sequence[list[Tensor]]) -> None:
     """Undo the scaler's factor without `scaler.unscale_`, which is for the one gradient that decides the update.
 

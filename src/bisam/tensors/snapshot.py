@@ -29,9 +29,9 @@ class Snapshot:
             self.copies = []  # freed before the new ones are allocated
             self.copies = [torch.empty_like(tensor) for tensor in tensors]
             self._kinds = _indices_by_kind(self.copies)
-        self.originals = list(tensors)
         self._by_owner = dict(zip(owners, self.copies, strict=False))
-        self._copy(self.copies, self.originals)
+        self._copy(self.copies, tensors)
+        self.originals = list(tensors)  # last: an interrupted copy is nothing to restore
 
     def copies_of(self, owners: Sequence[Tensor]) -> list[Tensor]:
         return [self._by_owner[owner] for owner in owners]
@@ -46,7 +46,7 @@ class Snapshot:
         self.originals = None
         self._by_owner = {}
 
-    def _copy(self, to: list[Tensor], source: list[Tensor]) -> None:
+    def _copy(self, to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
         for indices in self._kinds:  # one foreach call each: of mixed types, it would be a loop
             torch._foreach_copy_([to[i] for i in indices], [source[i] for i in indices])
 
