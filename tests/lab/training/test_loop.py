@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from bisam.lab.cli import app
 from bisam.lab.config import Config, rate
 from bisam.lab.recipes import find
-from bisam.lab.records import checkpoint
+from bisam.lab.records import RunFolder, checkpoint
 from bisam.lab.training.jobs import jobs_of, twins
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -139,6 +139,31 @@ def test_what_is_done_is_skipped(undisturbed):
     done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=runs)
     assert "1 of 1 runs are done already" in done.stdout
     assert (undisturbed / "result.json").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{}", "its result has the status None"),
+        ('{"status": "running"}', "its result has the status 'running'"),
+        ('{"status": "done"}', "its result has no test accuracy"),
+        ('{"status": "done", "test_accuracy": 90.0}', "its result has no number of epochs"),
+        ('{"status": "diverged"}', "its result has no number of epochs"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_result_that_means_nothing_is_refused_and_no_checkpoint_is_removed(content, told, tmp_path):
+    config = find("demo/40%/sgd").cells["40%", "sgd"]
+    folder = tmp_path / "demo" / "noise40-sgd-seed0"
+    with RunFolder.open(folder, config.as_dict()) as run:
+        saved = checkpoint.save(run.checkpoints, 1, {"epoch": 0})
+    (folder / "result.json").write_text(content)
+    done = CliRunner().invoke(app, ["train", "demo/40%/sgd", "--device", "cpu", "--runs", str(tmp_path)])
+    assert done.exit_code == 1
+    assert told in done.stderr
+    assert "done already" not in done.output
+    assert saved.exists()
+    assert (folder / "result.json").read_text() == content
 
 
 def test_a_run_that_diverges_ends_with_a_record(tmp_path):

@@ -16,6 +16,7 @@ from bisam.lab.records.layout import CHECKPOINTS, CONFIG, FORMAT, LOCK, METRICS,
 from bisam.lab.records.lock import Lock
 from bisam.lab.records.metrics import Metrics
 from bisam.lab.records.record import read_config
+from bisam.lab.records.result import gap_in
 from bisam.lab.records.values import as_json, differences, load_object, plain, restored
 
 
@@ -149,6 +150,15 @@ def check(folder: Path, config: Mapping[str, Any]) -> bool:
     if different:
         raise ConfigMismatch(folder, different)
     return True
+
+
+def check_result(folder: Path, result: Mapping[str, Any] | None) -> None:
+    """Raise RecordError for a result that does not count: its run may be unfinished, with checkpoints to resume."""
+    fault = "" if result is None else gap_in(result)
+    if fault:
+        raise RecordError(
+            f"{folder / RESULT} is not the result of a run: {fault}. Remove it to resume the run, or give another folder."
+        )
 
 
 def config_differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

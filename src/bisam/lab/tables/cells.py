@@ -12,7 +12,7 @@ from pathlib import Path
 from bisam.lab.config import Config, recorded
 from bisam.lab.methods import uses
 from bisam.lab.recipes import RECIPES, Recipe
-from bisam.lab.records import Record
+from bisam.lab.records import Record, fault_of
 
 Cell = tuple[str, str]
 """The row and the method of a cell."""
@@ -283,14 +283,8 @@ def _run(record: Record) -> Run | str:
         config = recorded(record.config)
     except ValueError as error:
         return str(error) if record.config else damage(record)
-    result = record.result
-    if result is not None:
-        status = result.get("status")
-        if status not in ("done", "diverged"):
-            return f"its result has the status {status!r:.60}"
-        if status == "done" and _percent(result.get("test_accuracy")) is None:
-            return "its result has no test accuracy"
-    return Run(record, config)
+    fault = "" if record.result is None else fault_of(record.result)
+    return fault or Run(record, config)
 
 
 def damage(record: Record) -> str:

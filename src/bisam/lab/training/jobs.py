@@ -74,9 +74,11 @@ def _is_damaged(record: records.Record) -> bool:
 
 
 def _record(job: Job) -> records.Record:
-    """The record in the job's folder, which must have its configuration."""
+    """The record in the job's folder, which must have its configuration, and a result that counts if it has one."""
     records.check(job.folder, job.config.as_dict())
-    return records.read(job.folder)
+    record = records.read(job.folder)
+    records.check_result(job.folder, record.result)
+    return record
 
 
 def run(

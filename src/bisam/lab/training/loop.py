@@ -20,7 +20,7 @@ from bisam.capture import CapturedSteps, capture_together
 from bisam.lab.config import Config
 from bisam.lab.data.sources import Source
 from bisam.lab.methods import METHODS
-from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, checkpoint, config_differences
+from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, check_result, checkpoint, config_differences
 from bisam.lab.records.receipt import receipt, timestamp
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.run import TrainingRun
@@ -118,6 +118,7 @@ def _admitted(
     except RunInUse as error:
         elsewhere.append(error)
         return []
+    check_result(job.folder, run.result)
     if run.result is None:
         return [_resumed(ActiveRun(training, run), source.checksum, now, progress)]
     run.close()
