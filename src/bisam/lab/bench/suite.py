@@ -21,7 +21,7 @@ from bisam.lab.bench import loss as bench_loss
 from bisam.lab.bench import steps as bench_steps
 from bisam.lab.bench.bars import Entry, Result, judged
 from bisam.lab.bench.steps import COMPILED
-from bisam.lab.files import draft_of
+from bisam.lab.files import new_draft
 from bisam.lab.records.receipt import receipt, save
 
 SECTIONS = {
@@ -177,9 +177,9 @@ def check_writable(path: Path) -> None:
     """Raise RefusedError before measuring if `path` cannot be written."""
     if path.is_dir():
         raise RefusedError("--out", f"{path} is a folder: give a file in it")
-    draft = draft_of(Path(os.path.realpath(path)))
     try:
-        draft.touch()
+        handle, draft = new_draft(Path(os.path.realpath(path)))
+        os.close(handle)
         draft.unlink()
     except OSError as error:
         raise RefusedError("--out", f"{path} cannot be written: {error.strerror}") from None

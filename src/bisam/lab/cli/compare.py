@@ -48,7 +48,7 @@ def compare(
 
         with _progress(errors) as progress:
             found = comparison.compare(first, second, load, place, plan, progress)
-        write_text(out, drawing_module("compare.page").write(found))
+        write_text(out, drawing_module("compare.page").write(found), given=out != PAGE)
         _show(found)
         print_line(f"wrote {out}")
 

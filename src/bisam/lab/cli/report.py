@@ -12,6 +12,7 @@ import typer
 from bisam.lab import records
 from bisam.lab.cli.options import RUNS, errors_in_one_line
 from bisam.lab.cli.output import console, drawing_module, print_line, write_text, writing
+from bisam.lab.files import refuse_foreign
 from bisam.lab.recipes import find
 from bisam.lab.tables import cells, summary
 from bisam.lab.tables.sweeps import sheet as sheet_of_sweep
@@ -49,7 +50,7 @@ def report(
             if markdown is not None:
                 write_text(markdown, "\n\n".join([*(sheet.markdown() for sheet in sheets), ""]))
                 wrote.append(str(markdown))
-            write_text(page, drawing_module("report.report").write(collection, roots))
+            write_text(page, drawing_module("report.report").write(collection, roots), given=out is not None)
             wrote.append(str(page))
             if figures is not None:
                 wrote.append(f"{_write_figures(collection, figures, form.value)} figures to {figures}")
@@ -92,13 +93,16 @@ def figure(
             runs = _runs_of(recipe, folders or [RUNS])
             chart = charts.flips(runs, interactive=path.suffix.lower() == ".html")
             title = f"Flips per batch, {recipe}"
+        if out is None:
+            refuse_foreign(path, "remove it, or name the file with --out")
         with writing(path):
             files.save(chart, path, title)
         print_line(f"wrote {path}")
 
 
 def write_page(roots: Sequence[Path], path: Path) -> None:
-    """The page of all runs in these folders."""
+    """The page of all runs in these folders, in a place that no option gave."""
+    refuse_foreign(path, "remove it, or name another file with bisam report --out")
     write_text(path, drawing_module("report.report").write(_collected(roots), roots))
     print_line(f"wrote {path}")
 
@@ -132,7 +136,7 @@ def _write_figures(collection: cells.Collection, folder: Path, form: str) -> int
     for name, chart in drawn.items():
         path = folder / f"{name}.{form}"
         with writing(path):
-            files.save(chart, path, name)
+            files.save(chart, path, name, follow_links=False)
     return len(drawn)
 
 

@@ -76,9 +76,9 @@ def save(folder: Path, step: int, state: Mapping[Any, Any]) -> Path:
     path = folder / f"checkpoint-{step:09d}.safetensors"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for draft in folder.glob("checkpoint-*.safetensors.tmp"):  # of processes that were killed
+        for draft in folder.glob("checkpoint-*.safetensors*.tmp"):  # of processes that were killed
             draft.unlink()
-        write_atomically(path, *parts)
+        write_atomically(path, *parts, follow_links=False)
     except OSError as error:
         raise CheckpointError(f"{explained(error, f'cannot write {path}')} Earlier ones are intact.") from error
     _remove_others(path)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from bisam.lab.config import completed
-from bisam.lab.files import draft_of, explained, write_atomically
+from bisam.lab.files import drafts_of, explained, write_atomically
 from bisam.lab.records.checkpoint import pack, portable, unpack
 from bisam.lab.records.layout import CHECKPOINTS, CONFIG, FORMAT, LOCK, METRICS, RECEIPT, RESULT, WEIGHTS, RecordError
 from bisam.lab.records.lock import Lock
@@ -58,7 +58,8 @@ class RunFolder:
         try:
             _remove_drafts(folder)
             if not check(folder, config):
-                write_atomically(folder / CONFIG, as_json({"format": FORMAT, "config": restored(values)}))
+                content = as_json({"format": FORMAT, "config": restored(values)})
+                write_atomically(folder / CONFIG, content, follow_links=False)
             return cls(folder, restored(values), lock)
         except BaseException as error:
             lock.release()
@@ -123,7 +124,7 @@ class RunFolder:
         self._refuse_if_closed()
         path = self.folder / name
         try:
-            write_atomically(path, *parts)
+            write_atomically(path, *parts, follow_links=False)
         except OSError as error:
             raise RecordError(explained(error, f"cannot write {path}")) from error
 
@@ -157,7 +158,8 @@ def check_result(folder: Path, result: Mapping[str, Any] | None) -> None:
     fault = "" if result is None else gap_in(result)
     if fault:
         raise RecordError(
-            f"{folder / RESULT} is not the result of a run: {fault}. Remove it to resume the run, or give another folder."
+            f"{folder / RESULT} is not the result of a run: {fault}. Remove it to resume the run, or give another "
+            "folder."
         )
 
 
@@ -169,4 +171,5 @@ def config_differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list
 def _remove_drafts(folder: Path) -> None:
     """Remove the drafts of writes that were killed."""
     for name in (CONFIG, METRICS, RESULT, RECEIPT, WEIGHTS):
-        draft_of(folder / name).unlink(missing_ok=True)
+        for draft in drafts_of(folder / name):
+            draft.unlink(missing_ok=True)
