@@ -1,4 +1,4 @@
-"""Atomic writes, and error messages with a remedy for files that cannot be written."""
+"""Reading plain files, atomic writes, and error messages with a remedy for files that cannot be written."""
 
 from __future__ import annotations
 
@@ -86,6 +86,42 @@ def kind_of(mode: int) -> str:
     """
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "named pipe"}
     return kinds.get(stat.S_IFMT(mode), "socket" if stat.S_ISSOCK(mode) else "device")
+
+
+class UnreadableError(OSError):
+    """A path that is not read: it is not a plain file, or too large."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(errno.EINVAL, message)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """The contents of a plain file of at most `most` bytes, also behind a link.
+
+    UnreadableError for anything else: a pipe would block, and a device or a sparse file could fill the memory.
+    """
+    check_file(path, most)
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        found = os.fstat(file.fileno())  # it may have been replaced meanwhile
+        _check_stat(found, most)
+        return file.read(found.st_size)
+
+
+def check_file(path: Path, most: int) -> None:
+    """Raise UnreadableError if it is not a plain file of at most `most` bytes, also behind a link."""
+    _check_stat(path.stat(), most)
+
+
+def _check_stat(found: os.stat_result, most: int) -> None:
+    kind = kind_of(found.st_mode)
+    if kind != "file":
+        raise UnreadableError(f"it is a {kind}, not a file")
+    if found.st_size > most:
+        raise UnreadableError(f"it has {found.st_size:,} bytes, and at most {most:,} are read")
 
 
 def explained(error: OSError, what: str) -> str:

@@ -18,9 +18,13 @@ from PIL import Image
 
 from bisam.lab.data.dataset import DataSet, check
 from bisam.lab.data.images import DataError, Images
+from bisam.lab.files import check_file
 
 SUBFOLDERS = (".", "data", "plain_text", "cifar100")
 """Subfolders of the hub's repositories that may have the files."""
+
+LARGEST_FILE = 64 * 2**30
+"""Bytes of a file that is read."""
 
 
 def files_of(folder: Path, dataset: DataSet, split: str) -> list[Path]:
@@ -33,6 +37,8 @@ def files_of(folder: Path, dataset: DataSet, split: str) -> list[Path]:
         files = sorted((folder / subfolder).glob(f"{prefix}-*.parquet"))
         if files:
             _check_complete(files, prefix)
+            for path in files:
+                check_plain(path)
             return files
     raise DataError(
         f"{folder} has no {prefix}-*.parquet, neither directly nor in {', '.join(SUBFOLDERS[1:])}: "
@@ -70,6 +76,7 @@ class Shard:
 
     def __init__(self, path: Path, dataset: DataSet) -> None:
         self.path, self.dataset = path, dataset
+        check_plain(path)
         try:
             self._file = pq.ParquetFile(path, page_checksum_verification=True)
         except (pa.ArrowException, OSError) as error:
@@ -128,6 +135,14 @@ class Shard:
 
     def _broken(self, error: Exception) -> DataError:
         return DataError(f"{self.path} is not a complete Parquet file ({error}): it may be truncated, get it again")
+
+
+def check_plain(path: Path) -> None:
+    """Raise DataError for what cannot be read to its end, such as a pipe."""
+    try:
+        check_file(path, LARGEST_FILE)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def check_count(shards: Sequence[Shard], dataset: DataSet, split: str) -> None:

@@ -10,9 +10,20 @@ from typing import Any
 from torch import Tensor
 
 from bisam.lab.config import completed
-from bisam.lab.files import drafts_of, explained, write_atomically
+from bisam.lab.files import drafts_of, explained, read_file, write_atomically
 from bisam.lab.records.checkpoint import pack, portable, unpack
-from bisam.lab.records.layout import CHECKPOINTS, CONFIG, FORMAT, LOCK, METRICS, RECEIPT, RESULT, WEIGHTS, RecordError
+from bisam.lab.records.layout import (
+    CHECKPOINTS,
+    CONFIG,
+    FORMAT,
+    LARGEST_STATE,
+    LOCK,
+    METRICS,
+    RECEIPT,
+    RESULT,
+    WEIGHTS,
+    RecordError,
+)
 from bisam.lab.records.lock import Lock
 from bisam.lab.records.metrics import Metrics
 from bisam.lab.records.record import read_config
@@ -113,7 +124,7 @@ class RunFolder:
         """The weights that `save_weights` wrote last, on the CPU."""
         path = self.folder / WEIGHTS
         try:
-            tensors, _ = unpack(path.read_bytes())
+            tensors, _ = unpack(read_file(path, LARGEST_STATE))
         except FileNotFoundError:
             raise RecordError(f"{path} does not exist: save_weights() has not been called in this run") from None
         except (OSError, ValueError) as error:

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
-from bisam.lab.files import NO_LINKS, explained, refuse_foreign, write_atomically
-from bisam.lab.records.layout import RecordError
+from bisam.lab.files import NO_LINKS, explained, read_file, refuse_foreign, write_atomically
+from bisam.lab.records.layout import LARGEST_METRICS, RecordError
 from bisam.lab.records.values import decoded, encoded
 
 
@@ -23,7 +23,7 @@ class Metrics:
         refuse_foreign(path, "move it away, or give another folder")
         if not path.exists():
             write_atomically(path, follow_links=False)
-        data = path.read_bytes()
+        data = read_file(path, LARGEST_METRICS)
         self._end = data.rfind(b"\n") + 1
         if self._end < len(data):
             self._cut()
@@ -104,7 +104,7 @@ def read_rows(path: Path) -> _Rows:
     """The lines of metrics that can be read, and what is wrong with the others."""
     found = _Rows([], [])
     try:
-        *lines, rest = path.read_bytes().split(b"\n")
+        *lines, rest = read_file(path, LARGEST_METRICS).split(b"\n")
     except FileNotFoundError:
         return found
     except OSError as error:
