@@ -124,6 +124,15 @@ def _check_stat(found: os.stat_result, most: int) -> None:
         raise UnreadableError(f"it has {found.st_size:,} bytes, and at most {most:,} are read")
 
 
+def printable(text: str) -> str:
+    """Text from a record or the name of a file, for a terminal: what it would obey is escaped, line breaks stay.
+
+    >>> printable("a\\x1b[2J\\nb")
+    'a\\\\x1b[2J\\nb'
+    """
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+
+
 def explained(error: OSError, what: str) -> str:
     """An error message: what failed, why, and the remedy."""
     message = f"{what}: {error.strerror or error}"

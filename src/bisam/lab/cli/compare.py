@@ -20,6 +20,7 @@ from bisam.lab.compare import comparison
 from bisam.lab.compare import tables as comparison_tables
 from bisam.lab.compare.inspection import InspectionPlan, OnProgress
 from bisam.lab.data.pools import Pool, open_pool
+from bisam.lab.files import printable
 
 RHO, SAMPLES = InspectionPlan().rho, InspectionPlan().samples
 PAGE = Path("compare.html")
@@ -56,9 +57,9 @@ def compare(
 def _show(found: comparison.RunComparison) -> None:
     here = console()
     for side in found.sides:
-        here.print(f"{side.name}: {side.record.folder}", soft_wrap=True)
+        print_line(f"{side.name}: {side.record.folder}")
     for note in found.notes:
-        here.print(note, soft_wrap=True)
+        print_line(note)
     for sheet in comparison_tables.sheets(found):
         here.print()
         here.print(sheet.rich())
@@ -73,11 +74,13 @@ def _progress(here: Console) -> Iterator[OnProgress]:
         def line(what: str, done: int, total: int) -> None:
             nonlocal before
             if what != before:
-                here.print(what, soft_wrap=True)
+                here.print(printable(what), soft_wrap=True)
             before = what
 
         yield line
         return
     with Bars(console=here, transient=True) as bars:
         task = bars.add_task("")
-        yield lambda what, done, total: bars.update(task, description=escape(what), completed=done, total=total)
+        yield lambda what, done, total: bars.update(
+            task, description=escape(printable(what)), completed=done, total=total
+        )

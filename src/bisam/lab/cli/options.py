@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from bisam.lab import records
-from bisam.lab.files import explained
+from bisam.lab.files import explained, printable
 from bisam.lab.records.checkpoint import CheckpointError
 from bisam.lab.training.loop import Stopped
 
@@ -67,7 +67,7 @@ def errors_in_one_line() -> Iterator[None]:
 
 def _print_unchanged(text: str) -> None:
     """Without colours and line breaks, so that a command in it can be copied."""
-    Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def numbers(text: str) -> list[int]:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from rich.console import Console
 
-from bisam.lab.files import explained, refuse_foreign, write_atomically
+from bisam.lab.files import explained, printable, refuse_foreign, write_atomically
 
 WIDTH_OF_A_LOG = 120
 
@@ -52,5 +52,4 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_line(line: str) -> None:
     """Print a line without markup; control characters are escaped."""
-    plain = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
-    console().print(plain, soft_wrap=True)
+    console().print(printable(line).replace("\n", "\\n"), soft_wrap=True)
