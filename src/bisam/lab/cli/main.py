@@ -56,6 +56,7 @@ app.command()(cli_runs.data)
 app.command()(cli_compare.compare)
 app.command()(cli_report.report)
 app.command()(cli_report.figure)
+app.command()(cli_report.verify)
 
 
 @app.command()

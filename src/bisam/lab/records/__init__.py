@@ -10,6 +10,7 @@ from bisam.lab.records.layout import CHECKPOINTS, CONFIG, WEIGHTS, RecordError
 from bisam.lab.records.lock import RunInUse
 from bisam.lab.records.record import Record, find, read
 from bisam.lab.records.result import fault_of
+from bisam.lab.records.verify import lacks_weights, verify, weights_problems
 
 __all__ = [
     "CHECKPOINTS",
@@ -25,5 +26,8 @@ __all__ = [
     "config_differences",
     "fault_of",
     "find",
+    "lacks_weights",
     "read",
+    "verify",
+    "weights_problems",
 ]

@@ -302,14 +302,15 @@ def _remove_others(saved: Path) -> None:
     for path in _newest_first(saved.parent):
         if path == saved:
             continue
-        if previous is None and _step(path) < _step(saved) and _is_whole(path):
+        if previous is None and _step(path) < _step(saved) and is_whole(path):
             previous = path
             continue
         with suppress(OSError):  # the new one is safe, and the next save tries again
             path.unlink()
 
 
-def _is_whole(path: Path) -> bool:
+def is_whole(path: Path) -> bool:
+    """Whether a file of `pack` can be read and has its own digest."""
     try:
         _verified(read_file(path, LARGEST_STATE))
     except (OSError, ValueError):

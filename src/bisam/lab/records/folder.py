@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ from torch import Tensor
 from bisam.lab.config import completed
 from bisam.lab.files import drafts_of, explained, read_file, write_atomically
 from bisam.lab.records.checkpoint import pack, portable, unpack
+from bisam.lab.records.digests import KEY, sha256_of
 from bisam.lab.records.layout import (
     CHECKPOINTS,
     CONFIG,
@@ -105,11 +107,19 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise RecordError(f"{path} cannot be read ({error}): remove it and run again") from error
 
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """Write the result, whose `status` is how the run ended: "done", "diverged", …"""
+    def finish(self, result: Mapping[str, Any], receipt: Mapping[str, Any] | None = None) -> None:
+        """Write the result, whose `status` is how the run ended: "done", "diverged", …
+
+        The receipt, if given, is written before it, with the digest of each file of the run.
+        """
         if not isinstance(result.get("status"), str):
             raise ValueError(f"a result needs a status such as 'done' or 'diverged', got {result.get('status')!r}")
-        self._write(RESULT, as_json(result))
+        content = as_json(result)
+        if receipt is not None:
+            there = [name for name in (CONFIG, METRICS, WEIGHTS) if (self.folder / name).exists()]
+            digests = {name: sha256_of(self.folder / name) for name in there}
+            self.receipt({**receipt, KEY: {**digests, RESULT: hashlib.sha256(content).hexdigest()}})
+        self._write(RESULT, content)
 
     def receipt(self, receipt: Mapping[str, Any]) -> None:
         """Write where, when and with what the run was made."""

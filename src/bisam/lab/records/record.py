@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bisam.lab.files import read_file
+from bisam.lab.records.digests import mismatches
 from bisam.lab.records.layout import CONFIG, FORMAT, METRICS, NOT_COUNTED, RECEIPT, RESULT, RecordError
 from bisam.lab.records.metrics import is_epoch, missing_epochs, read_rows
 from bisam.lab.records.values import read_object
@@ -68,6 +69,8 @@ def read(folder: Path) -> Record:
     if missing:
         problems.append(f"{METRICS}: it lacks {missing}")
     problems += faults
+    if result is not None:  # before, a run may still be changed
+        problems += mismatches(folder, receipt)
     if result is not None and not isinstance(result.get("status"), str):
         problems.append(f"{RESULT}: it has no status")
     return Record(folder, config, metrics, result, receipt, problems, _reason(folder / NOT_COUNTED, problems))

@@ -121,6 +121,8 @@ class Collection:
     """Runs of no table: not counted, of an unregistered recipe, or a second one of the same cell and seed."""
     unreadable: list[tuple[Record, str]]
     """Records that cannot be shown, and why."""
+    notes: list[str] = field(default_factory=list)
+    """Lines about several records."""
 
     @property
     def runs(self) -> list[Run]:

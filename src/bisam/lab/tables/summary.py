@@ -199,11 +199,11 @@ def sheets(groups: Iterable[Group]) -> list[Sheet]:
 
 
 def left_out(collection: Collection) -> list[str]:
-    """Runs that are not in the tables or are damaged, with the reason: one line for each folder."""
+    """Runs that are not in the tables or are damaged, with the reason: one line for each folder; and the notes."""
     lines = [f"{record.folder}: {why}" for record, why in collection.unreadable]
     lines += [f"{run.record.folder}: {_why_not(run)}" for run in collection.others]
     damaged = [run.record for run in collection.runs if run.record.problems]
-    return [*lines, *(f"{record.folder}: {damage(record)}" for record in damaged)]
+    return [*lines, *(f"{record.folder}: {damage(record)}" for record in damaged), *collection.notes]
 
 
 def _why_not(run: Run) -> str:

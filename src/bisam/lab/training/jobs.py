@@ -101,6 +101,8 @@ def run(
     for record in there:
         if record.result is not None:  # its process may have been killed before it could clean up
             shutil.rmtree(record.folder / records.CHECKPOINTS, ignore_errors=True)
+            for problem in (*record.problems, *records.weights_problems(record)):
+                progress.note(f"{record.folder.name}: {problem}")
         if record.not_counted:
             progress.note(
                 f"{record.folder} is not counted; move the folder elsewhere to train it again: {record.not_counted}"

@@ -233,8 +233,7 @@ def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:
         one.run.save_weights(training.best.weights)
     *earlier, own = one.receipts  # made when the process began: the code on disk may have changed since
     whole = {**own, "date": timestamp(), "data_checksum": checksum, "seconds": training.seconds}
-    one.run.receipt({**whole, "earlier": earlier} if earlier else whole)
-    one.run.finish(result)
+    one.run.finish(result, {**whole, "earlier": earlier} if earlier else whole)
     shutil.rmtree(one.run.checkpoints, ignore_errors=True)
     one.run.close()
     progress.finish(training.config, result)
