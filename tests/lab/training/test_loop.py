@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from functools import partial
 from types import ModuleType
 
@@ -525,26 +524,25 @@ def test_a_run_of_another_row_is_not_taken_for_one_of_this(recorded, tmp_path):
 
 
 def test_ctrl_c_ends_a_command_that_is_loading_data(tmp_path):
-    pipe = tmp_path / "data" / "train-00000-of-00001.parquet"
-    pipe.parent.mkdir()
-    os.mkfifo(pipe)  # which keeps its reader waiting
-    arguments = command("train", "cifar10/resnet56/sam", "--data", pipe.parent, runs=tmp_path / "runs")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train-00000-of-00001.parquet").write_bytes(b"")
+    code = (
+        "import time; from bisam.lab.data import cache; from bisam.__main__ import main\n"
+        "cache._fingerprints = lambda files: (print('loading', flush=True), time.sleep(60))\n"
+        "main()"
+    )
+    _, _, _, *arguments = command("train", "cifar10/resnet56/sam", "--data", tmp_path / "data", runs=tmp_path / "runs")
+    arguments = [sys.executable, "-c", code, *arguments]
     process = subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # which a shell's background jobs ignore
     )  # fmt: skip
-    writer = None
     try:
-        while writer is None and process.poll() is None:
-            with suppress(OSError):  # until it reads
-                writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-            time.sleep(0.02)
+        assert process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     finally:
         process.kill()
-        if writer is not None:
-            os.close(writer)
     assert process.returncode == 130
     assert "Traceback" not in errors
 
