@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress as Bars
 
+from bisam.lab import records
 from bisam.lab.cli import options as cli_options
 from bisam.lab.cli.options import Folder, Partial, errors_in_one_line
 from bisam.lab.cli.output import console, drawing_module, print_line, write_text
@@ -47,7 +48,8 @@ def compare(
         def load(name: str, part: bool) -> Pool:
             return open_pool(name, part or partial_data, folder=folder, log=partial(errors.print, soft_wrap=True))
 
-        with _progress(errors) as progress:
+        models = [str(records.read(run).config.get("model")) for run in (first, second)]
+        with cli_options.threads_for(place, models), _progress(errors) as progress:
             found = comparison.compare(first, second, load, place, plan, progress)
         write_text(out, drawing_module("compare.page").write(found), given=out != PAGE)
         _show(found)
