@@ -154,9 +154,9 @@ def collect(records: Iterable[Record]) -> Collection:
         if run is not seeds[run.config.seed]:
             others.append(run)
     found = {key: {cell: dict(runs) for cell, runs in group.runs.items()} for key, group in groups.items()}
-    for (recipe, changes), group in groups.items():
+    for (recipe, own), group in groups.items():
         for other, runs in found.items():
-            if changes and other[0] == recipe and other[1] != changes:
+            if own and other[0] == recipe and other[1] != own:
                 _complete(group, groups[other].fields, runs)
     for group in groups.values():
         group.runs = {cell: dict(sorted(runs.items())) for cell, runs in group.runs.items()}
