@@ -6,7 +6,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 QUICK_OUT := tests/lab src/bisam/lab tests/tensors/test_distributed.py tests/test_examples.py tests/test_docs.py
 
-.PHONY: test quick check lint types demo bench docs clean
+.PHONY: test quick check verify lint types demo bench docs clean
 
 test: $(VENV)/.installed  ## all tests and doctests
 	$(BIN)/pytest -n 2
@@ -17,7 +17,10 @@ test: $(VENV)/.installed  ## all tests and doctests
 quick: $(VENV)/.installed  ## the inner ring's fast tests and doctests, under a minute on two cores
 	$(BIN)/pytest -n 2 -q -m 'not slow' $(QUICK_OUT:%=--ignore=%)
 
-check: lint types test  ## what CI runs
+check: lint types verify test  ## what CI runs
+
+verify: $(VENV)/.installed  ## the ledger: its files, digests, epochs and accuracies
+	$(BIN)/bisam verify results --without-weights
 
 lint: $(VENV)/.installed  ## style, and the import contracts of pyproject.toml
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -96,6 +96,16 @@ class Config:
         3
         """
         return dataclasses.replace(self, **{name: _parsed(name, text) for name, text in changes.items()})
+
+
+def suggestion(name: str, names: Collection[str], cutoff: float = 0.5) -> str:
+    """The end of an error about a name that there is not: the names near to it, or all.
+
+    >>> suggestion("resnet57", ["resnet56", "vgg"]), suggestion("mynet", ["resnet56", "vgg"])
+    ('the nearest names are resnet56', 'there are resnet56, vgg')
+    """
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=cutoff)
+    return f"the nearest names are {', '.join(near)}" if near else f"there are {', '.join(names)}"
 
 
 ESSENTIAL = ("recipe", "data", "model", "method", "seed", "epochs")

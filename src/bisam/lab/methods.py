@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 import bisam
-from bisam.lab.config import Config
+from bisam.lab.config import Config, suggestion
 
 Build = Callable[[torch.optim.Optimizer, nn.Module, Config, dict[str, Any]], bisam.SharpnessAware]
 """Wraps the base optimizer of a model. The last argument has the options that all methods share, as keywords."""
@@ -109,10 +108,9 @@ METHODS: dict[str, Method] = {
 
 
 def find(name: str) -> Method:
-    """The method of that name; ValueError with the nearest names if there is none."""
+    """The method of that name; ValueError with the names that there are if there is none."""
     if name not in METHODS:
-        near = difflib.get_close_matches(name.lower(), METHODS, n=3, cutoff=0.4) or METHODS
-        raise ValueError(f"no method is called {name!r}: the nearest names are {', '.join(near)}")
+        raise ValueError(f"no method is called {name!r}: {suggestion(name, METHODS, cutoff=0.4)}")
     return METHODS[name]
 
 

@@ -5,12 +5,11 @@ A recipe is a table: `cells` are its configurations by row (a model, or a noise 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bisam.lab.config import Config
+from bisam.lab.config import Config, suggestion
 from bisam.lab.data import DATA_SETS
 
 FIVE_MODELS = ["densenet121", "resnet56", "vgg19bn", "wrn28-2", "wrn28-10"]
@@ -181,5 +180,4 @@ def find(name: str) -> Recipe:
 def _nearest(name: str, names: list[str], kind: str) -> str:
     if name in names:
         return name
-    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4) or names
-    raise ValueError(f"no {kind} is called {name!r}: the nearest names are {', '.join(near)}")
+    raise ValueError(f"no {kind} is called {name!r}: {suggestion(name, names, cutoff=0.4)}")

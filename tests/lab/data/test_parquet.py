@@ -1,9 +1,17 @@
+import io
+import struct
+import subprocess
+import zlib
+from dataclasses import replace
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 
 from bisam.lab.data import DataError, load
+from bisam.lab.data.parquet import Shard
 
 
 def silent(_):
@@ -153,6 +161,34 @@ def test_a_damaged_image_is_refused(tiny, hub_layout, read, damage, message):
     images[5] = damage(images[5])
     hub_layout.write_file(tiny / "test-00000-of-00001.parquet", images, labels)
     refused(read, tiny, f"test-00000-of-00001.parquet, row 5: {message}")
+
+
+@pytest.mark.parametrize("kind", ["EPS", "BMP", "TIFF", "GIF"])
+def test_other_formats_are_refused_before_they_are_decoded(kind, tiny, hub_layout, read, monkeypatch):
+    pixels, labels = hub_layout.contents("test")
+    images, buffer = [hub_layout.encoded(image) for image in pixels], io.BytesIO()
+    Image.fromarray(pixels[5].transpose(1, 2, 0)).save(buffer, format=kind)
+    images[5] = buffer.getvalue()
+    hub_layout.write_file(tiny / "test-00000-of-00001.parquet", images, labels)
+    started = []
+    monkeypatch.setattr(subprocess, "check_call", lambda *command, **_: started.append(command))
+    refused(read, tiny, "row 5: the image is damaged, or not one of PNG, JPEG, WEBP")
+    assert started == []
+
+
+@pytest.mark.parametrize(("side", "told"), [(6, "those of tiny are 6×6"), (None, "at most 89,000,000 pixels are")])
+def test_the_size_of_an_image_is_checked_before_it_is_decoded(side, told, hub_layout, tmp_path, monkeypatch):
+    path = tmp_path / "test.parquet"
+    head = struct.pack(">IIBBBBB", 13_000, 13_000, 8, 2, 0, 0, 0)
+    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
+    chunks = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    ]
+    hub_layout.write_file(path, [b"\x89PNG\r\n\x1a\n" + b"".join(chunks)], [0])
+    monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("it was decoded"))
+    shard = Shard(path, replace(hub_layout.dataset, size=side))
+    with pytest.raises(DataError, match=f"row 0: the image is 13000×13000.*{told}"):
+        next(shard.samples(0))
 
 
 def test_labels_of_something_else_are_refused(tiny, hub_layout, read):

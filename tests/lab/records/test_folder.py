@@ -331,7 +331,7 @@ def test_somebody_s_reason_not_to_count_a_run_is_read_as_one_line(tmp_path):
     path.mkdir()
     unreadable = read(tmp_path)
     assert unreadable.not_counted == "the reason cannot be read"
-    assert unreadable.problems == ["not-counted.txt: it is no file"]
+    assert unreadable.problems == ["not-counted.txt: it cannot be read (it is a folder, not a file)"]
 
 
 def test_result_and_receipt_come_back(tmp_path):

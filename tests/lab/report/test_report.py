@@ -709,6 +709,29 @@ def test_a_file_that_is_cut_off_anywhere_costs_no_more_than_its_own_run(tmp_path
     assert "demo/0" in [run["run"] for run in Page(root / "report.html").runs]
 
 
+def test_changed_text_that_reads_like_two_changes_is_one(tmp_path):
+    for number, fields in enumerate([{"model": "a, b=c"}, {"model": "a, rho=0.2"}, {"model": "a", "rho": 0.2}]):
+        write_raw(tmp_path / str(number), {**SAM, **fields}, DONE)
+    done = report(tmp_path)
+    assert done.exit_code == 0, done.exception
+    found = collect(records.find(tmp_path)).groups
+    assert sorted(group.fields for group in found) == [("model",), ("model",), ("model", "rho")]
+    assert all(len(group.of_method("sam")) == 1 for group in found)
+
+
+@pytest.mark.parametrize("epoch", [10**90, 2**64, 2**53])
+def test_an_epoch_that_is_too_large_to_draw_is_left_out(epoch, tmp_path):
+    lines = [{"epoch": number, "loss": 1.0, "validation_accuracy": 50.0} for number in (0, 1, epoch)]
+    folders = [write_raw(tmp_path / "runs" / name, SAM, DONE, lines) for name in "ab"]
+    done = report(tmp_path / "runs", "--figures", tmp_path / "figures")
+    assert done.exit_code == 0, done.exception
+    assert {point["epoch"] for point in Page(tmp_path / "runs" / "report.html").points} == {1, 2}
+    out = ["--no-weights", "--out", str(tmp_path / "compare.html")]
+    done = CliRunner().invoke(app, ["compare", *map(str, folders), *out])
+    assert done.exit_code == 0, done.exception
+    assert {point["epoch"] for point in Page(tmp_path / "compare.html").points} == {1, 2}
+
+
 # Where it is written.
 
 

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from functools import partial
 from types import ModuleType
 
@@ -23,7 +22,7 @@ from typer.testing import CliRunner
 from bisam.lab.cli import app
 from bisam.lab.config import Config, rate
 from bisam.lab.recipes import find
-from bisam.lab.records import checkpoint
+from bisam.lab.records import RunFolder, checkpoint
 from bisam.lab.training.jobs import jobs_of, twins
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -139,6 +138,31 @@ def test_what_is_done_is_skipped(undisturbed):
     done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=runs)
     assert "1 of 1 runs are done already" in done.stdout
     assert (undisturbed / "result.json").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{}", "its result has the status None"),
+        ('{"status": "running"}', "its result has the status 'running'"),
+        ('{"status": "done"}', "its result has no test accuracy"),
+        ('{"status": "done", "test_accuracy": 90.0}', "its result has no number of epochs"),
+        ('{"status": "diverged"}', "its result has no number of epochs"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_result_that_means_nothing_is_refused_and_no_checkpoint_is_removed(content, told, tmp_path):
+    config = find("demo/40%/sgd").cells["40%", "sgd"]
+    folder = tmp_path / "demo" / "noise40-sgd-seed0"
+    with RunFolder.open(folder, config.as_dict()) as run:
+        saved = checkpoint.save(run.checkpoints, 1, {"epoch": 0})
+    (folder / "result.json").write_text(content)
+    done = CliRunner().invoke(app, ["train", "demo/40%/sgd", "--device", "cpu", "--runs", str(tmp_path)])
+    assert done.exit_code == 1
+    assert told in done.stderr
+    assert "done already" not in done.output
+    assert saved.exists()
+    assert (folder / "result.json").read_text() == content
 
 
 def test_a_run_that_diverges_ends_with_a_record(tmp_path):
@@ -500,26 +524,25 @@ def test_a_run_of_another_row_is_not_taken_for_one_of_this(recorded, tmp_path):
 
 
 def test_ctrl_c_ends_a_command_that_is_loading_data(tmp_path):
-    pipe = tmp_path / "data" / "train-00000-of-00001.parquet"
-    pipe.parent.mkdir()
-    os.mkfifo(pipe)  # which keeps its reader waiting
-    arguments = command("train", "cifar10/resnet56/sam", "--data", pipe.parent, runs=tmp_path / "runs")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train-00000-of-00001.parquet").write_bytes(b"")
+    code = (
+        "import time; from bisam.lab.data import cache; from bisam.__main__ import main\n"
+        "cache._fingerprints = lambda files: (print('loading', flush=True), time.sleep(60))\n"
+        "main()"
+    )
+    _, _, _, *arguments = command("train", "cifar10/resnet56/sam", "--data", tmp_path / "data", runs=tmp_path / "runs")
+    arguments = [sys.executable, "-c", code, *arguments]
     process = subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # which a shell's background jobs ignore
     )  # fmt: skip
-    writer = None
     try:
-        while writer is None and process.poll() is None:
-            with suppress(OSError):  # until it reads
-                writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-            time.sleep(0.02)
+        assert process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=300)
     finally:
         process.kill()
-        if writer is not None:
-            os.close(writer)
     assert process.returncode == 130
     assert "Traceback" not in errors
 

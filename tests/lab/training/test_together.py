@@ -189,10 +189,10 @@ def test_a_result_that_cannot_be_written_costs_the_others_nothing(tmp_path, alon
     short, long = job(tmp_path / "short", 1), job(tmp_path / "long", 2, seed=1)
     own = RunFolder.finish
 
-    def finish(run, result):
+    def finish(run, result, receipt):
         if run.folder == short.folder:
             raise RecordError("no space is left")
-        own(run, result)
+        own(run, result, receipt)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunFolder, "finish", finish)

@@ -21,7 +21,7 @@ from bisam.lab.bench import loss as bench_loss
 from bisam.lab.bench import steps as bench_steps
 from bisam.lab.bench.bars import Entry, Result, judged
 from bisam.lab.bench.steps import COMPILED
-from bisam.lab.files import draft_of
+from bisam.lab.files import UnreadableError, new_draft, read_file
 from bisam.lab.records.receipt import receipt, save
 
 SECTIONS = {
@@ -35,6 +35,8 @@ MODELS = {"cuda": ("densenet121", "resnet56", "vgg19bn", "wrn28-2", "wrn28-10"),
 BATCH = {"cuda": 128, "cpu": 16}
 TOGETHER = (("resnet56", 1), ("resnet56", 2), ("resnet56", 4), ("resnet56", 6), ("resnet32", 6))
 MEMORY = "wrn28-10"
+LARGEST_RESULT = 16 * 2**20
+"""Bytes of an earlier result that is read and added to."""
 
 
 class RefusedError(ValueError):
@@ -166,9 +168,9 @@ def begin(device: torch.device, out: Path, log: Callable[[str], None]) -> Result
 def read(path: Path) -> Result:
     """A result that an earlier run wrote."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_file(path, LARGEST_RESULT))
         _origin(found)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (UnreadableError, ValueError, KeyError, TypeError, AttributeError):
         raise RefusedError("--out", f"{path} exists and is not a result of `bisam bench`: give another file") from None
     return found
 
@@ -177,9 +179,9 @@ def check_writable(path: Path) -> None:
     """Raise RefusedError before measuring if `path` cannot be written."""
     if path.is_dir():
         raise RefusedError("--out", f"{path} is a folder: give a file in it")
-    draft = draft_of(Path(os.path.realpath(path)))
     try:
-        draft.touch()
+        handle, draft = new_draft(Path(os.path.realpath(path)))
+        os.close(handle)
         draft.unlink()
     except OSError as error:
         raise RefusedError("--out", f"{path} cannot be written: {error.strerror}") from None

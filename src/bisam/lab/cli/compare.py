@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress as Bars
 
+from bisam.lab import records
 from bisam.lab.cli import options as cli_options
 from bisam.lab.cli.options import Folder, Partial, errors_in_one_line
 from bisam.lab.cli.output import console, drawing_module, print_line, write_text
@@ -20,6 +21,7 @@ from bisam.lab.compare import comparison
 from bisam.lab.compare import tables as comparison_tables
 from bisam.lab.compare.inspection import InspectionPlan, OnProgress
 from bisam.lab.data.pools import Pool, open_pool
+from bisam.lab.files import printable
 
 RHO, SAMPLES = InspectionPlan().rho, InspectionPlan().samples
 PAGE = Path("compare.html")
@@ -46,9 +48,10 @@ def compare(
         def load(name: str, part: bool) -> Pool:
             return open_pool(name, part or partial_data, folder=folder, log=partial(errors.print, soft_wrap=True))
 
-        with _progress(errors) as progress:
+        models = [str(records.read(run).config.get("model")) for run in (first, second)]
+        with cli_options.threads_for(place, models), _progress(errors) as progress:
             found = comparison.compare(first, second, load, place, plan, progress)
-        write_text(out, drawing_module("compare.page").write(found))
+        write_text(out, drawing_module("compare.page").write(found), given=out != PAGE)
         _show(found)
         print_line(f"wrote {out}")
 
@@ -56,9 +59,9 @@ def compare(
 def _show(found: comparison.RunComparison) -> None:
     here = console()
     for side in found.sides:
-        here.print(f"{side.name}: {side.record.folder}", soft_wrap=True)
+        print_line(f"{side.name}: {side.record.folder}")
     for note in found.notes:
-        here.print(note, soft_wrap=True)
+        print_line(note)
     for sheet in comparison_tables.sheets(found):
         here.print()
         here.print(sheet.rich())
@@ -73,11 +76,13 @@ def _progress(here: Console) -> Iterator[OnProgress]:
         def line(what: str, done: int, total: int) -> None:
             nonlocal before
             if what != before:
-                here.print(what, soft_wrap=True)
+                here.print(printable(what), soft_wrap=True)
             before = what
 
         yield line
         return
     with Bars(console=here, transient=True) as bars:
         task = bars.add_task("")
-        yield lambda what, done, total: bars.update(task, description=escape(what), completed=done, total=total)
+        yield lambda what, done, total: bars.update(
+            task, description=escape(printable(what)), completed=done, total=total
+        )

@@ -17,6 +17,7 @@ from bisam.lab.cli import compare as cli_compare
 from bisam.lab.cli import report as cli_report
 from bisam.lab.cli import runs as cli_runs
 from bisam.lab.cli import sweep as cli_sweep
+from bisam.lab.files import refuse_foreign
 from bisam.lab.models import build
 
 app = typer.Typer(
@@ -55,6 +56,7 @@ app.command()(cli_runs.data)
 app.command()(cli_compare.compare)
 app.command()(cli_report.report)
 app.command()(cli_report.figure)
+app.command()(cli_report.verify)
 
 
 @app.command()
@@ -74,6 +76,9 @@ def bench(
     place, sections, names = _device(device), _sections(only), _models(models)
     plan = benchmark.BenchmarkPlan(place, sections, names, batch, compiling.value, loop=loop, quick=quick)
     console = bench_tables.console()
+    if out == BENCH_OUT:
+        with _refusing("--out", OSError):
+            refuse_foreign(out, "remove it, or name another file")
     try:
         with bench_tables.progress(console) as (log, track):
             result = benchmark.run(plan, out, log, track)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +15,14 @@ import typer
 from rich.console import Console
 
 from bisam.lab import records
-from bisam.lab.files import explained
+from bisam.lab.files import explained, printable
+from bisam.lab.models import MODELS
 from bisam.lab.records.checkpoint import CheckpointError
 from bisam.lab.training.loop import Stopped
 
 RUNS = Path("runs")
+SMALL = 100_000
+"""Parameters of a model that more threads make slower: the demo's has 30,762."""
 
 Name = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A table, table/row or table/row/method: see `bisam list`.")
@@ -67,7 +71,31 @@ def errors_in_one_line() -> Iterator[None]:
 
 def _print_unchanged(text: str) -> None:
     """Without colours and line breaks, so that a command in it can be copied."""
-    Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def threads_for(place: torch.device, models: Iterable[str]) -> Iterator[None]:
+    """One thread of torch for small models on a CPU, unless OMP_NUM_THREADS is set.
+
+    Their operations are shorter than the hand-over to another thread: where processes share the cores, each waits.
+    """
+    if place.type != "cpu" or "OMP_NUM_THREADS" in os.environ or not all(map(_is_small, models)):
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _is_small(model: str) -> bool:
+    if model not in MODELS:
+        return False
+    with torch.device("meta"):
+        return sum(param.numel() for param in MODELS[model](10).parameters()) < SMALL
 
 
 def numbers(text: str) -> list[int]:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from rich.console import Console
 
-from bisam.lab.files import explained, write_atomically
+from bisam.lab.files import explained, printable, refuse_foreign, write_atomically
 
 WIDTH_OF_A_LOG = 120
 
@@ -24,8 +24,10 @@ def drawing_module(name: str) -> ModuleType:
         raise ValueError(f"charts need the library {error.name}: pip install 'bisam[lab]'") from None
 
 
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
+def write_text(path: Path, text: str, *, given: bool = True) -> None:
+    """Whole or not at all. A path that was not `given` by an option may be no link or pipe: see `refuse_foreign`."""
+    if not given:
+        refuse_foreign(path, "remove it, or name the file with --out")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode(errors="backslashreplace"))  # names of folders may be no text
@@ -50,5 +52,4 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_line(line: str) -> None:
     """Print a line without markup; control characters are escaped."""
-    plain = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
-    console().print(plain, soft_wrap=True)
+    console().print(printable(line).replace("\n", "\\n"), soft_wrap=True)

@@ -1,8 +1,9 @@
-"""The commands that show results: report and figure."""
+"""The commands that show and check results: report, figure and verify."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ import typer
 from bisam.lab import records
 from bisam.lab.cli.options import RUNS, errors_in_one_line
 from bisam.lab.cli.output import console, drawing_module, print_line, write_text, writing
+from bisam.lab.files import refuse_foreign
 from bisam.lab.recipes import find
 from bisam.lab.tables import cells, summary
 from bisam.lab.tables.sweeps import sheet as sheet_of_sweep
@@ -41,7 +43,7 @@ def report(
     """The tables of the paper with the runs of some folders, here and as a page with their curves."""
     with errors_in_one_line():
         roots = folders or [RUNS]
-        collection = _collected(roots)
+        collection = _verified(roots)
         groups, sweeps = sort_out(collection)
         sheets = [*summary.sheets(groups), *map(sheet_of_sweep, sweeps)]
         page, wrote = out or roots[0] / "report.html", []
@@ -49,7 +51,7 @@ def report(
             if markdown is not None:
                 write_text(markdown, "\n\n".join([*(sheet.markdown() for sheet in sheets), ""]))
                 wrote.append(str(markdown))
-            write_text(page, drawing_module("report.report").write(collection, roots))
+            write_text(page, drawing_module("report.report").write(collection, roots), given=out is not None)
             wrote.append(str(page))
             if figures is not None:
                 wrote.append(f"{_write_figures(collection, figures, form.value)} figures to {figures}")
@@ -92,20 +94,75 @@ def figure(
             runs = _runs_of(recipe, folders or [RUNS])
             chart = charts.flips(runs, interactive=path.suffix.lower() == ".html")
             title = f"Flips per batch, {recipe}"
+        if out is None:
+            refuse_foreign(path, "remove it, or name the file with --out")
         with writing(path):
             files.save(chart, path, title)
         print_line(f"wrote {path}")
 
 
 def write_page(roots: Sequence[Path], path: Path) -> None:
-    """The page of all runs in these folders."""
-    write_text(path, drawing_module("report.report").write(_collected(roots), roots))
+    """The page of all runs in these folders, in a place that no option gave."""
+    refuse_foreign(path, "remove it, or name another file with bisam report --out")
+    write_text(path, drawing_module("report.report").write(_verified(roots), roots))
     print_line(f"wrote {path}")
 
 
+def _found(roots: Sequence[Path]) -> list[records.Record]:
+    """The records in these folders, each folder once."""
+    return [*{record.folder.resolve(): record for root in roots for record in records.find(root)}.values()]
+
+
 def _collected(roots: Sequence[Path]) -> cells.Collection:
-    found = {record.folder.resolve(): record for root in roots for record in records.find(root)}  # each folder once
-    return cells.collect(found.values())
+    return cells.collect(_found(roots))
+
+
+def _verified(roots: Sequence[Path]) -> cells.Collection:
+    """The runs, with what is wrong with their weights among their problems."""
+    found, lost = [], []
+    for record in _found(roots):
+        if problems := records.weights_problems(record):
+            if records.lacks_weights(record):
+                lost.append(record)
+            else:
+                record = replace(record, problems=[*record.problems, *problems])
+        found.append(record)
+    collection = cells.collect(found)
+    if lost:
+        runs = "1 finished run has" if len(lost) == 1 else f"{len(lost)} finished runs have"
+        first = "" if len(lost) == 1 else "the first "
+        collection.notes.append(f"{runs} lost the {records.WEIGHTS} in the receipt: {first}{lost[0].folder}")
+    return collection
+
+
+def verify(
+    folders: Folders = None,
+    without_weights: Annotated[
+        bool, typer.Option("--without-weights", help="Weights were left out on purpose: note them, as no problem.")
+    ] = False,
+) -> None:
+    """Check runs: files, digests, complete epochs and the accuracy of the best one. Exits with 1 for problems."""
+    with errors_in_one_line():
+        roots, count, kept_none = folders or [RUNS], 0, 0
+        found = _found(roots)
+        if not found:
+            raise ValueError(f"{_listed(roots)} has no runs: give the folder that has them")
+        for record in found:
+            lacking = records.lacks_weights(record)
+            skipped = lacking and without_weights
+            problems = records.verify(record) + ([] if skipped else records.weights_problems(record))
+            kept_none += lacking
+            count += len(problems)
+            for problem in problems:
+                print_line(f"{record.folder}: {problem}")
+        if kept_none:
+            print_line(f"note: weights not kept, {kept_none} of {len(found)} runs")
+        open_ = sum(record.result is None for record in found)
+        if open_:
+            print_line(f"note: not finished, {open_} of {len(found)} runs")
+        print_line(f"{len(found)} run{'s' * (len(found) != 1)}, {count} problem{'s' * (count != 1)}")
+    if count:
+        raise typer.Exit(1)
 
 
 def _runs_of(name: str, roots: Sequence[Path]) -> list[cells.Run]:
@@ -132,7 +189,7 @@ def _write_figures(collection: cells.Collection, folder: Path, form: str) -> int
     for name, chart in drawn.items():
         path = folder / f"{name}.{form}"
         with writing(path):
-            files.save(chart, path, name)
+            files.save(chart, path, name, follow_links=False)
     return len(drawn)
 
 

@@ -154,7 +154,9 @@ def _run(
     parsed = cli_options.changes_of(changes, partial_data=load.keywords.get("partial", False))
     jobs = runs.jobs_of(recipe, cli_options.numbers(seeds), parsed, root)
     place = cli_options.device(device)
-    with Progress(trackers=trackers(root, tensorboard=tensorboard, service=track, together=together)) as progress:
+    shown = trackers(root, tensorboard=tensorboard, service=track, together=together)
+    models = {job.config.model for job in jobs}
+    with cli_options.threads_for(place, models), Progress(trackers=shown) as progress:
         jobs = _beside_twins(jobs, progress, skip=skip_twins)
         runs.run(
             jobs,

@@ -90,7 +90,8 @@ def sweep(
         )
         here, place = console(), cli_options.device(device)
         jobs = [job for plan in planned for job in plan.jobs]
-        with Progress(here, label=partial(_label_of, fields=fields), outcome=_validated) as progress:
+        shown = Progress(here, label=partial(_label_of, fields=fields), outcome=_validated)
+        with cli_options.threads_for(place, {job.config.model for job in jobs}), shown as progress:
             for plan in planned:
                 progress.note(plan.description)
             load = partial(open_source, folder=folder, partial=partial_data, log=progress.note)

@@ -17,6 +17,7 @@ from bisam.lab.compare.inspection import Inspection, InspectionPlan, OnProgress,
 from bisam.lab.compare.trained import Load, Trained, TrainedError, config_of, shared_rows, trained
 from bisam.lab.config import ESSENTIAL, Config
 from bisam.lab.records import Record
+from bisam.lab.records.record import read_config
 from bisam.lab.tables.cells import text_of
 
 NOT_REQUESTED = "--no-weights was given"
@@ -125,7 +126,9 @@ def _side(name: str, folder: Path) -> Side:
         raise ValueError(f"{folder} is not a run, it has no {records.CONFIG}: give the folder of one{_inside(folder)}")
     record = records.read(folder)
     if not record.config:
-        raise ValueError(f"{folder} cannot be compared: {'; '.join(record.problems) or 'its configuration is empty'}")
+        problems: list[str] = []
+        read_config(folder, problems)
+        raise ValueError(f"{folder} cannot be compared: {'; '.join(problems) or 'its configuration is empty'}")
     try:
         return Side(name, record, config_of(record))
     except TrainedError as error:

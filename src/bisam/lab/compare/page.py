@@ -41,7 +41,10 @@ def write(comparison: RunComparison) -> str:
 
 def _curves(comparison: RunComparison) -> list[Block]:
     rows = [
-        {"run": side.name, **charts.numbers(epoch)} for side in comparison.sides for epoch in side.record.metrics
+        {"run": side.name, **charts.numbers(epoch)}
+        for side in comparison.sides
+        for epoch in side.record.metrics
+        if epoch["epoch"] < charts.LARGEST_EPOCH
     ]  # fmt: skip
     names = [name for name in charts.CURVES if any(name in row for row in rows)]
     return [Figures([Figure(charts.CURVES[name], _lines(comparison, rows, name)) for name in names])] if names else []

@@ -13,9 +13,11 @@ from bisam.lab.config import Config, recorded
 from bisam.lab.data import split
 from bisam.lab.data.pools import Pool
 from bisam.lab.data.randomness import generator
+from bisam.lab.files import read_file
 from bisam.lab.models import build
 from bisam.lab.records import WEIGHTS, Record
 from bisam.lab.records.checkpoint import unpack
+from bisam.lab.records.layout import LARGEST_STATE
 
 Load = Callable[[str, bool], Pool]
 """Returns the data set of that name; with True, a part of it is accepted."""
@@ -74,7 +76,7 @@ def config_of(record: Record) -> Config:
 
 def _weights(record: Record) -> dict[str, Tensor]:
     try:
-        weights, _ = unpack((record.folder / WEIGHTS).read_bytes())
+        weights, _ = unpack(read_file(record.folder / WEIGHTS, LARGEST_STATE))
     except FileNotFoundError:
         raise TrainedError(_why_no_weights(record)) from None
     except (OSError, ValueError, SafetensorError) as error:

@@ -20,9 +20,13 @@ from safetensors.torch import load_file, save
 from bisam.lab.data import hub, parquet
 from bisam.lab.data.dataset import DataSet
 from bisam.lab.data.images import DataError, Images
+from bisam.lab.files import check_file, read_file
 
 VERSION = 1
 """Of the cache format; a cache of another version is not read."""
+
+LARGEST_SIDECAR = 16 * 2**20
+"""Bytes of the description of a cache that is read."""
 
 Log = Callable[[str], None]
 
@@ -88,7 +92,7 @@ class Entry:
 
     def about(self) -> dict[str, Any]:
         try:
-            found = json.loads(self.sidecar.read_text(encoding="utf-8"))
+            found = json.loads(read_file(self.sidecar, LARGEST_SIDECAR))
         except FileNotFoundError:
             raise
         except (OSError, ValueError) as error:
@@ -103,6 +107,7 @@ class Entry:
         if source is not None and about.get("files") != list(source):
             raise UnfitError("was made of other files")
         try:
+            check_file(self.tensors, parquet.LARGEST_FILE)
             found = load_file(self.tensors)
             images = Images(found["pixels"], found["labels"])
         except FileNotFoundError:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from bisam.lab.data.images import DataError
 
 def download(dataset: DataSet, split: str) -> list[Path]:
     """The Parquet files of a split, as they are there, in the hub's own cache; no second copy is made of them."""
-    folder = f"give a folder with its files, {dataset.files[split]}-*.parquet"
+    folder = f"give a folder with its files, {dataset.files[split]}-*.parquet, by --data"
     try:
         datasets: Any = importlib.import_module("datasets")
     except ImportError:
@@ -21,11 +24,27 @@ def download(dataset: DataSet, split: str) -> list[Path]:
             f"or {folder}"
         ) from None
     try:
-        builder = datasets.load_dataset_builder(dataset.hub)
-        urls = list(builder.config.data_files[dataset.files[split]])
-        return [Path(path) for path in datasets.DownloadManager().download(urls)]
+        with _silent_retries():
+            builder = datasets.load_dataset_builder(dataset.hub)
+            urls = list(builder.config.data_files[dataset.files[split]])
+            return [Path(path) for path in datasets.DownloadManager().download(urls)]
     except Exception as error:  # of the network, of permissions, of the hub
+        reason = next(iter(str(error).splitlines()), "")[:200]
         raise DataError(
-            f"{dataset.hub} could not be downloaded ({type(error).__name__}: {error}): check the connection and "
+            f"{dataset.hub} could not be downloaded ({type(error).__name__}: {reason}): check the connection and "
             f"whether its terms must be accepted first, or {folder}"
         ) from error
+
+
+@contextmanager
+def _silent_retries() -> Iterator[None]:
+    """Without a line for each attempt of the hub's packages: the last one raises what failed."""
+    loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -14,13 +15,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from bisam.lab.data.dataset import DataSet, check
 from bisam.lab.data.images import DataError, Images
+from bisam.lab.files import check_file
 
 SUBFOLDERS = (".", "data", "plain_text", "cifar100")
 """Subfolders of the hub's repositories that may have the files."""
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+"""Formats of images that are decoded; for others, such as EPS, Pillow may start other programs."""
+
+MOST_PIXELS = 89_000_000
+"""Pixels of an image that is decoded; about here Pillow begins to warn of images that take all memory."""
+
+LARGEST_FILE = 64 * 2**30
+"""Bytes of a file that is read."""
 
 
 def files_of(folder: Path, dataset: DataSet, split: str) -> list[Path]:
@@ -33,6 +44,8 @@ def files_of(folder: Path, dataset: DataSet, split: str) -> list[Path]:
         files = sorted((folder / subfolder).glob(f"{prefix}-*.parquet"))
         if files:
             _check_complete(files, prefix)
+            for path in files:
+                check_plain(path)
             return files
     raise DataError(
         f"{folder} has no {prefix}-*.parquet, neither directly nor in {', '.join(SUBFOLDERS[1:])}: "
@@ -51,13 +64,7 @@ def decode(files: Sequence[Path], dataset: DataSet, split: str, log: Callable[[s
     for number, shard in enumerate(shards, start=1):
         log(f"{dataset.name}: decoding {shard.path.name}, {shard.rows} images, file {number} of {len(shards)}")
         for group in range(len(shard.groups)):
-            for row, image, label in shard.samples(group):
-                if image.size != (side, side):
-                    width, height = image.size
-                    raise DataError(
-                        f"{shard.path}, row {row}: the image is {width}×{height} and those of {dataset.name} are "
-                        f"{side}×{side}: this is another data set"
-                    )
+            for _, image, label in shard.samples(group):
                 pixels[position], labels[position] = np.asarray(image), label
                 position += 1
     images = Images(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels))
@@ -70,6 +77,7 @@ class Shard:
 
     def __init__(self, path: Path, dataset: DataSet) -> None:
         self.path, self.dataset = path, dataset
+        check_plain(path)
         try:
             self._file = pq.ParquetFile(path, page_checksum_verification=True)
         except (pa.ArrowException, OSError) as error:
@@ -103,9 +111,36 @@ class Shard:
         if not encoded.is_valid:
             raise DataError(f"{self.path}, row {row}: the image is not in the file: get one with embedded images")
         try:
-            return Image.open(io.BytesIO(encoded.as_buffer())).convert("RGB")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `_check_size` refuses it
+                image = Image.open(io.BytesIO(encoded.as_buffer()), formats=FORMATS)  # reads no pixels yet
+        except UnidentifiedImageError as error:
+            raise DataError(
+                f"{self.path}, row {row}: the image is damaged, or not one of {', '.join(FORMATS)}: get the file again"
+            ) from error
         except Exception as error:  # broken images raise a dozen kinds
-            raise DataError(f"{self.path}, row {row}: the image is damaged ({error}): get the file again") from error
+            raise self._damaged(row, error) from error
+        self._check_size(image, row)
+        try:
+            return image.convert("RGB")
+        except Exception as error:
+            raise self._damaged(row, error) from error
+
+    def _check_size(self, image: Image.Image, row: int) -> None:
+        """Before the pixels are decoded, which may take all memory."""
+        (width, height), side = image.size, self.dataset.size
+        if side is not None and (width, height) != (side, side):
+            raise DataError(
+                f"{self.path}, row {row}: the image is {width}×{height} and those of {self.dataset.name} are "
+                f"{side}×{side}: this is another data set"
+            )
+        if width * height > MOST_PIXELS:
+            raise DataError(
+                f"{self.path}, row {row}: the image is {width}×{height}, and at most {MOST_PIXELS:,} pixels are decoded"
+            )
+
+    def _damaged(self, row: int, error: Exception) -> DataError:
+        return DataError(f"{self.path}, row {row}: the image is damaged ({error}): get the file again")
 
     def _check_columns(self, schema: Any) -> None:
         dataset, names = self.dataset, ", ".join(schema.names)
@@ -128,6 +163,14 @@ class Shard:
 
     def _broken(self, error: Exception) -> DataError:
         return DataError(f"{self.path} is not a complete Parquet file ({error}): it may be truncated, get it again")
+
+
+def check_plain(path: Path) -> None:
+    """Raise DataError for what cannot be read to its end, such as a pipe."""
+    try:
+        check_file(path, LARGEST_FILE)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def check_count(shards: Sequence[Shard], dataset: DataSet, split: str) -> None:

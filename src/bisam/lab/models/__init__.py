@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 
 from torch import nn
 
+from bisam.lab.config import suggestion
 from bisam.lab.models.densenet import DenseNet
 from bisam.lab.models.digitsnet import DigitsNet
 from bisam.lab.models.resnet import ResNet
@@ -35,6 +35,5 @@ def build(name: str, classes: int) -> nn.Module:
     269722
     """
     if name not in MODELS:
-        near = difflib.get_close_matches(name.lower(), MODELS, n=3, cutoff=0.5) or MODELS
-        raise ValueError(f"no model is called {name!r}: the nearest names are {', '.join(near)}")
+        raise ValueError(f"no model is called {name!r}: {suggestion(name, MODELS)}")
     return MODELS[name](classes)

@@ -5,10 +5,12 @@ To leave a run out of the tables, write the reason into its folder, as `not-coun
 In the files, numbers that JSON lacks are the strings "nan", "inf" and "-inf".
 """
 
-from bisam.lab.records.folder import ConfigMismatch, RunFolder, check, config_differences
+from bisam.lab.records.folder import ConfigMismatch, RunFolder, check, check_result, config_differences
 from bisam.lab.records.layout import CHECKPOINTS, CONFIG, WEIGHTS, RecordError
 from bisam.lab.records.lock import RunInUse
 from bisam.lab.records.record import Record, find, read
+from bisam.lab.records.result import fault_of
+from bisam.lab.records.verify import lacks_weights, verify, weights_problems
 
 __all__ = [
     "CHECKPOINTS",
@@ -20,7 +22,12 @@ __all__ = [
     "RunFolder",
     "RunInUse",
     "check",
+    "check_result",
     "config_differences",
+    "fault_of",
     "find",
+    "lacks_weights",
     "read",
+    "verify",
+    "weights_problems",
 ]

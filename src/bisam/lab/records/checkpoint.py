@@ -22,7 +22,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from bisam.lab.files import explained, write_atomically
+from bisam.lab.files import explained, read_file, write_atomically
+from bisam.lab.records.layout import LARGEST_STATE
 
 FORMAT = 1
 DEEPEST = 64
@@ -76,9 +77,9 @@ def save(folder: Path, step: int, state: Mapping[Any, Any]) -> Path:
     path = folder / f"checkpoint-{step:09d}.safetensors"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for draft in folder.glob("checkpoint-*.safetensors.tmp"):  # of processes that were killed
+        for draft in folder.glob("checkpoint-*.safetensors*.tmp"):  # of processes that were killed
             draft.unlink()
-        write_atomically(path, *parts)
+        write_atomically(path, *parts, follow_links=False)
     except OSError as error:
         raise CheckpointError(f"{explained(error, f'cannot write {path}')} Earlier ones are intact.") from error
     _remove_others(path)
@@ -127,6 +128,8 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[by
         file = safetensors.torch.save(_disjoint(tensors), {**metadata, "sha256": _BLANK.decode()})
     except SafetensorError as error:
         raise ValueError(f"{error}: the header holds all that is not a tensor. Put long lists into tensors.") from error
+    if len(file) > LARGEST_STATE:
+        raise ValueError(f"it would have {len(file):,} bytes, and at most {LARGEST_STATE:,} can be read again")
     end = _header_end(file)
     header, body = _in_order(file[8:end]), memoryview(file)[end:]
     # quotes inside of strings are escaped in JSON, so the key can be nowhere else
@@ -271,7 +274,7 @@ def _type(value: Any) -> str:
 
 
 def _read(path: Path) -> tuple[int, dict[Any, Any]]:
-    tensors, metadata = unpack(path.read_bytes())
+    tensors, metadata = unpack(read_file(path, LARGEST_STATE))
     if metadata.get("format") != str(FORMAT):
         raise ValueError(f"it is of format {metadata.get('format')}, and this version reads format {FORMAT}")
     if metadata["step"] != str(_step(path)):
@@ -299,16 +302,17 @@ def _remove_others(saved: Path) -> None:
     for path in _newest_first(saved.parent):
         if path == saved:
             continue
-        if previous is None and _step(path) < _step(saved) and _is_whole(path):
+        if previous is None and _step(path) < _step(saved) and is_whole(path):
             previous = path
             continue
         with suppress(OSError):  # the new one is safe, and the next save tries again
             path.unlink()
 
 
-def _is_whole(path: Path) -> bool:
+def is_whole(path: Path) -> bool:
+    """Whether a file of `pack` can be read and has its own digest."""
     try:
-        _verified(path.read_bytes())
+        _verified(read_file(path, LARGEST_STATE))
     except (OSError, ValueError):
         return False
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -10,12 +11,25 @@ from typing import Any
 from torch import Tensor
 
 from bisam.lab.config import completed
-from bisam.lab.files import draft_of, explained, write_atomically
+from bisam.lab.files import drafts_of, explained, read_file, write_atomically
 from bisam.lab.records.checkpoint import pack, portable, unpack
-from bisam.lab.records.layout import CHECKPOINTS, CONFIG, FORMAT, LOCK, METRICS, RECEIPT, RESULT, WEIGHTS, RecordError
+from bisam.lab.records.digests import KEY, sha256_of
+from bisam.lab.records.layout import (
+    CHECKPOINTS,
+    CONFIG,
+    FORMAT,
+    LARGEST_STATE,
+    LOCK,
+    METRICS,
+    RECEIPT,
+    RESULT,
+    WEIGHTS,
+    RecordError,
+)
 from bisam.lab.records.lock import Lock
 from bisam.lab.records.metrics import Metrics
 from bisam.lab.records.record import read_config
+from bisam.lab.records.result import gap_in
 from bisam.lab.records.values import as_json, differences, load_object, plain, restored
 
 
@@ -57,7 +71,8 @@ class RunFolder:
         try:
             _remove_drafts(folder)
             if not check(folder, config):
-                write_atomically(folder / CONFIG, as_json({"format": FORMAT, "config": restored(values)}))
+                content = as_json({"format": FORMAT, "config": restored(values)})
+                write_atomically(folder / CONFIG, content, follow_links=False)
             return cls(folder, restored(values), lock)
         except BaseException as error:
             lock.release()
@@ -92,11 +107,19 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise RecordError(f"{path} cannot be read ({error}): remove it and run again") from error
 
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """Write the result, whose `status` is how the run ended: "done", "diverged", …"""
+    def finish(self, result: Mapping[str, Any], receipt: Mapping[str, Any] | None = None) -> None:
+        """Write the result, whose `status` is how the run ended: "done", "diverged", …
+
+        The receipt, if given, is written before it, with the digest of each file of the run.
+        """
         if not isinstance(result.get("status"), str):
             raise ValueError(f"a result needs a status such as 'done' or 'diverged', got {result.get('status')!r}")
-        self._write(RESULT, as_json(result))
+        content = as_json(result)
+        if receipt is not None:
+            there = [name for name in (CONFIG, METRICS, WEIGHTS) if (self.folder / name).exists()]
+            digests = {name: sha256_of(self.folder / name) for name in there}
+            self.receipt({**receipt, KEY: {**digests, RESULT: hashlib.sha256(content).hexdigest()}})
+        self._write(RESULT, content)
 
     def receipt(self, receipt: Mapping[str, Any]) -> None:
         """Write where, when and with what the run was made."""
@@ -111,7 +134,7 @@ class RunFolder:
         """The weights that `save_weights` wrote last, on the CPU."""
         path = self.folder / WEIGHTS
         try:
-            tensors, _ = unpack(path.read_bytes())
+            tensors, _ = unpack(read_file(path, LARGEST_STATE))
         except FileNotFoundError:
             raise RecordError(f"{path} does not exist: save_weights() has not been called in this run") from None
         except (OSError, ValueError) as error:
@@ -122,7 +145,7 @@ class RunFolder:
         self._refuse_if_closed()
         path = self.folder / name
         try:
-            write_atomically(path, *parts)
+            write_atomically(path, *parts, follow_links=False)
         except OSError as error:
             raise RecordError(explained(error, f"cannot write {path}")) from error
 
@@ -151,6 +174,16 @@ def check(folder: Path, config: Mapping[str, Any]) -> bool:
     return True
 
 
+def check_result(folder: Path, result: Mapping[str, Any] | None) -> None:
+    """Raise RecordError for a result that does not count: its run may be unfinished, with checkpoints to resume."""
+    fault = "" if result is None else gap_in(result)
+    if fault:
+        raise RecordError(
+            f"{folder / RESULT} is not the result of a run: {fault}. Remove it to resume the run, or give another "
+            "folder."
+        )
+
+
 def config_differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """A line for each field that is not the same in both; a field that an older version lacks has its default."""
     return differences(completed(there), completed(now))
@@ -159,4 +192,5 @@ def config_differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list
 def _remove_drafts(folder: Path) -> None:
     """Remove the drafts of writes that were killed."""
     for name in (CONFIG, METRICS, RESULT, RECEIPT, WEIGHTS):
-        draft_of(folder / name).unlink(missing_ok=True)
+        for draft in drafts_of(folder / name):
+            draft.unlink(missing_ok=True)

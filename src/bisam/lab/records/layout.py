@@ -12,6 +12,15 @@ NOT_COUNTED = "not-counted.txt"
 LOCK = "lock"
 CHECKPOINTS = "checkpoints"
 
+LARGEST_OBJECT = 4 * 2**20
+"""Bytes of a JSON file that is read; larger ones are not ours."""
+
+LARGEST_METRICS = 256 * 2**20
+"""Bytes of metrics that are read: a line of 100,000 epochs takes 50 MB."""
+
+LARGEST_STATE = 8 * 2**30
+"""Bytes of weights or of a checkpoint that are written and read."""
+
 
 class RecordError(RuntimeError):
     """A run folder cannot be written, or the run in it cannot be resumed."""

@@ -8,6 +8,8 @@ import sys
 import weakref
 from pathlib import Path
 
+from bisam.lab.files import NO_LINKS, refuse_foreign
+
 
 class RunInUse(RuntimeError):  # noqa: N818
     """Another process has the run open."""
@@ -17,7 +19,8 @@ class Lock:
     """An exclusive lock on a file that holds the process id of its owner."""
 
     def __init__(self, path: Path) -> None:
-        self._handle: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        refuse_foreign(path, "remove it, or give another folder")
+        self._handle: int | None = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o666)
         try:
             _seize(self._handle)
             os.ftruncate(self._handle, 0)

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
-from bisam.lab.files import explained, write_atomically
-from bisam.lab.records.layout import RecordError
+from bisam.lab.files import NO_LINKS, explained, read_file, refuse_foreign, write_atomically
+from bisam.lab.records.layout import LARGEST_METRICS, RecordError
 from bisam.lab.records.values import decoded, encoded
 
 
@@ -20,9 +20,10 @@ class Metrics:
         """Cuts off the half of a line that a kill has left, and adds a note about it."""
         self.path = path
         self._check = check
+        refuse_foreign(path, "move it away, or give another folder")
         if not path.exists():
-            write_atomically(path)
-        data = path.read_bytes()
+            write_atomically(path, follow_links=False)
+        data = read_file(path, LARGEST_METRICS)
         self._end = data.rfind(b"\n") + 1
         if self._end < len(data):
             self._cut()
@@ -40,7 +41,7 @@ class Metrics:
             raise ValueError(f"epoch {epoch} cannot follow epoch {self._last}: call rewind({epoch}) first")
         line = encoded(row) + b"\n"
         try:
-            with self.path.open("ab") as file:
+            with self._open(os.O_APPEND) as file:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
@@ -61,7 +62,7 @@ class Metrics:
         if len(kept) < len(rows):
             data = b"".join(encoded(row) + b"\n" for row in kept)
             try:
-                write_atomically(self.path, data)
+                write_atomically(self.path, data, follow_links=False)
             except OSError as error:
                 raise RecordError(explained(error, f"cannot write {self.path}")) from error
             self._end = len(data)
@@ -85,9 +86,13 @@ class Metrics:
 
     def _cut(self) -> None:
         """Remove what follows the last whole line."""
-        with self.path.open("r+b") as file:
+        with self._open() as file:
             file.truncate(self._end)
             os.fsync(file.fileno())
+
+    def _open(self, flags: int = 0) -> BinaryIO:
+        """Open it for writing, if it is not a link to another file."""
+        return os.fdopen(os.open(self.path, os.O_WRONLY | NO_LINKS | getattr(os, "O_BINARY", 0) | flags), "wb")
 
 
 class _Rows(NamedTuple):
@@ -99,7 +104,7 @@ def read_rows(path: Path) -> _Rows:
     """The lines of metrics that can be read, and what is wrong with the others."""
     found = _Rows([], [])
     try:
-        *lines, rest = path.read_bytes().split(b"\n")
+        *lines, rest = read_file(path, LARGEST_METRICS).split(b"\n")
     except FileNotFoundError:
         return found
     except OSError as error:

@@ -10,9 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from bisam.lab.files import read_file
+from bisam.lab.records.digests import mismatches
 from bisam.lab.records.layout import CONFIG, FORMAT, METRICS, NOT_COUNTED, RECEIPT, RESULT, RecordError
 from bisam.lab.records.metrics import is_epoch, missing_epochs, read_rows
 from bisam.lab.records.values import read_object
+
+LARGEST_REASON = 2**16
+"""Bytes of not-counted.txt that are read."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ def read(folder: Path) -> Record:
     if missing:
         problems.append(f"{METRICS}: it lacks {missing}")
     problems += faults
+    if result is not None:  # before, a run may still be changed
+        problems += mismatches(folder, receipt)
     if result is not None and not isinstance(result.get("status"), str):
         problems.append(f"{RESULT}: it has no status")
     return Record(folder, config, metrics, result, receipt, problems, _reason(folder / NOT_COUNTED, problems))
@@ -117,11 +124,12 @@ def read_config(folder: Path, problems: list[str]) -> dict[str, Any]:
 
 def _reason(path: Path, problems: list[str]) -> str:
     """The reason in one line; empty if the file is not there."""
-    if path.exists() and not path.is_file():  # reading a pipe would block
-        problems.append(f"{path.name}: it is no file")
+    if path.is_symlink():  # the page would show the text of another file
+        problems.append(f"{path.name}: it is a link, which is not followed")
         return "the reason cannot be read"
     try:
-        return " ".join(path.read_text(encoding="utf-8", errors="replace").split()) or "no reason is given"
+        text = read_file(path, LARGEST_REASON).decode("utf-8", "replace")
+        return " ".join(text.split()) or "no reason is given"
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as error:

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bisam.lab.files import read_file
+from bisam.lab.records.layout import LARGEST_OBJECT
+
 _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _ABSENT = object()
 
@@ -62,7 +65,7 @@ def decoded(data: bytes) -> dict[str, Any]:
 
 
 def load_object(path: Path) -> dict[str, Any]:
-    return decoded(path.read_bytes())
+    return decoded(read_file(path, LARGEST_OBJECT))
 
 
 def read_object(path: Path, problems: list[str]) -> dict[str, Any] | None:

@@ -45,6 +45,9 @@ CURVES = {
 MOST_POINTS = 40_000
 """Points of all runs of a page: more make it slow, and are finer than a screen."""
 
+LARGEST_EPOCH = 2**53
+"""Larger whole numbers are none to a browser, and the library that draws refuses them."""
+
 MOST_TOOLTIPS = 4_000
 """Points of a chart that the pointer finds: each is a shape of its own to a browser."""
 
@@ -78,7 +81,7 @@ def points(runs: Sequence[Run], every: int = 1) -> Rows:
     for run in runs:
         metrics = run.record.metrics
         for place, epoch in enumerate(metrics):
-            if (place % every == 0 or place == len(metrics) - 1) and number(epoch["epoch"]) is not None:
+            if (place % every == 0 or place == len(metrics) - 1) and epoch["epoch"] < LARGEST_EPOCH:
                 rows.append({"run": _label(run), "method": title_of(run.config.method), **numbers(epoch)})
     diverged = {_label(run) for run in runs if run.status == "diverged"}
     _drop_outliers(rows, diverged)

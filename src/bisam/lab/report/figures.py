@@ -13,13 +13,13 @@ FORMS = ("svg", "png", "html")
 WIDTH = 640
 
 
-def save(chart: Chart, path: Path, title: str = "bisam") -> None:
-    """SVG, PNG, or a page that can be zoomed (HTML), by the name's ending."""
+def save(chart: Chart, path: Path, title: str = "bisam", *, follow_links: bool = True) -> None:
+    """SVG, PNG, or a page that can be zoomed (HTML), by the name's ending. For links see `write_atomically`."""
     form = path.suffix.lower().lstrip(".")
     if form not in FORMS:
         raise ValueError(f"a figure is written as {', '.join(FORMS)}, got the name {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _contents(chart, form, title))
+    write_atomically(path, _contents(chart, form, title), follow_links=follow_links)
 
 
 def _contents(chart: Chart, form: str, title: str) -> bytes:

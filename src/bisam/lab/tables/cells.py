@@ -12,7 +12,7 @@ from pathlib import Path
 from bisam.lab.config import Config, recorded
 from bisam.lab.methods import uses
 from bisam.lab.recipes import RECIPES, Recipe
-from bisam.lab.records import Record
+from bisam.lab.records import Record, fault_of
 
 Cell = tuple[str, str]
 """The row and the method of a cell."""
@@ -81,6 +81,8 @@ class Group:
     runs: dict[Cell, dict[int, Run]] = field(default_factory=lambda: defaultdict(dict))
     borrowed: list[Run] = field(default_factory=list)
     """Runs of another table that count in this one too."""
+    fields: tuple[str, ...] = ()
+    """Names of the changed fields."""
 
     @property
     def title(self) -> str:
@@ -119,6 +121,8 @@ class Collection:
     """Runs of no table: not counted, of an unregistered recipe, or a second one of the same cell and seed."""
     unreadable: list[tuple[Record, str]]
     """Records that cannot be shown, and why."""
+    notes: list[str] = field(default_factory=list)
+    """Lines about several records."""
 
     @property
     def runs(self) -> list[Run]:
@@ -129,7 +133,7 @@ class Collection:
 
 def collect(records: Iterable[Record]) -> Collection:
     """Tables in the order of the recipes, unchanged ones first."""
-    groups: dict[tuple[str, str], Group] = {}
+    groups: dict[tuple[str, tuple[str, ...]], Group] = {}
     others, unreadable = [], []
     for record in records:
         run = _run(record)
@@ -142,7 +146,7 @@ def collect(records: Iterable[Record]) -> Collection:
             continue
         cell, changes = place
         recipe = run.config.recipe
-        group = groups.setdefault((recipe, changes), Group(_made(RECIPES[recipe]), changes))
+        group = groups.setdefault((recipe, tuple(changes.values())), _group(_made(RECIPES[recipe]), changes))
         seeds = group.runs[cell]
         earlier = seeds.setdefault(run.config.seed, run)
         if earlier.record.result is None and run.record.result is not None:
@@ -150,40 +154,36 @@ def collect(records: Iterable[Record]) -> Collection:
         if run is not seeds[run.config.seed]:
             others.append(run)
     found = {key: {cell: dict(runs) for cell, runs in group.runs.items()} for key, group in groups.items()}
-    for (recipe, changes), group in groups.items():
+    for (recipe, own), group in groups.items():
         for other, runs in found.items():
-            if changes and other[0] == recipe and other[1] != changes:
-                _complete(group, other[1], runs)
+            if own and other[0] == recipe and other[1] != own:
+                _complete(group, groups[other].fields, runs)
     for group in groups.values():
         group.runs = {cell: dict(sorted(runs.items())) for cell, runs in group.runs.items()}
     order = [*RECIPES]
-    ordered = sorted(groups, key=lambda key: (key[1] != "", order.index(key[0]), key[1]))
+    ordered = sorted(groups, key=lambda key: (key[1] != (), order.index(key[0]), key[1]))
     return Collection([groups[key] for key in ordered], others, unreadable)
 
 
-def _complete(changed: Group, theirs: str, others: Mapping[Cell, Mapping[int, Run]]) -> None:
+def _group(recipe: Recipe, changes: Mapping[str, str]) -> Group:
+    return Group(recipe, ", ".join(changes.values()), fields=tuple(changes))
+
+
+def _complete(changed: Group, theirs: Sequence[str], others: Mapping[Cell, Mapping[int, Run]]) -> None:
     """Add runs of another table that have the changed values anyway, as SAM's 200 epochs if SGD's were set to 200.
 
     A field that a method does not use, such as ρ of SGD, may have any value.
     """
-    names, changed_there = _names(changed.changes), _names(theirs)
+    names = changed.fields
     rows = {row for row, _ in changed.runs}
     config = next(run.config for runs in changed.runs.values() for run in runs.values())
     for cell, runs in others.items():
-        used = [name for name in (*names, *changed_there) if uses(cell[1], name)]
+        used = [name for name in (*names, *theirs) if uses(cell[1], name)]
         for seed, run in runs.items():
             alike = all(name in names and getattr(run.config, name) == getattr(config, name) for name in used)
             if cell[0] in rows and alike and seed not in changed.runs[cell]:
                 changed.runs[cell][seed] = run
                 changed.borrowed.append(run)
-
-
-def _names(changes: str) -> list[str]:
-    """
-    >>> _names("epochs=3, rho=0.1")
-    ['epochs', 'rho']
-    """
-    return [change.partition("=")[0] for change in changes.split(", ") if change]
 
 
 def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
@@ -194,7 +194,7 @@ def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
         place = None if isinstance(run, str) or record.not_counted else _place(run.config, record.folder, recipe)
         if place is not None and not isinstance(run, str):
             cell, changes = place
-            group.changes = changes or group.changes
+            group.changes = ", ".join(changes.values()) or group.changes
             group.runs[cell][run.config.seed] = run
     return group
 
@@ -207,8 +207,8 @@ def command(run: Run) -> str:
     (row, method), _ = place
     own = replace(_made(RECIPES[run.config.recipe]).cells[row, method], seed=run.config.seed)
     options = []
-    for change in changes_of(own, run.config):
-        if not uses(method, change.partition("=")[0]):
+    for name, change in changes_of(own, run.config).items():
+        if not uses(method, name):
             continue
         options += ["--partial-data"] if change == "partial_data=true" else ["--set", change]
     cell = f"{run.config.recipe}/{row}/{method}"
@@ -225,8 +225,8 @@ def _made(make: Callable[[], Recipe]) -> Recipe:
     return make()
 
 
-def _place(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[Cell, str] | None:
-    """The cell that a run is of, of its own recipe or a part of it, and in what it differs from it.
+def _place(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[Cell, dict[str, str]] | None:
+    """The cell that a run is of, of its own recipe or a part of it, and in what it differs from it: see `changes_of`.
 
     With a model or a noise rate that no row has, several rows are equally near: then the folder's name decides.
     """
@@ -234,7 +234,7 @@ def _place(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[
     cells = {cell: own for cell, own in recipe.cells.items() if own.method == config.method} if recipe else {}
     if not cells:
         return None
-    changes: dict[Cell, list[str]] = {}
+    changes: dict[Cell, dict[str, str]] = {}
     distances: dict[Cell, tuple[int, int]] = {}
     for cell, expected in cells.items():
         same = {name: getattr(config, name) for name in ("seed", *NUMERICS)}
@@ -246,7 +246,7 @@ def _place(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[
         names = {folder.name, folder.resolve().name}  # one of them may be a link's
         own_names = {cell: folder_name(cell[0], replace(cells[cell], seed=config.seed), config) for cell in nearest}
         nearest.sort(key=lambda cell: own_names[cell] not in names)
-    return nearest[0], ", ".join(changes[nearest[0]])
+    return nearest[0], changes[nearest[0]]
 
 
 def place_of(config: Config, folder: Path) -> tuple[str, Cell] | None:
@@ -271,10 +271,10 @@ def without_numerics(config: Config) -> Config:
     return replace(config, **{name: getattr(Config(), name) for name in NUMERICS})
 
 
-def changes_of(own: Config, changed: Config) -> list[str]:
-    """The fields that differ, such as ["epochs=3"]."""
+def changes_of(own: Config, changed: Config) -> dict[str, str]:
+    """The fields that differ, each with its text, such as {"epochs": "epochs=3"}."""
     before = vars(own)
-    return [f"{name}={text_of(value)}" for name, value in vars(changed).items() if value != before[name]]
+    return {name: f"{name}={text_of(value)}" for name, value in vars(changed).items() if value != before[name]}
 
 
 def _run(record: Record) -> Run | str:
@@ -283,14 +283,8 @@ def _run(record: Record) -> Run | str:
         config = recorded(record.config)
     except ValueError as error:
         return str(error) if record.config else damage(record)
-    result = record.result
-    if result is not None:
-        status = result.get("status")
-        if status not in ("done", "diverged"):
-            return f"its result has the status {status!r:.60}"
-        if status == "done" and _percent(result.get("test_accuracy")) is None:
-            return "its result has no test accuracy"
-    return Run(record, config)
+    fault = "" if record.result is None else fault_of(record.result)
+    return fault or Run(record, config)
 
 
 def damage(record: Record) -> str:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bisam.lab.data import DATA_SETS
+from bisam.lab.files import printable
 from bisam.lab.methods import METHODS, title_of
 from bisam.lab.tables import published
 from bisam.lab.tables.cells import Collection, Group, Run, command, damage
@@ -31,12 +32,12 @@ class Sheet:
     """Sentences below it."""
 
     def rich(self) -> Table:
-        caption = Text("\n".join(self.notes), "table.caption") if self.notes else None
-        shown = Table(title=Text(self.title, "table.title"), caption=caption, caption_justify="left")
+        caption = _text("\n".join(self.notes), "table.caption") if self.notes else None
+        shown = Table(title=_text(self.title, "table.title"), caption=caption, caption_justify="left")
         for number, name in enumerate(self.head):
-            shown.add_column(Text(name), justify="left" if number == 0 else "right")
+            shown.add_column(_text(name), justify="left" if number == 0 else "right")
         for row in self.rows:
-            shown.add_row(*map(Text, row))  # as they are: brackets in a string would be read as markup
+            shown.add_row(*map(_text, row))
         return shown
 
     def markdown(self) -> str:
@@ -198,11 +199,11 @@ def sheets(groups: Iterable[Group]) -> list[Sheet]:
 
 
 def left_out(collection: Collection) -> list[str]:
-    """Runs that are not in the tables or are damaged, with the reason: one line for each folder."""
+    """Runs that are not in the tables or are damaged, with the reason: one line for each folder; and the notes."""
     lines = [f"{record.folder}: {why}" for record, why in collection.unreadable]
     lines += [f"{run.record.folder}: {_why_not(run)}" for run in collection.others]
     damaged = [run.record for run in collection.runs if run.record.problems]
-    return [*lines, *(f"{record.folder}: {damage(record)}" for record in damaged)]
+    return [*lines, *(f"{record.folder}: {damage(record)}" for record in damaged), *collection.notes]
 
 
 def _why_not(run: Run) -> str:
@@ -213,8 +214,13 @@ def _why_not(run: Run) -> str:
     return second if command(run) else "of no recipe's table"
 
 
+def _text(text: str, style: str = "") -> Text:
+    """As it is: in a string, brackets would be read as markup."""
+    return Text(printable(text), style)
+
+
 def _in_markdown(text: str) -> str:
-    return text.replace("<", "&lt;").replace("|", r"\|").replace("\n", "<br>")
+    return printable(text).replace("<", "&lt;").replace("|", r"\|").replace("\n", "<br>")
 
 
 def published_of(group: Group) -> published.PublishedTable | None:

@@ -223,7 +223,7 @@ def sweeps(recipe: Recipe, runs: Sequence[Run]) -> list[Sweep]:
                 alike[replace(run.config, **same)].append(run)
             for base, members in alike.items():
                 made = outcome(replace(recipe, cells={cell: base}), [field], members)
-                changes = ", ".join(changes_of(own, base))
+                changes = ", ".join(changes_of(own, base).values())
                 found += [
                     replace(sweep, changes=changes, runs=tuple(members)) for sweep in made if len(sweep.points) > 2
                 ]

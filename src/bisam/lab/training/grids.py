@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from bisam.lab.config import Config
+from bisam.lab.config import Config, suggestion
 from bisam.lab.methods import METHODS, title_of, uses
 from bisam.lab.recipes import Recipe
 from bisam.lab.tables.cells import Cell, text_of
@@ -104,8 +103,7 @@ def _check_can_be_swept(field: str, changes: Mapping[str, str]) -> None:
         return
     if field in get_type_hints(Config):
         raise ValueError(f"{field} is not a number, and only numbers can be swept")
-    near = difflib.get_close_matches(field, NUMBERS, n=3, cutoff=0.4) or NUMBERS
-    raise ValueError(f"no number of a run is called {field!r}: the nearest names are {', '.join(near)}")
+    raise ValueError(f"no number of a run is called {field!r}: {suggestion(field, NUMBERS, cutoff=0.4)}")
 
 
 def _axis(own: Config, field: str, texts: Sequence[str] | None) -> Axis:

@@ -74,9 +74,11 @@ def _is_damaged(record: records.Record) -> bool:
 
 
 def _record(job: Job) -> records.Record:
-    """The record in the job's folder, which must have its configuration."""
+    """The record in the job's folder, which must have its configuration, and a result that counts if it has one."""
     records.check(job.folder, job.config.as_dict())
-    return records.read(job.folder)
+    record = records.read(job.folder)
+    records.check_result(job.folder, record.result)
+    return record
 
 
 def run(
@@ -99,6 +101,8 @@ def run(
     for record in there:
         if record.result is not None:  # its process may have been killed before it could clean up
             shutil.rmtree(record.folder / records.CHECKPOINTS, ignore_errors=True)
+            for problem in (*record.problems, *records.weights_problems(record)):
+                progress.note(f"{record.folder.name}: {problem}")
         if record.not_counted:
             progress.note(
                 f"{record.folder} is not counted; move the folder elsewhere to train it again: {record.not_counted}"

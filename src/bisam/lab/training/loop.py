@@ -20,7 +20,7 @@ from bisam.capture import CapturedSteps, capture_together
 from bisam.lab.config import Config
 from bisam.lab.data.sources import Source
 from bisam.lab.methods import METHODS
-from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, checkpoint, config_differences
+from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, check_result, checkpoint, config_differences
 from bisam.lab.records.receipt import receipt, timestamp
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.run import TrainingRun
@@ -118,6 +118,7 @@ def _admitted(
     except RunInUse as error:
         elsewhere.append(error)
         return []
+    check_result(job.folder, run.result)
     if run.result is None:
         return [_resumed(ActiveRun(training, run), source.checksum, now, progress)]
     run.close()
@@ -232,8 +233,7 @@ def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:
         one.run.save_weights(training.best.weights)
     *earlier, own = one.receipts  # made when the process began: the code on disk may have changed since
     whole = {**own, "date": timestamp(), "data_checksum": checksum, "seconds": training.seconds}
-    one.run.receipt({**whole, "earlier": earlier} if earlier else whole)
-    one.run.finish(result)
+    one.run.finish(result, {**whole, "earlier": earlier} if earlier else whole)
     shutil.rmtree(one.run.checkpoints, ignore_errors=True)
     one.run.close()
     progress.finish(training.config, result)

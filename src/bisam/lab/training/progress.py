@@ -17,6 +17,7 @@ from rich.table import Column
 from rich.text import Text
 
 from bisam.lab.config import Config
+from bisam.lab.files import printable
 from bisam.lab.methods import title_of
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -123,9 +124,9 @@ class Progress:
         self.note(f"{self.label(config)}  {text}, {_time(result['seconds'])}")
 
     def note(self, text: str) -> None:
-        """Print a line unchanged: brackets in the name of a folder are no markup. A closed pipe is ignored."""
+        """Print a line: brackets in the name of a folder are no markup. A closed pipe is ignored."""
         with suppress(SystemExit):  # raised by rich where a pipe was closed
-            self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+            self.console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def _try(self, tracker: Tracker, call: Callable[[], None]) -> None:
         """Drop a tracker that fails and continue: the curves are in the run's folder too."""

@@ -1,0 +1,66 @@
+"""Whether the record of a run is whole and agrees with itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bisam.lab.config import Config, recorded
+from bisam.lab.records.checkpoint import is_whole
+from bisam.lab.records.digests import listed, mismatches
+from bisam.lab.records.layout import CONFIG, METRICS, RECEIPT, RESULT, WEIGHTS
+from bisam.lab.records.record import Record
+from bisam.lab.records.result import gap_in
+
+
+def verify(record: Record) -> list[str]:
+    """A line for each problem of a record, without its weights: see `weights_problems`."""
+    problems = [*record.problems]
+    try:
+        config = recorded(record.config)
+    except ValueError as error:
+        return [*problems, f"{CONFIG}: {error}"] if record.config else problems
+    if record.result is None:
+        return problems
+    if record.receipt is None and not any(problem.startswith(RECEIPT) for problem in problems):
+        problems.append(f"{RECEIPT}: it is missing")
+    fault = gap_in(record.result)
+    return [*problems, *([f"{RESULT}: {fault}"] if fault else _disagreements(record, record.result, config))]
+
+
+def weights_problems(record: Record) -> list[str]:
+    """What is wrong with the weights of a finished run.
+
+    Missing ones are a problem where the receipt lists them. Those of older versions have a digest of their own.
+    """
+    if record.result is None:
+        return []
+    if WEIGHTS in listed(record.receipt):
+        return mismatches(record.folder, record.receipt, [WEIGHTS])
+    path = record.folder / WEIGHTS
+    return [f"{WEIGHTS}: it is damaged"] if path.exists() and not is_whole(path) else []
+
+
+def lacks_weights(record: Record) -> bool:
+    """Whether the run has been tested and its weights are not in its folder."""
+    return (record.result or {}).get("status") == "done" and not (record.folder / WEIGHTS).exists()
+
+
+def _disagreements(record: Record, result: dict[str, Any], config: Config) -> list[str]:
+    """Where the result is not that of the metrics and the configuration."""
+    problems = []
+    epochs, best, accuracy = result["epochs"], result.get("best_epoch"), result.get("validation_accuracy")
+    if result["status"] == "done" and epochs != config.epochs:
+        problems.append(f"{RESULT}: it is of {epochs} epochs, and the configuration has {config.epochs}")
+    if len(record.metrics) > epochs:
+        problems.append(f"{METRICS}: it has {len(record.metrics)} lines, and the result is of {epochs} epochs")
+    found = {row["epoch"]: row.get("validation_accuracy") for row in record.metrics}
+    if best not in found:  # lines that are missing are a problem of their own; a diverged run may have no best epoch
+        return problems
+    if found[best] != accuracy:
+        problems.append(f"{RESULT}: its validation accuracy is {accuracy}, and that of epoch {best} is {found[best]}")
+    if result["status"] == "done":
+        numbers = [value for value in found.values() if isinstance(value, (int, float))]
+        wanted = max(numbers, default=None) if config.select == "best" else found[max(found)]
+        if wanted != accuracy:
+            problems.append(f"{RESULT}: its validation accuracy is {accuracy}, and the {config.select} one is {wanted}")
+    return problems

@@ -1,0 +1,158 @@
+"""Damage that leaves every file readable is noticed: by digests, and by numbers that must agree."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bisam.lab import records
+from bisam.lab.cli import app
+
+LEDGER = Path(__file__).parents[3] / "results"
+TRAIN = ["train", "demo/40%/sgd", "--set", "epochs=3", "--device", "cpu", "--runs"]
+
+
+def bisam(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "300"})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("trained")
+    done = bisam(*TRAIN, root)
+    assert done.exit_code == 0, done.output
+    return root
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of a finished run, in its recipe's folder."""
+    shutil.copytree(trained / "demo", tmp_path / "demo")
+    (folder,) = (tmp_path / "demo").iterdir()
+    return folder
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def replace_in(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def change_a_digit(path):
+    """Of the loss of the first epoch: nothing but the digest depends on it."""
+    first, *rest = path.read_text().splitlines(keepends=True)
+    row = json.loads(first)
+    path.write_text("".join([json.dumps({**row, "loss": row["loss"] + 1e-9}) + "\n", *rest]))
+
+
+def test_a_receipt_has_the_digest_of_each_file(run):
+    digests = json.loads((run / "receipt.json").read_text())["sha256"]
+    assert sorted(digests) == ["best.safetensors", "config.json", "metrics.jsonl", "result.json"]
+    for name, digest in digests.items():
+        assert digest == hashlib.sha256((run / name).read_bytes()).hexdigest()
+
+
+def test_an_undamaged_run_has_no_problem(run):
+    done = bisam("verify", run)
+    assert (done.exit_code, done.output) == (0, "1 run, 0 problems\n")
+
+
+CHANGED = "it was changed, its sha256 is not the one in receipt.json"
+DAMAGE = {
+    "metrics.jsonl": (change_a_digit, CHANGED),
+    "result.json": (lambda path: replace_in(path, '"seconds": ', '"seconds": 1'), CHANGED),
+    "config.json": (lambda path: replace_in(path, '"format": 1', '"format":  1'), CHANGED),
+    "best.safetensors": (flip, CHANGED),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_changed_file_is_named_by_every_command(name, run, tmp_path):
+    damage, told = DAMAGE[name]
+    damage(run / name)
+    verified, shown, trained = bisam("verify", tmp_path), bisam("report", tmp_path), bisam(*TRAIN, tmp_path)
+    assert (verified.exit_code, shown.exit_code, trained.exit_code) == (1, 0, 0)
+    for done in (verified, shown, trained):
+        assert f"{name}: {told}" in done.output
+    assert told in (tmp_path / "report.html").read_text()
+
+
+def test_weights_that_are_missing_are_named_unless_they_were_left_out(run, tmp_path):
+    (run / "best.safetensors").unlink()
+    done = bisam("verify", tmp_path)
+    assert done.exit_code == 1
+    assert f"{run}: best.safetensors: it is missing, and receipt.json lists it" in done.output
+    done = bisam("verify", tmp_path, "--without-weights")
+    assert (done.exit_code, done.output) == (0, "note: weights not kept, 1 of 1 runs\n1 run, 0 problems\n")
+    assert f"1 finished run has lost the best.safetensors in the receipt: {run}" in bisam("report", tmp_path).output
+    assert "best.safetensors: it is missing" in bisam(*TRAIN, tmp_path).output
+
+
+def test_the_ledger_is_whole():
+    done = bisam("verify", LEDGER, "--without-weights")
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1].endswith(" runs, 0 problems")
+
+
+def forget_digests(run):
+    receipt = json.loads((run / "receipt.json").read_text())
+    del receipt["sha256"]
+    (run / "receipt.json").write_text(json.dumps(receipt))
+
+
+def rewrite(run, **changes):
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps({**result, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda run: None, ""),
+        (lambda run: rewrite(run, validation_accuracy=1.0), "its validation accuracy is 1.0, and that of epoch 2 is"),
+        (lambda run: rewrite(run, best_epoch=0, epochs=2), "it is of 2 epochs, and the configuration has 3"),
+        (lambda run: rewrite(run, status="running"), "result.json: its result has the status 'running'"),
+        (lambda run: rewrite(run, epochs=10**90), "metrics.jsonl: it lacks"),
+        (lambda run: (run / "receipt.json").unlink(), "receipt.json: it is missing"),
+        (lambda run: (run / "config.json").unlink(), "config.json: it is missing"),
+        (lambda run: replace_in(run / "config.json", '"epochs": 3', '"epochs": "3"'), "config.json: its configuration"),
+        (lambda run: os.truncate(run / "metrics.jsonl", 30), "metrics.jsonl: the last line is half-written"),
+        (lambda run: flip(run / "best.safetensors"), "best.safetensors: it is damaged"),
+    ],
+)
+def test_without_digests_numbers_that_do_not_agree_are_named(damage, told, run, tmp_path):
+    forget_digests(run)
+    damage(run)
+    done = bisam("verify", tmp_path)
+    assert done.exit_code == bool(told)
+    assert told in done.output
+
+
+def test_a_run_that_is_not_finished_is_a_note(run, tmp_path):
+    (run / "result.json").unlink()
+    change_a_digit(run / "metrics.jsonl")
+    done = bisam("verify", tmp_path)
+    assert (done.exit_code, done.output) == (0, "note: not finished, 1 of 1 runs\n1 run, 0 problems\n")
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    done = bisam("verify", tmp_path)
+    assert done.exit_code == 1
+    assert "has no runs" in done.stderr
+
+
+def test_a_receipt_may_list_anything(tmp_path, recorded, write_run):
+    for number, listed in enumerate([3, [], {"../x": "0"}, {"metrics.jsonl": None}]):
+        write_run(tmp_path / str(number), recorded("demo/40%/sam", number, receipt={"sha256": listed}))
+    problems = [len(record.problems) for record in records.find(tmp_path)]
+    assert problems == [0, 0, 0, 1]
