@@ -412,3 +412,20 @@ def test_k_samples_of_a_smaller_last_batch_are_all_of_it():
         optimizer.minimize(*batch(size=5))
         results.append(weights_of(model))
     assert_identical(*results)
+
+
+# Buffers
+
+
+def test_batch_statistics_that_cannot_be_brought_back_are_named_once():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    (closure,) = in_list(model, optimizer, [batch()])
+    with pytest.warns(UserWarning, match=r"BatchNorm1d may update buffers .* in both passes.*SAM\(base, model\)"):
+        optimizer.step(closure)
+    optimizer.step(closure)  # warnings are errors here
+    for unaffected in (nn.Sequential(*model).eval(), mlp()):
+        optimizer = bisam.SAM(torch.optim.SGD(unaffected.parameters(), lr=0.1))
+        optimizer.step(in_list(unaffected, optimizer, [batch()])[0])
+    assert not nn.modules.module._global_forward_pre_hooks

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bisam.engine.criterion import Criterion, Pass
 from bisam.merge import Merge
@@ -157,6 +158,29 @@ def refuse_loss_without_criterion(name: str) -> None:
     )
 
 
+class WatchBuffers:
+    """Which modules with batch statistics run in the first step of an optimizer that has no model."""
+
+    def __init__(self) -> None:
+        self._found: set[str] = set()
+        self._handle = register_module_forward_pre_hook(self._look)
+
+    def _look(self, module: nn.Module, _: Any) -> None:
+        if module.training and any(buffer.is_floating_point() for buffer in module.buffers(recurse=False)):
+            self._found.add(type(module).__name__)
+
+    def warn(self, name: str) -> None:
+        if self._found:
+            warnings.warn(
+                f"{', '.join(sorted(self._found))} may update buffers (batch statistics) in both passes of a step, and "
+                f"without the model {name} cannot bring them back: give it, as in {name}(base, model)",
+                stacklevel=6,
+            )
+
+    def stop(self) -> None:
+        self._handle.remove()
+
+
 def warn_unless_criterion(variant: Variant) -> None:
     """By hand, the caller may have computed both losses without the criterion."""
     called = variant.criterion.current is not Pass.NONE and variant.criterion.telemetry.used_criterion()
@@ -168,7 +192,7 @@ def warn_unless_criterion(variant: Variant) -> None:
         )
 
 
-def check_vectorize(variant: Variant, model: torch.nn.Module | None, sync: GradientSync) -> None:
+def check_vectorize(variant: Variant, model: nn.Module | None, sync: GradientSync) -> None:
     """That its micro-batches can be one batched computation."""
     params = {param for group in variant.base.param_groups for param in group["params"]}
     if model is not None and not params <= {*model.parameters()}:

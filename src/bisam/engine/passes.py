@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from bisam.engine.batch import Planned, are_equal_batches, precision
-from bisam.engine.checks import Closure, refuse_loss_without_criterion
+from bisam.engine.checks import Closure, WatchBuffers, refuse_loss_without_criterion
 from bisam.engine.criterion import Criterion, Pass
 from bisam.engine.telemetry import Telemetry
 from bisam.engine.vectorized import Vectorized
+from bisam.engine.weights import Weights
 from bisam.engine.wrapper import Wrapper
 from bisam.tensors import gradients, scaling
 from bisam.tensors.buckets import Bucket, all_zero, into_buckets
@@ -51,41 +52,6 @@ class Given:
         return self.closures
 
     descent = plain = ascent
-
-
-class Weights:
-    """What each closure of a list counts for: the samples, or tokens, that its criterion did not ignore.
-
-    The mean of means would weigh a token of a short closure more. If no closure calls the criterion, all count alike.
-    """
-
-    def __init__(self, criterion: Criterion) -> None:
-        self._criterion = criterion
-        self._found: list[float | Tensor | None] = []
-        self._unit = 1.0
-
-    def begin_closure(self) -> None:
-        self._criterion.parts = []
-
-    def end_closure(self, found: Gradients) -> Gradients:
-        parts, self._criterion.parts = self._criterion.parts or [], None
-        if parts and not self._found:
-            self._unit = parts[0].labels  # weights near 1: gradients in half precision overflow easily
-        weight = sum(part.kept for part in parts) / len(parts) / self._unit if parts else None
-        self._found.append(weight)
-        return found if weight is None else gradients.scale_(found, weight)
-
-    def finish(self, total: Gradients) -> None:
-        known = [weight for weight in self._found if weight is not None]
-        if known and len(known) < len(self._found):
-            raise RuntimeError(
-                f"{len(known)} of the {len(self._found)} closures of a list called the criterion, their weights are "
-                "unknown. Call optimizer.criterion in all of them, or in none"
-            )
-        whole = sum(known) if known else float(len(self._found))
-        # where every label was ignored there is nothing to divide
-        share = torch.where(whole == 0, 0.0, 1 / whole) if isinstance(whole, Tensor) else 1 / whole
-        gradients.scale_(total, share)
 
 
 class TwoPasses(Wrapper):
@@ -128,10 +94,14 @@ class TwoPasses(Wrapper):
         self._refuse_inference("step()")
         self._refuse_inside_step("step() or minimize()")
         self._begin(work, params)
+        perturbs = self._perturbs()
+        watch = WatchBuffers() if perturbs and self._steps == 0 and self.model is None else None
         try:
             self._running = True
-            values = self._perturbed_step(work, params) if self._perturbs() else self._plain_step(work, params)
-            self.criterion.finish()
+            values = self._perturbed_step(work, params) if perturbs else self._plain_step(work, params)
+            self.criterion.current = Pass.NONE  # the passes are over: the base optimizer may step
+            if watch is not None:
+                watch.warn(type(self).__name__)
             self._update(params)
             torch.clear_autocast_cache()
             self._steps += 1
@@ -139,6 +109,8 @@ class TwoPasses(Wrapper):
             self._give_up(params)
             raise
         finally:
+            if watch is not None:
+                watch.stop()
             self._stale, self._running, self.criterion.parts = None, False, None
             self.criterion.finish()
         return values

@@ -1,0 +1,45 @@
+"""The weights of the closures of a list."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bisam.engine.criterion import Criterion
+from bisam.tensors import gradients
+from bisam.tensors.gradients import Gradients
+
+
+class Weights:
+    """What each closure of a list counts for: the samples, or tokens, that its criterion did not ignore.
+
+    The mean of means would weigh a token of a short closure more. If no closure calls the criterion, all count alike.
+    """
+
+    def __init__(self, criterion: Criterion) -> None:
+        self._criterion = criterion
+        self._found: list[float | Tensor | None] = []
+        self._unit = 1.0
+
+    def begin_closure(self) -> None:
+        self._criterion.parts = []
+
+    def end_closure(self, found: Gradients) -> Gradients:
+        parts, self._criterion.parts = self._criterion.parts or [], None
+        if parts and not self._found:
+            self._unit = parts[0].labels  # weights near 1: gradients in half precision overflow easily
+        weight = sum(part.kept for part in parts) / len(parts) / self._unit if parts else None
+        self._found.append(weight)
+        return found if weight is None else gradients.scale_(found, weight)
+
+    def finish(self, total: Gradients) -> None:
+        known = [weight for weight in self._found if weight is not None]
+        if known and len(known) < len(self._found):
+            raise RuntimeError(
+                f"{len(known)} of the {len(self._found)} closures of a list called the criterion, their weights are "
+                "unknown. Call optimizer.criterion in all of them, or in none"
+            )
+        whole = sum(known) if known else float(len(self._found))
+        # where every label was ignored there is nothing to divide
+        share = torch.where(whole == 0, 0.0, 1 / whole) if isinstance(whole, Tensor) else 1 / whole
+        gradients.scale_(total, share)
