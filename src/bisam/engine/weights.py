@@ -40,6 +40,6 @@ class Weights:
                 "unknown. Call optimizer.criterion in all of them, or in none"
             )
         whole = sum(known) if known else float(len(self._found))
-        # where every label was ignored there is nothing to divide
+        # if every label was ignored, the gradient is 0
         share = torch.where(whole == 0, 0.0, 1 / whole) if isinstance(whole, Tensor) else 1 / whole
         gradients.scale_(total, share)

@@ -31,7 +31,7 @@ class Snapshot:
             self._kinds = _indices_by_kind(self.copies)
         self._by_owner = dict(zip(owners, self.copies, strict=False))
         self._copy(self.copies, tensors)
-        self.originals = list(tensors)  # last: an interrupted copy is nothing to restore
+        self.originals = list(tensors)  # last: an interrupted copy must not be restored
 
     def copies_of(self, owners: Sequence[Tensor]) -> list[Tensor]:
         return [self._by_owner[owner] for owner in owners]
