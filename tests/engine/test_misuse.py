@@ -250,7 +250,9 @@ def test_a_replayed_step_leaves_gradients_that_the_next_step_clears():
     recorded = [p.grad for p in model.parameters()]
     optimizer.zero_grad()
     Replay(optimizer).finish(optimizer.telemetry, recorded)
+    before = weights_of(model)
     optimizer.step(closure)
+    assert not torch.equal(model[0].weight, before[0])
 
 
 # Options and targets

@@ -93,8 +93,8 @@ class TwoPasses(Wrapper):
         params = self._parameters()
         self._refuse_inference("step()")
         self._refuse_inside_step("step() or minimize()")
-        self._begin(work, params)
         perturbs = self._perturbs()
+        self._begin(work, params)
         watch = WatchBuffers() if perturbs and self._steps == 0 and self.model is None else None
         try:
             self._running = True

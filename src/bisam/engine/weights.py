@@ -36,8 +36,8 @@ class Weights:
         known = [weight for weight in self._found if weight is not None]
         if known and len(known) < len(self._found):
             raise RuntimeError(
-                f"{len(known)} of the {len(self._found)} closures of a list called the criterion, their weights are "
-                "unknown. Call optimizer.criterion in all of them, or in none"
+                f"{len(known)} of the {len(self._found)} closures of a list called the criterion: the weights of the "
+                "others are unknown. Call optimizer.criterion in all of them, or in none"
             )
         whole = sum(known) if known else float(len(self._found))
         # if every label was ignored, the gradient is 0
