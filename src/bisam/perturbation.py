@@ -102,7 +102,7 @@ class Ball(Perturbation):
             if bucket.options["adaptive"]:
                 _scale_by_weights(bucket)
         norm = norm_of([bucket.whole_gradients for bucket in buckets])
-        # the host need not read the norm. If it is infinite, 1/norm is 0, and 0 g is 0 where g is finite (its square was
+        # the host need not read the norm. If infinite, 1/norm is 0, and 0 g is 0 where g is finite (its square was
         # too large) and NaN where it is not; then the second pass is NaN too, and a GradScaler skips the update
         unit = torch.where(norm < _LEAST_NORM, 0.0, 1 / norm)
         for bucket in buckets:
