@@ -151,7 +151,8 @@ class ESAM(SharpnessAware):
 
     Examples:
         >>> model = nn.Linear(4, 3)
-        >>> loss = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+        >>> optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
     """
 
     def __init__(
@@ -203,7 +204,8 @@ class KSAM(SharpnessAware):
 
     Examples:
         >>> model = nn.Linear(4, 3)
-        >>> loss = KSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+        >>> optimizer = KSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
     """
 
     def __init__(
@@ -226,7 +228,8 @@ class RSAM(SharpnessAware):
 
     Examples:
         >>> model = nn.Linear(4, 3)
-        >>> loss = RSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+        >>> optimizer = RSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
     """
 
     def __init__(
@@ -253,7 +256,8 @@ class GSAM(SharpnessAware):
 
     Examples:
         >>> model = nn.Linear(4, 3)
-        >>> loss = GSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+        >>> optimizer = GSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
     """
 
     def __init__(
@@ -360,7 +364,8 @@ class WSAM(SharpnessAware):
 
     Examples:
         >>> model = nn.Linear(4, 3)
-        >>> loss = WSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+        >>> optimizer = WSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
     """
 
     def __init__(

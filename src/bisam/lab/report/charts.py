@@ -250,7 +250,9 @@ def lower_bounds(alpha: float = 0.1) -> Chart:
             color=colour,
             strokeDash=alt.StrokeDash(
                 "curve:N",
-                scale=alt.Scale(domain=[name, *curves], range=[_DASHES[key] for key in ("sam", "log", "tanh", "plain")]),
+                scale=alt.Scale(
+                    domain=[name, *curves], range=[_DASHES[key] for key in ("sam", "log", "tanh", "plain")]
+                ),
                 legend=None,
             ),
             tooltip=tooltip,
