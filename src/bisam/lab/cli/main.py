@@ -15,6 +15,7 @@ import bisam
 from bisam.lab.bench import suite as benchmark
 from bisam.lab.bench import tables as bench_tables
 from bisam.lab.cli import compare as cli_compare
+from bisam.lab.cli import plan as cli_plan
 from bisam.lab.cli import report as cli_report
 from bisam.lab.cli import runs as cli_runs
 from bisam.lab.cli import sweep as cli_sweep
@@ -48,6 +49,7 @@ class Compile(str, Enum):
 
 
 app.command("list")(cli_runs.list_recipes)
+app.command(short_help="What a table costs, and what a budget resolves.")(cli_plan.plan)
 app.command(short_help="Train every cell of a recipe, or a part of it.")(cli_runs.train)
 app.command(short_help="Train what is missing of a table of the paper.")(cli_runs.reproduce)
 app.command(short_help="Train over a grid, choose by validation accuracy.")(cli_sweep.sweep)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+from bisam.lab.config import Config
 from bisam.lab.data import DATA_SETS
 from bisam.lab.methods import METHODS
 from bisam.lab.recipes import Recipe
@@ -21,15 +23,22 @@ PLAIN_STEP_MS = {
 
 
 def hours(recipe: Recipe) -> float | None:
-    """Hours of all cells and seeds; None where a model was not measured, or a data set or method is not registered."""
-    total = 0.0
-    for (_, method), config in recipe.cells.items():
-        if config.model not in PLAIN_STEP_MS or config.data not in DATA_SETS or method not in METHODS:
-            return None
-        images = DATA_SETS[config.data].samples["train"] * (1 - config.validation)
-        steps = config.epochs * math.floor(images / config.batch)
-        total += steps * PLAIN_STEP_MS[config.model] * METHODS[method].passes
-    return total * recipe.seeds / 3.6e6
+    """Hours of all cells and seeds; None where `hours_of_run` is None for one of them."""
+    found = [hours_of_run(config) for config in recipe.cells.values()]
+    return None if None in found else sum(each for each in found if each is not None) * recipe.seeds
+
+
+def hours_of_run(config: Config, plain_ms: Mapping[str, float] = PLAIN_STEP_MS) -> float | None:
+    """None where the model was not measured, or its data set or method is not registered.
+
+    >>> round(hours_of_run(Config(model="resnet56", method="sam")), 3)
+    0.163
+    """
+    if config.model not in plain_ms or config.data not in DATA_SETS or config.method not in METHODS:
+        return None
+    images = DATA_SETS[config.data].samples["train"] * (1 - config.validation)
+    steps = config.epochs * math.floor(images / config.batch)
+    return steps * plain_ms[config.model] * METHODS[config.method].passes / 3.6e6
 
 
 def describe(recipe: Recipe) -> str:

@@ -1,0 +1,121 @@
+"""A plan as text: its tables and commands."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+
+from bisam.lab.config import Config
+from bisam.lab.tables.effects import MOST_SEEDS, POWER
+from bisam.lab.tables.footprint import estimated_mib
+from bisam.lab.tables.gpus import Gpu
+from bisam.lab.tables.planning import Choice, Comparison, Plan, end_of, hours_on, missing_seeds
+from bisam.lab.tables.statistics import signed
+from bisam.lab.tables.summary import OPEN, Sheet
+
+USABLE = 0.9
+"""Part of a GPU's memory that runs may fill: the rest is for its context and the libraries' workspaces."""
+
+
+def sheet_of_runs(made: Plan) -> Sheet:
+    """Runs, hours and memory of the whole table, with the paper's number of seeds."""
+    recipe, budget = made.recipe, made.budget
+    rows, total, count, runs = [], 0.0, 0, []
+    for row in recipe.rows:
+        cells = {cell: config for cell, config in recipe.cells.items() if cell[0] == row}
+        missing = {cell: missing_seeds(made.finished[cell], recipe.seeds) for cell in cells}
+        hours = {cell: hours_on(config, budget.gpu) for cell, config in cells.items()}
+        spent = sum(hours[cell] * missing[cell] for cell in cells)
+        total, count = total + spent, count + sum(missing.values())
+        runs += [(hours[cell], missing[cell]) for cell in cells]
+        largest = max(cells.values(), key=lambda config: _memory(config, budget.gpu)[0] or 0.0)
+        rows.append([
+            row, str(sum(missing.values())), " to ".join(_span([60 * each for each in hours.values()])),
+            _hours_text(spent), *_memory_texts(largest, budget.gpu), _sharing(largest, budget.gpu),
+        ])  # fmt: skip
+    end = end_of(runs, budget.gpus)
+    verdict = "within" if end <= budget.hours else "more than"
+    rows.append(["all", str(count), "", _hours_text(total), "", "", ""])
+    head = ["row", "runs", "minutes a run", "GPU hours", "memory of a run", "runs that fit", "in one graph"]
+    notes = [
+        f"{recipe.seeds} seeds of each cell, as the paper, without those that are trained. On {budget.gpus} "
+        f"{budget.gpu.title} they take {_hours_text(end)} hours: {verdict} the {budget.hours:g} of the budget.",
+        "Hours are from measured steps, captured and compiled (densenet121 not compiled), without evaluation. "
+        "~ marks memory that is counted from weights and saved activations; the other was measured. Runs that fit are "
+        f"those of {100 * USABLE:.0f} % of the GPU's memory. In one graph (--together): how many runs were measured "
+        "at once, and the time of each as a part of its time alone.",
+    ]
+    return Sheet(f"{recipe.title} on {budget.gpus} {budget.gpu.title}", head, rows, notes)
+
+
+def sheet_of_choices(made: Plan) -> Sheet | None:
+    """The comparisons in the order to train them; None if the table has none."""
+    if not made.choices and not made.unknown:
+        return None
+    head = ["difference", "effect", "scatter of a pair", "seeds", "more runs", "GPU hours", "done after"]
+    rows = [[*_described(c.comparison), str(c.runs), _hours_text(c.gpu_hours), _outcome(c)] for c in made.choices]
+    rows += [[*_described(one), OPEN, OPEN, "unknown"] for one in made.unknown]
+    few = made.affordable
+    count = len(made.choices) + len(made.unknown)
+    spent = sum(choice.gpu_hours for choice in few)
+    notes = [
+        f"{len(few)} of {count} difference{'s' * (count != 1)} within {made.budget.gpu_hours:g} GPU hours: "
+        f"{sum(choice.runs for choice in few)} more runs, {_hours_text(spent)} GPU hours.",
+        f"Seeds of both methods with which the 95 % interval of a paired t test excludes 0 with a chance of "
+        f"{100 * POWER:.0f} %, if the effect is the true one. * marks a scatter that is not of pairs of runs here: it "
+        "is that of the paper's two standard deviations, as if pairs had nothing in common.",
+    ]
+    return Sheet("Differences, cheapest first", head, rows, notes)
+
+
+def commands(made: Plan) -> list[str]:
+    """Those that train what the budget allows, in order; finished runs are skipped by them."""
+    found = []
+    for one in (choice.comparison for choice in made.affordable if choice.runs):
+        parts = ["bisam", "reproduce", f"{made.recipe.name}/{one.row}", "--methods", f"{one.baseline},{one.method}"]
+        parts += ["--seeds", f"0-{one.needed - 1}"]
+        if made.recipe.cells[one.row, one.method].model != "densenet121":  # whose hours are those without
+            parts += ["--set", "compile=true"]
+        found.append(shlex.join(parts))
+    return found
+
+
+def _described(one: Comparison) -> list[str]:
+    source = f", {one.pairs} pairs" if one.pairs else " *"
+    scatter = OPEN if one.deviation is None else f"{one.deviation:.2f}{source}"
+    needed = OPEN if one.deviation is None or one.needed >= MOST_SEEDS else f"{one.needed:,}"
+    return [one.name, signed(one.effect), scatter, needed]
+
+
+def _outcome(choice: Choice) -> str:
+    if choice.comparison.is_resolved:
+        return "resolved"
+    return "beyond" if choice.end is None else f"{_hours_text(choice.end)} h"
+
+
+def _memory(config: Config, gpu: Gpu) -> tuple[float | None, bool]:
+    """MiB of a run, and whether they were measured."""
+    measured = gpu.measured_mib(config)
+    return (estimated_mib(config), False) if measured is None else (measured, True)
+
+
+def _memory_texts(config: Config, gpu: Gpu) -> list[str]:
+    mib, is_measured = _memory(config, gpu)
+    if mib is None:
+        return [OPEN, OPEN]
+    fit = OPEN if gpu.memory_gb is None else str(math.floor(USABLE * gpu.memory_gb * 1e9 / (mib * 2**20)))
+    return [f"{'' if is_measured else '~'}{mib / 1024:.2f} GiB", fit]
+
+
+def _sharing(config: Config, gpu: Gpu) -> str:
+    found = gpu.sharing(config.model)
+    return OPEN if found is None else f"{found[0]}: {found[1]:.2f}"
+
+
+def _span(values: Sequence[float]) -> list[str]:
+    return list(dict.fromkeys(f"{value:.0f}" for value in (min(values), max(values))))
+
+
+def _hours_text(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.1f}"

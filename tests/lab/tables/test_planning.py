@@ -1,0 +1,293 @@
+"""Before a table is trained: the seeds that a difference needs, the order of runs, and what a budget reaches."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from typer.testing import CliRunner
+
+from bisam.lab.cli import app
+from bisam.lab.models import MODELS
+from bisam.lab.recipes import find
+from bisam.lab.tables import gpus, plan_sheets, planning
+from bisam.lab.tables.cells import collect
+from bisam.lab.tables.costs import hours_of_run
+from bisam.lab.tables.effects import MOST_SEEDS, POWER, seeds_to_resolve
+from bisam.lab.tables.footprint import estimated_mib
+from bisam.lab.tables.planning import Budget, Comparison
+
+RESULTS = Path(__file__).parents[3] / "benchmarks/results"
+ROW = "cifar10/resnet56"
+
+
+def plan(name=ROW, records=(), gpus_=8, hours=10.0, effect=None):
+    return planning.plan(find(name), collect(records).groups, Budget(gpus.H200, gpus_, hours), effect)
+
+
+SIZES = {3: 3.5, 4: 2.2, 5: 1.75, 6: 1.5, 10: 1.0}
+"""Effects of a scatter of 1 that need as many seeds."""
+
+
+def comparison(row, method, baseline, needed):
+    one = Comparison(row, row, method, baseline, SIZES[needed], 1.0, 3, is_resolved=False)
+    assert one.needed == needed
+    return one
+
+
+# Seeds that a difference needs.
+
+
+def power_by_integration(size, count):
+    """P(√n x̄ / s > t) for normal differences of mean `size` and deviation 1, as an integral over s, in float64."""
+    freedom = count - 1
+    s = np.linspace(1e-9, 1 + 12 / math.sqrt(freedom), 200_001)
+    half = freedom / 2
+    log_density = math.log(2) + half * math.log(half) - math.lgamma(half) + (freedom - 1) * np.log(s) - half * s**2
+    erfc = np.vectorize(math.erfc)
+    coarse = slice(None, None, 20)  # the integrand is smooth: Simpson on 10,001 points
+    s, density = s[coarse], np.exp(log_density[coarse])
+    limit = critical_value(freedom)
+    beyond = 0.5 * erfc((limit * s - size * math.sqrt(count)) / math.sqrt(2))
+    weights = np.ones(len(s))
+    weights[1:-1:2], weights[2:-1:2] = 4, 2
+    return float((weights * density * beyond).sum() * (s[1] - s[0]) / 3)
+
+
+def critical_value(freedom):
+    """The 97.5 % quantile of Student's t, by bisection of its integrated density."""
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+
+    def below(limit):
+        x = np.linspace(0, limit, 20_001)
+        y = scale * (1 + x**2 / freedom) ** (-(freedom + 1) / 2)
+        return 0.5 + float((y[:-1] + y[1:]).sum() * (x[1] - x[0]) / 2)
+
+    low, high = 1.0, 20.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) < 0.975 else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("size", [0.15, 0.5, 1.0, 2.5])
+def test_seeds_are_the_fewest_with_which_the_paired_t_test_has_its_power(size):
+    count = seeds_to_resolve(size, 1.0)
+    assert power_by_integration(size, count) >= POWER
+    assert power_by_integration(size, count - 1) < POWER
+
+
+def test_simulated_experiments_resolve_as_often_as_planned():
+    count = seeds_to_resolve(0.9, 1.0)
+    draws = np.random.default_rng(0).normal(0.9, 1.0, (40_000, count))
+    t = math.sqrt(count) * draws.mean(1) / draws.std(1, ddof=1)
+    share = (t > critical_value(count - 1)).mean()
+    error = math.sqrt(POWER * (1 - POWER) / len(draws))
+    assert POWER - 4 * error < share < POWER + 0.05  # of one seed more or less, the chance changes by more than 0.03
+
+
+def test_no_effect_takes_more_seeds_than_anybody_trains():
+    assert seeds_to_resolve(0.0, 1.0) == seeds_to_resolve(1e-6, 1.0) == MOST_SEEDS
+
+
+# The order of runs.
+
+
+def test_comparisons_share_the_runs_of_their_baseline():
+    compared = [comparison("r", "bisam-log", "sam", 10), comparison("r", "bisam-tanh", "sam", 6)]
+    costs = {("r", "sam"): 1.0, ("r", "bisam-log"): 1.0, ("r", "bisam-tanh"): 1.0}
+    finished = {cell: frozenset() for cell in costs} | {("r", "sam"): frozenset({0, 1, 7})}
+    first, second = planning.greedy(compared, costs, finished, Budget(gpus.H200, 2, 100))
+    assert (first.comparison.method, first.runs, first.gpu_hours) == ("bisam-tanh", 4 + 6, 10.0)  # of sam 2, 3, 4, 5
+    assert (second.comparison.method, second.runs, second.gpu_hours) == ("bisam-log", 3 + 10, 13.0)  # 6, 8 and 9
+    assert second.end == pytest.approx(math.ceil(23 / 2))
+
+
+def test_what_does_not_fit_leaves_the_budget_to_what_does():
+    compared = [comparison("a", "sam", "sgd", 5), comparison("b", "sam", "sgd", 4), comparison("c", "sam", "sgd", 3)]
+    hours = {"a": 2.0, "b": 9.0, "c": 0.5}
+    costs = {(row, method): hours[row] for row in hours for method in ("sam", "sgd")}
+    choices = planning.greedy(compared, costs, {cell: frozenset() for cell in costs}, Budget(gpus.H200, 3, 7.8))
+    assert [choice.comparison.row for choice in choices] == ["c", "a", "b"]
+    assert [choice.end is not None for choice in choices] == [
+        True,
+        False,
+        False,
+    ]
+    assert choices[1].gpu_hours == 20.0  # of 23.4, but one GPU would have four runs of two hours each
+
+
+@given(
+    runs=st.lists(st.tuples(st.sampled_from([0.25, 1.0, 1.5, 4.0]), st.integers(0, 6)), max_size=4),
+    count=st.integers(1, 5),
+)
+def test_the_last_gpu_ends_no_later_than_the_bound_of_longest_first(runs, count):
+    each = [hours for hours, number in runs for _ in range(number)]
+    least = max([sum(each) / count, *each, 0.0])
+    assert least - 1e-12 <= planning.end_of(runs, count) <= (4 / 3) * _best(each, count) + 1e-12
+
+
+def _best(each, count):
+    """The shortest schedule of a few runs by trying all; of more, an upper bound of it."""
+    if len(each) > 6:
+        return 3 / 4 * (sum(each) / count + max(each))
+    loads = ([sum(h for h, gpu in zip(each, places, strict=True) if gpu == g) for g in range(count)]
+             for places in itertools.product(range(count), repeat=len(each)))  # fmt: skip
+    return min((max(load) for load in loads), default=0.0)
+
+
+# A table.
+
+
+def test_runs_that_are_there_give_the_scatter_and_are_not_trained_again(recorded):
+    accuracies = {"sam": [94.0, 94.2, 94.1], "bisam-log": [94.1, 94.5, 94.2]}
+    runs = [recorded(f"{ROW}/{m}", seed, a) for m, of_seed in accuracies.items() for seed, a in enumerate(of_seed)]
+    made = plan(records=runs)
+    (choice,) = (one for one in made.choices if one.comparison.method == "bisam-log")
+    gaps = [0.1, 0.3, 0.1]
+    assert choice.comparison.pairs == 3
+    assert choice.comparison.deviation == pytest.approx(np.std(gaps, ddof=1))
+    assert choice.comparison.needed == seeds_to_resolve(94.28 - 94.09, float(np.std(gaps, ddof=1)))
+    others = max((c.comparison.needed for c in made.choices[: made.choices.index(choice)]), default=0)
+    assert choice.runs == (choice.comparison.needed - 3) + max(0, choice.comparison.needed - max(3, others))
+
+
+def test_without_runs_the_scatter_is_that_of_the_papers_deviations():
+    (one,) = (one.comparison for one in plan().choices if one.comparison.method == "bisam-log")
+    assert one.pairs == 0
+    assert one.deviation == pytest.approx(math.hypot(0.31, 0.26))
+
+
+def test_a_difference_that_is_resolved_takes_no_more_runs(recorded):
+    values = {"sam": [94.0, 94.1, 94.2], "bisam-log": [94.7, 95.1, 95.5]}  # the paper's 0.19 would need 22 pairs
+    runs = [recorded(f"{ROW}/{m}", seed, a) for m, of_seed in values.items() for seed, a in enumerate(of_seed)]
+    (choice,) = (one for one in plan(records=runs).choices if one.comparison.method == "bisam-log")
+    assert (choice.runs, choice.gpu_hours, choice.comparison.is_resolved) == (0, 0.0, True)
+
+
+def test_all_that_a_budget_allows_ends_within_it():
+    made = plan("cifar10", gpus_=8, hours=2.5)
+    few = made.affordable
+    assert few
+    assert len(few) < len(made.choices)
+    assert max(choice.end for choice in few) <= 2.5
+    assert sum(choice.gpu_hours for choice in few) <= 8 * 2.5
+    assert len(plan_sheets.commands(made)) == len(few)
+    more = plan("cifar10", gpus_=8, hours=25)
+    assert {c.comparison.name for c in few} < {c.comparison.name for c in more.affordable}
+
+
+def test_an_effect_of_ones_own_takes_the_place_of_the_papers():
+    assert {one.comparison.effect for one in plan(effect=0.25).choices} == {0.25}
+
+
+# What was measured.
+
+
+def test_the_numbers_of_the_h200_are_those_of_its_record():
+    record = json.loads((RESULTS / "bench_h200.json").read_text())
+    assert {name: entry["peak_mib"] for name, entry in record["memory"].items()} == gpus.H200.peak_mib
+    measured = gpus.find(str(RESULTS / "bench_h200.json"))
+    assert measured.title == "H200"
+    assert {name: measured.together[name] for name in gpus.H200.together} == gpus.H200.together
+    assert gpus.H200.sharing("resnet56") == (6, pytest.approx(4.1611 / 8.439))
+    assert {name: round(ms, 2) for name, ms in measured.plain_ms.items()}.items() <= gpus.H200.plain_ms.items()
+
+
+@pytest.mark.parametrize("method", ["sgd", "sam", "bisam-log"])
+def test_counted_memory_is_near_what_was_measured(method):
+    """Beside the count there are gradients of the first layers of the backward pass, and workspaces."""
+    config = find(f"cifar10/wrn28-10/{method}").cells["wrn28-10", method]
+    assert estimated_mib(config) == pytest.approx(gpus.H200.measured_mib(config), rel=0.03)
+
+
+def test_memory_is_counted_as_by_hand(monkeypatch):
+    def net(classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes))
+
+    monkeypatch.setitem(MODELS, "by hand", net)
+    config = replace(find("demo/40%/sgd").cells["40%", "sgd"], model="by hand")
+    weights = 4 * (64 * 32 + 32 + 32 * 10 + 10)
+    images, hidden, log_softmax, labels, their_sum = 4 * 64 * 64, 4 * 64 * 32, 4 * 64 * 10, 8 * 64, 4
+    saved = images + hidden + log_softmax + labels + their_sum  # the weights are saved too, and are there anyway
+    assert estimated_mib(config) == (2 * weights + saved) / 2**20
+    assert estimated_mib(replace(config, method="sam")) == (3 * weights + saved) / 2**20
+
+
+def test_memory_of_another_batch_is_not_the_measured_one():
+    config = find("cifar10/wrn28-10/sam").cells["wrn28-10", "sam"]
+    assert gpus.H200.measured_mib(replace(config, batch=64)) is None
+    assert gpus.H200.measured_mib(replace(config, micro_batch=64)) is None
+    assert estimated_mib(replace(config, batch=64)) < estimated_mib(config)
+
+
+def test_hours_follow_the_steps_of_the_gpu_that_is_planned_for():
+    config = find(f"{ROW}/sam").cells["resnet56", "sam"]
+    assert hours_of_run(config, {"resnet56": 2 * 4.19}) == pytest.approx(2 * hours_of_run(config))
+
+
+# The command.
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
+
+
+def test_the_command_prints_runs_hours_memory_and_the_order(tmp_path, recorded, write_run):
+    for method, accuracy in {"sam": 94.0, "bisam-log": 94.3}.items():
+        for seed in range(2):
+            value = accuracy + 0.05 * seed * (method == "sam")
+            write_run(tmp_path / f"{method}{seed}", recorded(f"{ROW}/{method}", seed, value))
+    done = command(ROW, "--gpus", 2, "--hours", 2, "--runs", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "~0.27 GiB" in done.output
+    assert "2 pairs" in done.output
+    assert "within the 2 of the budget" in done.output
+    assert "bisam reproduce cifar10/resnet56 --methods sam,bisam-tanh --seeds 0-4 --set compile=true" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([ROW, "--gpu", "a100"], "steps were measured on h200 only, got 'a100': run bisam bench --out bench.json"),
+        ([ROW, "--gpu", "missing.json"], "missing.json"),
+        ([ROW, "--gpus", "0"], "--gpus is at least 1, got 0"),
+        ([ROW, "--hours", "nan"], "--hours is a positive number, got nan"),
+        ([ROW, "--effect", "-1"], "--effect is a positive number of points, got -1"),
+        (["imagenet"], "no step of resnet50 was measured on H200"),
+        (["cifar11"], "the nearest names are cifar10"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(arguments, message):
+    done = command(*arguments)
+    assert done.exit_code == 1
+    assert message in done.output
+    assert len(done.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ("{", "is not a result of bisam bench"),
+        ("[]", "is not a result of bisam bench"),
+        ('{"receipt": {"gpu": null}}', "was measured on a CPU"),
+        ('{"receipt": {"gpu": "NVIDIA X"}}', "has no steps of 128 images"),
+    ],
+)
+def test_a_file_that_is_no_measurement_is_refused(tmp_path, contents, message):
+    (tmp_path / "bench.json").write_text(contents)
+    done = command(ROW, "--gpu", tmp_path / "bench.json")
+    assert (done.exit_code, len(done.output.splitlines())) == (1, 1)
+    assert message in done.output
+
+
+def test_a_table_without_published_differences_takes_an_effect(monkeypatch):
+    monkeypatch.setitem(gpus.GPUS, "h200", replace(gpus.H200, plain_ms={"digitsnet": 1.0}))
+    assert "give one to resolve, as in --effect 0.5" in command("demo").output
+    assert "resolved" in command("demo", "--effect", 5).output
