@@ -1,4 +1,4 @@
-"""Bytes that a step of two processes sends: as many as plain SGD with per-rank perturbation, twice with a global one."""
+"""Bytes that a step of two processes sends: with per-rank perturbation those of plain SGD, with a global one twice."""
 
 import sys
 from pathlib import Path
