@@ -12,7 +12,7 @@ from torch import nn
 import bisam
 from bisam.capture import capture, capture_together
 from bisam.capture.recording import Branch
-from bisam.capture.steps import MOST_GRAPHS, _explained
+from bisam.capture.steps import MOST_GRAPHS, WARMUP_OF_RANKS, AlikeOnAllRanks, _explained
 from bisam.perturbation import Ball, RandomTensors
 from bisam.tensors.buckets import into_buckets
 
@@ -695,3 +695,70 @@ def test_an_error_of_a_capture_names_the_line_of_the_user():
     except RuntimeError as error:
         explained = _explained(error)
     assert re.search(r"waited for the device.*test_steps.py, line \d+, in culprit: raise RuntimeError", str(explained))
+
+
+# Several processes: one GPU holds one rank of NCCL, so the graph is tested with a group of one.
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    if not torch.distributed.is_nccl_available():
+        pytest.skip("this torch was built without NCCL")
+    where = f"file://{tmp_path}/rendezvous"
+    torch.distributed.init_process_group("nccl", init_method=where, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def replica_of(model):
+    """Built on a stream that can be captured: it keeps adding up gradients there."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        wrapped = nn.parallel.DistributedDataParallel(model)
+    torch.cuda.current_stream().wait_stream(side)
+    return wrapped
+
+
+@needs_cuda
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("sharpness", ["local", "global"])
+def test_a_captured_step_under_data_parallel_records_its_collectives(sharpness):
+    eager, eager_optimizer, model, _ = twins()
+    wrapped = replica_of(model)
+    base = torch.optim.SGD(
+        wrapped.parameters(), **{k: v for k, v in eager_optimizer.base.defaults.items() if k != "fused"}
+    )
+    optimizer = bisam.BiSAM(base, wrapped, sharpness=sharpness, rho=eager_optimizer.param_groups[0]["rho"])
+    step = capture(optimizer)
+    assert step.eager_because is None
+    for seed in range(WARMUP_OF_RANKS + 4):
+        loss = step(*batch(seed, device="cuda"))
+        assert torch.equal(loss, eager_optimizer.minimize(*batch(seed, device="cuda")))
+    assert len(step._steps._graphs) == 1
+    assert_same([*model.parameters(), *model.buffers()], [*eager.parameters(), *eager.buffers()])
+    with pytest.raises(RuntimeError, match="takes batches of one shape"):
+        step(*(tensor[:2] for tensor in batch(0, device="cuda")))
+
+
+def test_ranks_refuse_a_batch_that_one_of_them_might_run_eagerly():
+    alike = AlikeOnAllRanks()
+    alike.check((torch.zeros(4, 3), torch.zeros(4)), None)
+    alike.check((torch.ones(4, 3), torch.ones(4)), None)
+    with pytest.raises(RuntimeError, match=r"one shape.*the first was .*\(4, 3\).*got .*\(2, 3\).*drop_last=True"):
+        alike.check((torch.zeros(2, 3), torch.zeros(2)), None)
+    with pytest.raises(RuntimeError, match=r"a tensor of the batch is on cpu: with several processes"):
+        alike.check((torch.zeros(4, 3), torch.zeros(4)), "a tensor of the batch is on cpu")
+
+
+def test_a_replica_on_the_default_stream_has_its_own_explanation():
+    error = RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing blocking stream")
+    assert "build it inside of `with torch.cuda.stream" in str(_explained(_raised(error), several_ranks=True))
+    assert "build it inside" not in str(_explained(_raised(error)))
+
+
+def _raised(error):
+    try:
+        raise error
+    except RuntimeError as caught:
+        return caught

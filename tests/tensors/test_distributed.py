@@ -7,9 +7,10 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from bisam.tensors import buckets
+from bisam.tensors import buckets, distributed
 
 import ranks
 from family import BASES, VARIANTS, WITH_CLOSURE, assert_close, assert_identical, batch, build, closure_of, kind_of, mlp
@@ -312,6 +313,35 @@ def test_ranks_may_use_other_parameters_in_other_passes_and_other_groups():
             for seed in range(STEPS):
                 optimizer.minimize(*(t.chunk(ranks.RANKS)[rank] for t in data(seed)))
             assert_close(weights[variant, "alone"], weights_of(model), 1e-12)
+
+
+def why_not_recorded():
+    """For each way to wrap a model, over gloo, and as if gloo were NCCL."""
+    found = {}
+    ways = {"plain": {}, "unused": {"find_unused_parameters": True}, "static": {"static_graph": True}}
+    for name, wrap in ways.items():
+        _, optimizer = build_replicas("BiSAM(log)", wrap=wrap, sharpness="global")
+        found[name] = optimizer._sync.unrecordable()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(distributed, "_backend", lambda replica: "nccl")
+            found[f"{name}, nccl"] = optimizer._sync.unrecordable()
+            if name == "plain":
+                optimizer.model.register_comm_hook(None, default_hooks.allreduce_hook)
+                found["hook"] = optimizer._sync.unrecordable()
+        optimizer._sync.prepare_recording()
+    _, optimizer = build("BiSAM(log)", net=mlp)
+    found["not wrapped"] = optimizer._sync.unrecordable()
+    return found
+
+
+def test_collectives_that_no_graph_can_hold_are_named():
+    for found in ranks.run(why_not_recorded):
+        assert "DistributedDataParallel's backend is gloo" in found["plain"]
+        assert found["plain, nccl"] is None
+        assert "find_unused_parameters=True decides on the host" in found["unused, nccl"]
+        assert "static_graph=True" in found["static, nccl"]
+        assert "communication hooks" in found["hook"]
+        assert "not wrapped by DistributedDataParallel" in found["not wrapped"]
 
 
 # FSDP2

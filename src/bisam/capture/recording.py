@@ -168,7 +168,7 @@ class Branch:
             for group in optimizer.param_groups
         ]
         return (
-            _shape(batch),
+            shape_of(batch),
             perturbs,
             tuple(map(str, options)),
             tuple((p.data_ptr(), p.requires_grad) for p in self.replay.params),
@@ -296,14 +296,14 @@ def _cloned(tensor: Tensor | None) -> Tensor | None:
 # A batch: tensors in tuples, lists and mappings.
 
 
-def _shape(value: Any) -> Any:
+def shape_of(value: Any) -> Any:
     """Structure, shapes and types; what is not a tensor by its value."""
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.dtype, value.device)
     if isinstance(value, Mapping):
-        return tuple((key, _shape(item)) for key, item in value.items())
+        return tuple((key, shape_of(item)) for key, item in value.items())
     if isinstance(value, (tuple, list)):
-        return tuple(_shape(item) for item in value)
+        return tuple(shape_of(item) for item in value)
     return repr(value)
 
 

@@ -18,10 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisam.capture.recording import Branch, Counter, Recording, copied
+from bisam.capture.recording import Branch, Counter, Recording, copied, shape_of
 from bisam.engine.optimizer import SharpnessAware
 
 __all__ = ["CapturedStep", "CapturedSteps", "capture", "capture_together"]
+
+WARMUP_OF_RANKS = 11
+"""Eager steps of several processes: DistributedDataParallel lays out its buckets and times its first ten passes."""
 
 MOST_GRAPHS = 8
 """Shapes, and kinds of steps, that have a graph of their own; what is seen after them runs eagerly."""
@@ -49,6 +52,8 @@ def capture(
 
     The base optimizer's update runs in its fused form, or else its foreach form. A batch of another shape gets a graph
     of its own when it comes for the second time. `optimizer.telemetry` is of the last step, until the next one begins.
+
+    Under DistributedDataParallel with NCCL the collectives are recorded too: see docs/speed.md for what that takes.
     """
     return CapturedStep(CapturedSteps([Branch(optimizer, closure, generator, after)], warmup))
 
@@ -113,7 +118,8 @@ class CapturedSteps:
         if warmup < 1:
             raise ValueError(f"warmup must be at least 1, for state that the first step creates, got {warmup}")
         self._branches = branches
-        self._warmup = warmup
+        self._alike = None if all(branch.replay.is_alone for branch in branches) else AlikeOnAllRanks()
+        self._warmup = warmup if self._alike is None else max(warmup, WARMUP_OF_RANKS)
         self._seen: dict[int, int] = {}
         self._warned: set[str] = set()
         self._replays = Counter()
@@ -139,6 +145,8 @@ class CapturedSteps:
         if self.eager_because is not None:
             return [branch.eager(batch) for branch, batch in zip(self._branches, batches, strict=True)]
         for branch, batch in zip(self._branches, batches, strict=True):
+            if self._alike is not None:
+                self._alike.check(batch, branch.unfit(batch))
             if (unfit := branch.unfit(batch)) is not None:
                 self._warn_once(f"{unfit}. Steps on such batches run eagerly")
                 return self._eager(batches)
@@ -177,6 +185,8 @@ class CapturedSteps:
             if self.eager_because is None:
                 self._graphs[key] = self._capture(batches)
         except torch.cuda.OutOfMemoryError as error:
+            if self._alike is not None:
+                raise  # other ranks may have enough, and would replay what this one runs eagerly
             self.eager_because = f"there is not enough memory for a captured step: {str(error).splitlines()[0]}"
         except DrawsOnHostError:
             self.eager_because = "the step draws random numbers on the host, which a graph would draw once and for all"
@@ -197,6 +207,7 @@ class CapturedSteps:
         ]
         graph = torch.cuda.CUDAGraph()
         for branch in self._branches:
+            branch.replay.prepare_recording()
             for generator in branch.generators():
                 graph.register_generator_state(generator)
         outside = sys.exc_info()[1]
@@ -211,7 +222,7 @@ class CapturedSteps:
         except Exception as error:
             for branch in self._branches:
                 branch.replay.abandon()
-            raise _explained(_first(error, outside)) from None
+            raise _explained(_first(error, outside), several_ranks=self._alike is not None) from None
         return _Graph(graph, recordings)
 
     def _record(self, recordings: list[Recording]) -> None:
@@ -235,6 +246,30 @@ class CapturedSteps:
                 losses.append(branch.like_captured(batch))
             caller.wait_stream(stream)
         return losses
+
+
+class AlikeOnAllRanks:
+    """Keeps ranks together: NCCL needs all of them to replay a graph, or none.
+
+    Each rank decides by itself when to record and when to replay, by the steps that it has seen. With batches of one
+    shape they all decide alike.
+    """
+
+    def __init__(self) -> None:
+        self._shape: Any = None
+
+    def check(self, batch: Sequence[Any], unfit: str | None) -> None:
+        """Refuse a batch that this rank alone might run eagerly."""
+        if unfit is not None:
+            raise RuntimeError(f"{unfit}: with several processes every batch must fit the captured step")
+        shape = shape_of(tuple(batch))
+        self._shape = self._shape or shape
+        if shape != self._shape:
+            raise RuntimeError(
+                "a captured step of several processes takes batches of one shape, because all ranks must replay the "
+                f"same graph: the first was {self._shape}, got {shape}. Use drop_last=True in the loader, or "
+                "optimizer.minimize for this batch on all ranks"
+            )
 
 
 @dataclass
@@ -284,12 +319,14 @@ def _reason(branches: Sequence[Branch]) -> str | None:
             return "a GradScaler decides on the host whether to update: use autocast=torch.bfloat16, which needs none"
         if branch.replay.base_has_hooks():
             return "the base optimizer has step hooks of its own: register them on the sharpness-aware optimizer"
-        if not branch.replay.is_alone:
-            return "a step of several processes is not captured"
+        if (unrecordable := branch.replay.unrecordable()) is not None:
+            return unrecordable
+        if len(branches) > 1 and not branch.replay.is_alone:
+            return "collectives of trainings side by side may wait for each other: capture one training in a process"
     return None
 
 
-def _explained(error: BaseException) -> BaseException:
+def _explained(error: BaseException, *, several_ranks: bool = False) -> BaseException:
     """An error of the capture, in terms of the line that caused it."""
     text = str(error).lower()
     if isinstance(error, torch.cuda.OutOfMemoryError) or "captur" not in text:
@@ -303,6 +340,12 @@ def _explained(error: BaseException) -> BaseException:
     )
     theirs = [f for f in frames if not any(library in f.filename for library in libraries) and f.line]
     frame = theirs[-1] if theirs else frames[-1]
+    if several_ranks and "legacy stream" in text:
+        return RuntimeError(
+            "DistributedDataParallel was built on the default stream, which cannot be captured, and keeps adding up "
+            "gradients there: build it inside of `with torch.cuda.stream(torch.cuda.Stream()):`. "
+            f"(CUDA: {str(error).splitlines()[0]})"
+        )
     return RuntimeError(
         f"the step waited for the device, or copied from it, while it was captured: {frame.filename}, line "
         f"{frame.lineno}, in {frame.name}: {frame.line}. A graph runs without the host: take .item(), print, .cpu(), "

@@ -37,6 +37,13 @@ class Replay:
         """Whether one process trains, with whole parameters."""
         return self.optimizer._sync.is_alone
 
+    def unrecordable(self) -> str | None:
+        """Why a graph cannot hold the collectives of several processes, if so."""
+        return None if self.is_alone else self.optimizer._sync.unrecordable()
+
+    def prepare_recording(self) -> None:
+        self.optimizer._sync.prepare_recording()
+
     def refuse_while_perturbed(self) -> None:
         self.optimizer._refuse_while_perturbed("a captured step")
 

@@ -82,6 +82,28 @@ class GradientSync:
         """Whether the ranks, if there are several, end up with the same gradients."""
         return ranks() == 1 or bool(self.replicas) or self._sharded
 
+    def unrecordable(self) -> str | None:
+        """Why a CUDA graph cannot hold the collectives of a step, if so."""
+        if self._sharded:
+            return "FSDP2 gathers and frees sharded parameters from the host: use DistributedDataParallel"
+        if not self.replicas:
+            return "several processes train, and the model is not wrapped by DistributedDataParallel"
+        for replica in self.replicas:
+            if (backend := _backend(replica)) != "nccl":
+                return f"only NCCL's collectives can be recorded, and DistributedDataParallel's backend is {backend}"
+            if replica.find_unused_parameters:
+                return "find_unused_parameters=True decides on the host what to average: use False"
+            if replica.static_graph:
+                return "static_graph=True postpones averaging to the end of a pass: use False"
+            if replica._comm_hooks or replica.mixed_precision is not None:
+                return "communication hooks and mixed_precision of DistributedDataParallel run code on the host"
+        return None
+
+    def prepare_recording(self) -> None:
+        """Keep DistributedDataParallel from timing passes: in each hundredth it would wait for the device."""
+        for replica in self.replicas:
+            replica._set_ddp_runtime_logging_sample_rate(2**31 - 1)  # type: ignore[no-untyped-call]
+
     def forget_gathered(self) -> None:
         """The weights were moved: what FSDP2 has gathered of them is out of date."""
         for module in self.gathering:
@@ -128,6 +150,12 @@ class GradientSync:
     @property
     def _group(self) -> Any:
         return self.replicas[0].process_group
+
+
+def _backend(replica: nn.parallel.DistributedDataParallel) -> str:
+    """The backend that averages the gradients of the replica's device: a group may have one for each kind."""
+    device = next(replica.parameters()).device
+    return str(replica.process_group._get_backend(device).name())
 
 
 def _averaged_by(replica: nn.parallel.DistributedDataParallel) -> list[Tensor]:
