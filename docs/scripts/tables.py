@@ -255,6 +255,78 @@ def bench_where() -> str:
     return f"{where('bench_h200')} CPU: {cpu['cpu']}, {cpu['threads']} threads, torch {cpu['torch']}, {cpu['date']}."
 
 
+def traffic_table() -> str:
+    """Bytes that a process sends in a step, beside plain SGD in the same way."""
+    titles = {
+        "sgd": "DDP: plain SGD", "local": "DDP: BiSAM, per rank", "global": "DDP: BiSAM, global",
+        "fsdp sgd": "FSDP2: plain SGD", "fsdp global": "FSDP2: BiSAM, global",
+    }  # fmt: skip
+    rows = []
+    for entry in _scaled("weak"):
+        for name, found in entry["methods"].items():
+            plain = entry["methods"]["fsdp sgd" if name.startswith("fsdp") else "sgd"]
+            ratios = [f"{found[key] / plain[key]:.4f}" for key in ("sent in a ring", "sent by sockets")]
+            sent = [f"{found[key] / 1e6:.3f}" for key in ("sent in a ring", "sent by sockets")]
+            cells = [titles[name], sent[0], ratios[0], sent[1], ratios[1]]
+            rows.append([entry["net"], str(entry["processes"]), *cells])
+    head = ["net", "processes", "step", "collectives, MB", "÷ SGD", "sockets, MB", "÷ SGD"]
+    return markdown(head, rows)
+
+
+def step_table() -> str:
+    """Time of a step over processes that share two cores."""
+    rows = []
+    for kind in ("weak", "strong"):
+        for entry in _scaled(kind, fewest=1):
+            ms = {name: entry["methods"][name]["ms"] for name in ("sgd", "local", "global")}
+            ratios = [f"{ms[name] / ms['sgd']:.2f}" for name in ("local", "global")]
+            rows.append([entry["net"], kind, str(entry["processes"]), str(entry["batch of a process"]),
+                         f"{ms['sgd']:.0f}", *ratios])  # fmt: skip
+    return markdown(["net", "scaling", "processes", "batch of each", "SGD, ms", "per rank ÷ SGD", "global ÷ SGD"], rows)
+
+
+def _scaled(kind: str, fewest: int = 2) -> list[dict[str, Any]]:
+    found = measured("scaling_cpu")["table"]
+    return [entry for entry in found if entry["scaling"] == kind and entry["processes"] >= fewest]
+
+
+def model_table() -> str:
+    """The model of many GPUs: milliseconds of a step."""
+    rows = []
+    for name, model in measured("scaling_cpu")["model"]["models"].items():
+        for kind in ("weak", "strong"):
+            for row in model[kind]:
+                ms = row["ms"]
+                ratios = [f"{ms[method]:.2f} ({ms[method] / ms['sgd']:.2f})" for method in ("local", "global")]
+                images = f"{row['images']:g}"
+                rows.append([name, kind, str(row["gpus"]), images, f"{ms['sgd']:.2f}", *ratios])
+    head = ["network", "scaling", "GPUs", "images of each", "SGD, ms", "per rank, ms (÷ SGD)", "global, ms (÷ SGD)"]
+    return markdown(head, rows)
+
+
+def model_rates() -> str:
+    rates, models = (measured("scaling_cpu")["model"][key] for key in ("rates", "models"))
+    counted = [
+        f"{name}: {model['work']['flops_per_image'] / 1e9:.1f} GFLOP for an image, "
+        f"{model['work']['gradient_bytes'] / 1e6:.0f} MB of gradients"
+        for name, model in models.items()
+    ]
+    return (
+        f"Counted: {'; '.join(counted)}. Assumed for each GPU: {rates['flops'] / 1e12:.0f} TFLOP/s, which the measured "
+        f"plain step of WRN-28-10 on an H200 reaches, {rates['nvlink'] / 1e9:.0f} GB/s inside of a node of 8, "
+        f"{rates['network'] / 1e9:.0f} GB/s between nodes, {rates['latency'] * 1e6:.0f} µs for a hop."
+    )
+
+
+def scaling_where() -> str:
+    result = measured("scaling_cpu")
+    receipt = result["receipt"]
+    return (
+        f"Measured on {receipt['cpu']} with {result['cores']} cores, gloo, one thread in each process, torch "
+        f"{receipt['torch']}, {receipt['date']}, commit {receipt['commit']}."
+    )
+
+
 def cutout_table() -> str:
     """What cutout did to the levels, beside the paper's."""
     rows = []
@@ -292,6 +364,10 @@ PAGES = {
         "epoch": epoch_table, "together": together_table, "loss": loss_table, "ten_thousand": ten_thousand_table,
         "memory": memory_table,
         "bars": bar_table, "where": bench_where,
+    },
+    ROOT / "docs/scaling.md": {
+        "traffic": traffic_table, "step": step_table, "rates": model_rates, "model": model_table,
+        "where": scaling_where,
     },
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from bisam.capture.steps import MOST_GRAPHS, WARMUP_OF_RANKS, AlikeOnAllRanks, _
 from bisam.perturbation import Ball, RandomTensors
 from bisam.tensors.buckets import into_buckets
 
-from family import CLASSES, FEATURES, ConvNet, batch, build, kind_of, mlp
+from family import BASES, CLASSES, FEATURES, VARIANTS, ConvNet, batch, build, kind_of, mlp
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -726,10 +726,7 @@ def replica_of(model):
 def test_a_captured_step_under_data_parallel_records_its_collectives(sharpness):
     eager, eager_optimizer, model, _ = twins()
     wrapped = replica_of(model)
-    base = torch.optim.SGD(
-        wrapped.parameters(), **{k: v for k, v in eager_optimizer.base.defaults.items() if k != "fused"}
-    )
-    optimizer = bisam.BiSAM(base, wrapped, sharpness=sharpness, rho=eager_optimizer.param_groups[0]["rho"])
+    optimizer = VARIANTS["BiSAM(log)"](BASES["SGD(foreach)"](wrapped.parameters()), wrapped, sharpness=sharpness)
     step = capture(optimizer)
     assert step.eager_because is None
     for seed in range(WARMUP_OF_RANKS + 4):
