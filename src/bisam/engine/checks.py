@@ -218,7 +218,9 @@ def as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure
     if closures is None:
         raise TypeError(
             "step() needs a closure that computes the loss, calls backward() and returns it, because a step runs it "
-            "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes."
+            "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes. Where a "
+            "framework calls step(), see docs/frameworks.md: for the Hugging Face Trainer use SharpnessAwareTrainer of "
+            "bisam.integrations.transformers."
         )
     if not (isinstance(closures, Sequence) and closures and all(callable(c) for c in closures)):
         raise TypeError(f"step() takes a closure or a non-empty list of closures, got {closure!r}")

@@ -72,6 +72,8 @@ class TwoPasses(Wrapper):
     """Whether `step` or `minimize` is running: closures cannot begin, end or give up another one."""
     _stale: Gradients | None
     """Gradients from before the step, until its first closure clears them by `zero_grad`."""
+    _has_gradient: bool
+    """Whether `compute_gradient` has left a gradient in `.grad`, and no step has used it."""
     _fixed_radii: list[Tensor] | None
     """The radius of each group as a tensor on the device: in a captured step."""
 
@@ -88,8 +90,8 @@ class TwoPasses(Wrapper):
         """Whether the weights are at w + ε now."""
         return self._weights.originals is not None
 
-    def _run(self, work: Sequence[Work]) -> list[Any]:
-        """Both passes of all the work, and the update. Returns the values of the closures at w."""
+    def _run(self, work: Sequence[Work], *, updates: bool = True) -> list[Any]:
+        """Both passes of all the work, and the update, if it `updates`. Returns the values of the closures at w."""
         params = self._parameters()
         self._refuse_inference("step()")
         self._refuse_inside_step("step() or minimize()")
@@ -102,9 +104,11 @@ class TwoPasses(Wrapper):
             self.criterion.current = Pass.NONE  # the passes are over: the base optimizer may step
             if watch is not None:
                 watch.warn(type(self).__name__)
-            self._update(params)
+            if updates:
+                self._update(params)
+                self._steps += 1
+            self._has_gradient = not updates
             torch.clear_autocast_cache()
-            self._steps += 1
         except BaseException:
             self._give_up(params)
             raise
@@ -118,6 +122,7 @@ class TwoPasses(Wrapper):
     def _begin(self, work: Sequence[Work], params: list[Tensor]) -> None:
         """Take away the gradients from before the step."""
         self.criterion.begin()
+        self._has_gradient = False
         torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
         if gradients.present(params):
             are_cleared = isinstance(work[0], Planned) or gradients.are_cleared(params) or gradients.are_zero(params)
@@ -369,20 +374,21 @@ class TwoPasses(Wrapper):
             self._sync.forget_gathered()
 
     @torch.no_grad()
-    def _update(self, params: list[Tensor]) -> None:
-        """Let the base optimizer step with the gradients in `.grad`."""
-        if self.scaler is not None:
-            scaling.unscale_descent(self.scaler, self, self.base)
+    def _update(self, params: list[Tensor], *, scaled: bool = True) -> None:
+        """Let the base optimizer step with the gradients in `.grad`, which the scaler, if any, has `scaled`."""
+        scaler = self.scaler if scaled else None
+        if scaler is not None:
+            scaling.unscale_descent(scaler, self, self.base)
         try:
             if self.clip_norm is not None:
                 self.criterion.telemetry.descent_norm = gradients.clip_(params, self.clip_norm)
-            if self.scaler is None:
+            if scaler is None:
                 self.base.step()
             else:
-                self.scaler.step(self.base)
+                scaler.step(self.base)
         finally:
-            if self.scaler is not None:
-                self.scaler.update()
+            if scaler is not None:
+                scaler.update()
         self._opt_called = True  # what torch's schedulers look at; descend() is a step too
         gradients.mark(params)
 
