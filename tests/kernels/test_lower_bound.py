@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bisam import LowerBound
 from bisam.kernels import lower_bound as module
-from bisam.kernels.lower_bound import LARGEST_MU, Formula, OnePass, can_fuse
+from bisam.kernels.lower_bound import LARGEST_MU, ByRows, Formula, OnePass, can_fuse
 
 triton = pytest.importorskip("triton", reason="Triton is not on this platform")
 from bisam.kernels.lower_bound_triton import Fused  # noqa: E402
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
 ]
 CUDA = torch.cuda.is_available()
-BACKENDS = {"cpu": (OnePass(), "cpu"), "triton": (Fused(), "cuda" if CUDA else "cpu")}
+BACKENDS = {"cpu": (OnePass(), "cpu"), "rows": (ByRows(OnePass()), "cpu"), "triton": (Fused(), "cuda" if CUDA else "cpu")}
 FORMS = [("log", 1.0), ("log", 0.3), ("log", 5.0), ("tanh", 10.0), ("tanh", 1.0)]
 # float32 rounds w and S; half-precision gradients are rounded once, when they are stored
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -45,11 +45,13 @@ REDUCTIONS = [
 ]
 
 
-@pytest.fixture(params=["cpu", pytest.param("triton", marks=pytest.mark.slow)], autouse=True)
+@pytest.fixture(params=["cpu", "rows", pytest.param("triton", marks=pytest.mark.slow)], autouse=True)
 def place(request, monkeypatch):
     """Where to put the logits so that this backend computes them."""
     chosen, where = BACKENDS[request.param]
     monkeypatch.setattr(module, "backend", lambda _: chosen)
+    if request.param == "rows":
+        monkeypatch.setattr(module, "AT_ONCE", 64)  # a few rows, or less than one
     return where
 
 

@@ -34,6 +34,7 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
             "torch.optim.SGD(model.parameters(), lr=0.1); bisam.compat.SAM takes parameters and a class"
         )
     missing = [name for name in ("param_groups", "state", "defaults") if not hasattr(base, name)]
+    missing += [] if hasattr(base, "_optimizer_state_dict_pre_hooks") else ["step hooks"]
     if missing:
         raise TypeError(
             f"{type(base).__name__} is a torch optimizer without {', '.join(missing)}, as wrappers of another one may "
