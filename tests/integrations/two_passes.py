@@ -27,7 +27,6 @@ VOCABULARY, TOKENS, CLASSES = 11, 6, 3
 def bert(head, dropout: float = 0.0, **options) -> nn.Module:
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=VOCABULARY,
         hidden_size=8,
         num_hidden_layers=1,
         num_attention_heads=2,
@@ -35,7 +34,7 @@ def bert(head, dropout: float = 0.0, **options) -> nn.Module:
         max_position_embeddings=TOKENS,
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
-        **{"num_labels": CLASSES, **options},
+        **{"vocab_size": VOCABULARY, "num_labels": CLASSES, **options},
     )
     return head(config)
 
@@ -155,9 +154,7 @@ def updates(samples: list[Batch], size: int, accumulated: int, ranks: int = 1) -
         for i in range(0, len(samples), size)
     ]
     of_rank = [batches[rank::ranks] for rank in range(ranks)]
-    return [
-        [ours[i : i + accumulated] for ours in of_rank] for i in range(0, len(of_rank[0]), accumulated)
-    ]
+    return [[ours[i : i + accumulated] for ours in of_rank] for i in range(0, len(of_rank[0]), accumulated)]
 
 
 @dataclass

@@ -22,7 +22,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
 ]
 CUDA = torch.cuda.is_available()
-BACKENDS = {"cpu": (OnePass(), "cpu"), "rows": (ByRows(OnePass()), "cpu"), "triton": (Fused(), "cuda" if CUDA else "cpu")}
+BACKENDS = {
+    "cpu": (OnePass(), "cpu"),
+    "rows": (ByRows(OnePass()), "cpu"),
+    "triton": (Fused(), "cuda" if CUDA else "cpu"),
+}
 FORMS = [("log", 1.0), ("log", 0.3), ("log", 5.0), ("tanh", 10.0), ("tanh", 1.0)]
 # float32 rounds w and S; half-precision gradients are rounded once, when they are stored
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}

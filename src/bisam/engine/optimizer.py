@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from bisam import numbers
 from bisam.engine.batch import Planned, Runner
 from bisam.engine.checks import (
     Closure,
@@ -127,7 +127,6 @@ class SharpnessAware(TwoPasses):
         self._weights = Snapshot()
         self._running = False
         self._stale = None
-        self._has_gradient = False
         self._fixed_radii = None
         super().__init__(base)
 
@@ -154,7 +153,6 @@ class SharpnessAware(TwoPasses):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. Closures may call it, or not: in a step each of them starts with none."""
         self._stale = None
-        self._has_gradient = False
         for group in self.base.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
@@ -163,7 +161,7 @@ class SharpnessAware(TwoPasses):
         if not set_to_none:
             gradients.mark(self._parameters(), zeros=True)
 
-    # The step, in its four forms.
+    # The step, in its three forms.
 
     def step(self, closure: Closure | Sequence[Closure] | None = None) -> Any:
         """One step. The closure computes `criterion(model(x), y)`, calls `backward` on it and returns it, twice.
@@ -173,42 +171,8 @@ class SharpnessAware(TwoPasses):
 
         Returns what the closure returned at w; for the bilevel variants the descent's loss there, if it used
         `criterion` once. The gradient of the update stays in `.grad` until the next step, or `zero_grad`, clears it.
-
-        Without a closure, it updates with the gradient that `compute_gradient` has left.
         """
-        if closure is None and self._has_gradient:
-            return self._step_with_gradient()
         return self.run(self.plan_closure(closure))
-
-    def compute_gradient(self, closures: Sequence[Closure]) -> list[Any]:
-        """Both passes of a step, without the update: the gradient that `step()` will use is left in `.grad`.
-
-        For a loop, or a framework, that clips, unscales and steps by itself, as with any torch optimizer. The gradients
-        of the closures add up, as those of `backward` do: each closure scales its own loss. With a GradScaler, `.grad`
-        is scaled: call `scaler.step(optimizer)` and `scaler.update()`.
-
-        Returns what each closure returned at w; without an ascent pass (MSAM), at w + ε.
-
-        >>> model = nn.Linear(4, 3)
-        >>> optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        >>> def closure():
-        ...     loss = model(torch.ones(8, 4)).square().mean()
-        ...     loss.backward()
-        ...     return loss
-        >>> losses = optimizer.compute_gradient([closure])
-        >>> norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        >>> optimizer.step()
-        """
-        (work,) = self.plan_closure(closures)
-        return self._run([replace(work, divisor=1)], updates=False)
-
-    def _step_with_gradient(self) -> None:
-        self._refuse_inside_step("step()")
-        self._refuse_while_perturbed("step()")
-        self._require_gradients("step()", "compute_gradient()")
-        self._has_gradient = False
-        self._update(self._parameters(), scaled=False)  # if there is a scaler, it calls this step
-        self._steps += 1
 
     @torch.optim.Optimizer.profile_hook_step  # as torch decorates `step`: hooks and the profiler see one step
     def minimize(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Tensor:
@@ -276,7 +240,7 @@ class SharpnessAware(TwoPasses):
 
     # The parts of a step, for code that runs it in another way, as `bisam.capture` does.
 
-    def plan_closure(self, closure: Closure | Sequence[Closure] | None) -> Sequence[Given]:
+    def plan_closure(self, closure: Closure | Sequence[Closure] | None) -> Sequence[Work]:
         """The work of `step`."""
         closures = [closure] if callable(closure) else as_closures(closure)
         if self.plan.chooses or self.micro_batch is not None:
@@ -289,10 +253,11 @@ class SharpnessAware(TwoPasses):
         """The work of `minimize`."""
         if self.model is None:
             raise RuntimeError(f"minimize() runs the model: give it, as in {type(self).__name__}(base, model)")
-        if accumulate < 1:
-            raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+        accumulate = numbers.count("accumulate", accumulate, "parts")
         if not isinstance(y, Tensor):
             raise TypeError(f"y must be a tensor of targets, got {type(y).__name__}. For others use step(closure)")
+        if y.dim() == 0:
+            raise ValueError(f"y must hold one target for each sample of x, got a single number, {y.item()}")
         if len(y) == 0:
             raise ValueError(f"the batch is empty: y has shape {tuple(y.shape)}")
         if not self._sync.averages and not self._sync.is_apart:
@@ -340,7 +305,6 @@ class SharpnessAware(TwoPasses):
             "_weights": Snapshot(),
             "_buffers": BufferSnapshot(self.model),
             "_stale": None,
-            "_has_gradient": False,
             "_running": False,
         }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from bisam.engine.batch import Planned, are_equal_batches, precision
-from bisam.engine.checks import Closure, WatchBuffers, refuse_loss_without_criterion
+from bisam.engine.checks import (
+    Closure,
+    WatchBuffers,
+    explain_graph_of_first_pass,
+    refuse_loss_without_criterion,
+)
 from bisam.engine.criterion import Criterion, Pass
 from bisam.engine.telemetry import Telemetry
 from bisam.engine.vectorized import Vectorized
@@ -72,8 +78,6 @@ class TwoPasses(Wrapper):
     """Whether `step` or `minimize` is running: closures cannot begin, end or give up another one."""
     _stale: Gradients | None
     """Gradients from before the step, until its first closure clears them by `zero_grad`."""
-    _has_gradient: bool
-    """Whether `compute_gradient` has left a gradient in `.grad`, and no step has used it."""
     _fixed_radii: list[Tensor] | None
     """The radius of each group as a tensor on the device: in a captured step."""
 
@@ -90,8 +94,8 @@ class TwoPasses(Wrapper):
         """Whether the weights are at w + ε now."""
         return self._weights.originals is not None
 
-    def _run(self, work: Sequence[Work], *, updates: bool = True) -> list[Any]:
-        """Both passes of all the work, and the update, if it `updates`. Returns the values of the closures at w."""
+    def _run(self, work: Sequence[Work]) -> list[Any]:
+        """Both passes of all the work, and the update. Returns the values of the closures at w."""
         params = self._parameters()
         self._refuse_inference("step()")
         self._refuse_inside_step("step() or minimize()")
@@ -104,11 +108,9 @@ class TwoPasses(Wrapper):
             self.criterion.current = Pass.NONE  # the passes are over: the base optimizer may step
             if watch is not None:
                 watch.warn(type(self).__name__)
-            if updates:
-                self._update(params)
-                self._steps += 1
-            self._has_gradient = not updates
+            self._update(params)
             torch.clear_autocast_cache()
+            self._steps += 1
         except BaseException:
             self._give_up(params)
             raise
@@ -122,7 +124,6 @@ class TwoPasses(Wrapper):
     def _begin(self, work: Sequence[Work], params: list[Tensor]) -> None:
         """Take away the gradients from before the step."""
         self.criterion.begin()
-        self._has_gradient = False
         torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
         if gradients.present(params):
             are_cleared = isinstance(work[0], Planned) or gradients.are_cleared(params) or gradients.are_zero(params)
@@ -273,12 +274,12 @@ class TwoPasses(Wrapper):
         for closure in closures:
             if weights is not None:
                 weights.begin_closure()
-            with torch.enable_grad():
-                if replicas:
-                    with self._sync.during(averaged=during):
-                        value = closure()
-                else:
+            with torch.enable_grad(), self._sync.during(averaged=during) if replicas else nullcontext():
+                try:
                     value = closure()
+                except RuntimeError as error:
+                    explain_graph_of_first_pass(error)
+                    raise
             if self._stale is not None:
                 raise RuntimeError(
                     "step() found gradients from before it, and the closure did not clear them by "
@@ -297,7 +298,7 @@ class TwoPasses(Wrapper):
             del found  # else it would live beside the next closure's
         assert total is not None
         if not may_be_empty and all(gradient is None for gradient in total):
-            raise _no_gradients("step()", "the closure")
+            raise self._no_gradients("step()", "the closure")
         if weights is not None:
             weights.finish(total)
         return (self._sync.average(params, total) if averaged and not during else total), values
@@ -374,21 +375,20 @@ class TwoPasses(Wrapper):
             self._sync.forget_gathered()
 
     @torch.no_grad()
-    def _update(self, params: list[Tensor], *, scaled: bool = True) -> None:
-        """Let the base optimizer step with the gradients in `.grad`, which the scaler, if any, has `scaled`."""
-        scaler = self.scaler if scaled else None
-        if scaler is not None:
-            scaling.unscale_descent(scaler, self, self.base)
+    def _update(self, params: list[Tensor]) -> None:
+        """Let the base optimizer step with the gradients in `.grad`."""
+        if self.scaler is not None:
+            scaling.unscale_descent(self.scaler, self, self.base)
         try:
             if self.clip_norm is not None:
                 self.criterion.telemetry.descent_norm = gradients.clip_(params, self.clip_norm)
-            if scaler is None:
+            if self.scaler is None:
                 self.base.step()
             else:
-                scaler.step(self.base)
+                self.scaler.step(self.base)
         finally:
-            if scaler is not None:
-                scaler.update()
+            if self.scaler is not None:
+                self.scaler.update()
         self._opt_called = True  # what torch's schedulers look at; descend() is a step too
         gradients.mark(params)
 
@@ -459,14 +459,18 @@ class TwoPasses(Wrapper):
 
     def _require_gradients(self, method: str, source: str) -> None:
         if not gradients.present(self._parameters()):
-            raise _no_gradients(method, source)
+            raise self._no_gradients(method, source)
 
-
-def _no_gradients(method: str, source: str) -> RuntimeError:
-    return RuntimeError(
-        f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on the loss, "
-        "on a model whose parameters this optimizer holds."
-    )
+    def _no_gradients(self, method: str, source: str) -> RuntimeError:
+        if not any(param.requires_grad for param in self._parameters()):
+            return RuntimeError(
+                "the step found no gradients: every parameter of the optimizer has requires_grad=False. Unfreeze those "
+                "that are to be trained"
+            )
+        return RuntimeError(
+            f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on the "
+            "loss, on a model whose parameters this optimizer holds."
+        )
 
 
 def _is_compiled(model: nn.Module | None) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -32,12 +32,13 @@ from bisam.objectives import CrossEntropy
 
 __all__ = ["SharpnessAwareMixin", "SharpnessAwareTrainer"]
 
-PAGE = "docs/frameworks.md"
 IGNORED = -100
 """The label that Hugging Face models ignore."""
 
+Mixed = Trainer if TYPE_CHECKING else object
 
-class SharpnessAwareMixin:
+
+class SharpnessAwareMixin(Mixed):  # type: ignore[misc]
     """Sharpness-aware steps for any Trainer: `class MyTrainer(SharpnessAwareMixin, Seq2SeqTrainer)`.
 
     Args:
@@ -128,7 +129,9 @@ class SharpnessAwareMixin:
         del loss  # with it goes the memory of its graph, before that of Q is made
         logits, labels = _rows(logits, labels)
         ascent = optimizer.criterion(logits, labels)
-        loss = _Reported.apply(ascent * self._weight(optimizer, labels, num_items_in_batch), value)
+        loss = _Reported.apply(  # type: ignore[no-untyped-call]
+            ascent * self._weight(optimizer, labels, num_items_in_batch), value
+        )
         return (loss, outputs) if return_outputs else loss
 
     def labels_of(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -226,8 +229,8 @@ def _rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     classes = logits.shape[-1]
     if classes < 2:
         raise ValueError(
-            f"Q compares classes, and the model's logits of shape {tuple(logits.shape)} have one only: a regression. Use "
-            'method="sam", which takes any loss, or a head with config.num_labels of at least 2'
+            f"Q compares classes, and the model's logits of shape {tuple(logits.shape)} have one only: a regression. "
+            'Use method="sam", which takes any loss, or a head with config.num_labels of at least 2'
         )
     if labels.numel() * classes != logits.numel():
         raise ValueError(
@@ -257,16 +260,16 @@ def _refuse_own_loss(optimizer: SharpnessAware) -> None:
     if type(descent) is not CrossEntropy or any(getattr(descent, o) != getattr(default, o) for o in options):
         raise ValueError(
             f"the Trainer computes the loss of the descent, so descent={descent} has no effect: remove it. The loss is "
-            "the model's own; TrainingArguments(label_smoothing_factor=…) smooths labels, and compute_loss_func= of the "
-            "Trainer replaces it"
+            "the model's own; TrainingArguments(label_smoothing_factor=…) smooths labels, and compute_loss_func= "
+            "replaces it"
         )
 
 
 def _refuse_choosing(optimizer: SharpnessAware) -> None:
     if optimizer.plan.chooses or optimizer.micro_batch is not None:
         raise ValueError(
-            f"{type(optimizer).__name__} chooses samples, or perturbs micro-batches, which the Trainer's batches do not "
-            "show: use another variant, or a loop of your own with minimize(x, y)"
+            f"{type(optimizer).__name__} chooses samples, or perturbs micro-batches, and cannot see them in the "
+            "Trainer: use another variant, or a loop of your own with minimize(x, y)"
         )
 
 
@@ -275,13 +278,14 @@ def _refuse_parallel(trainer: Any) -> None:
     args = trainer.args
     if trainer.is_deepspeed_enabled:
         raise ValueError(
-            "DeepSpeed keeps the weights and runs the update by itself, so a step cannot perturb them in between. Launch "
-            f"with torchrun (DistributedDataParallel), see {PAGE}"
+            "DeepSpeed keeps the weights and runs the update by itself, so a step cannot perturb them in between. "
+            "Launch with torchrun (DistributedDataParallel)"
         )
-    if trainer.is_fsdp_enabled and getattr(trainer.accelerator.state.fsdp_plugin, "fsdp_version", 1) != 2:
+    if trainer.is_fsdp_enabled:
         raise ValueError(
-            "FSDP's first version keeps flat shards that look like whole parameters, so norms would be each rank's own. "
-            'Set fsdp_config={"fsdp_version": 2}, or launch without FSDP (DistributedDataParallel)'
+            "FSDP is not supported in the Trainer: its first version keeps flat shards, of which each rank would take "
+            "the norm by itself, and the optimizer's checkpoint of the second runs steps without a closure. Launch "
+            "without fsdp= (DistributedDataParallel), or write a loop with fully_shard, see docs/training-loops.md"
         )
     if args.n_gpu > 1:
         raise ValueError(

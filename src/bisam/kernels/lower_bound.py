@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LARGEST_MU = 40.0
-AT_ONCE = 2**20
-"""Logits that a CPU takes at once: 4 MiB in float32. Of more, such as a vocabulary's, it takes some rows at a time."""
+LARGE, AT_ONCE = 2**20, 2**18
+"""Of more logits than the first, such as those of a vocabulary, a CPU takes the second at once: 1 MiB in float32."""
 GAMMA = math.log(math.e - 1)
 
 Plain = Callable[[Tensor, Tensor], Tensor]
@@ -85,7 +85,7 @@ class _Fused(torch.autograd.Function):
     ) -> Tensor:
         place = backend(logits.device.type)
         assert place is not None
-        if isinstance(place, OnePass) and logits.numel() > AT_ONCE:
+        if isinstance(place, OnePass) and logits.numel() > LARGE:
             place = ByRows(place)
         value, saved = place.value(formula, logits, labels, weight, keep=ctx.needs_input_grad[0])
         ctx.save_for_backward(logits, labels, *saved)
@@ -169,9 +169,7 @@ class ByRows:
         self, formula: Formula, logits: Tensor, labels: Tensor, weight: Tensor | None, *, keep: bool
     ) -> tuple[Tensor, Saved]:
         each = formula._replace(reduction="none")
-        values = torch.cat(
-            [self._rows.value(each, *part, weight, keep=False)[0] for part in _parts(logits, labels)]
-        )
+        values = torch.cat([self._rows.value(each, *part, weight, keep=False)[0] for part in _parts(logits, labels)])
         if formula.reduction == "none":
             return values, () if weight is None else (torch.ones_like(values[0]), weight)
         divisor = torch.ones_like(values[0])
@@ -201,7 +199,7 @@ def _parts(logits: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _split(tensor: Tensor, logits: Tensor) -> Sequence[Tensor]:
     """As many rows at a time as a CPU takes logits at once."""
-    return tensor.split(max(1, AT_ONCE // logits.shape[1]))
+    return torch.split(tensor, max(1, AT_ONCE // logits.shape[1]))
 
 
 class _LogTerms:
