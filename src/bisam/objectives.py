@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from bisam.kernels.lower_bound import Formula, can_fuse
 from bisam.kernels.lower_bound import lower_bound as fused_lower_bound
+from bisam.numbers import positive
 
 __all__ = [
     "GAMMA",
@@ -156,7 +157,7 @@ class LowerBound(nn.Module):
         super().__init__()
         self.phi = phi
         self.mu = _checked_mu(phi, mu)
-        self.alpha = _positive("alpha", alpha)
+        self.alpha = positive("alpha", alpha)
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
         self.register_buffer("weight", weight)
@@ -387,15 +388,9 @@ def _resolve(phi: str | Phi, alpha: float) -> Phi:
 
 def _checked_mu(phi: str | Phi, mu: float | None) -> float:
     if mu is not None:
-        return _positive("mu", mu)
+        return positive("mu", mu)
     if not isinstance(phi, str):
         raise ValueError("mu must be given for a phi of your own: the paper's values are for its own two")
     if phi not in PAPER_MU:
         raise ValueError(f'phi must be "log", "tanh" or a callable, got {phi!r}')
     return PAPER_MU[phi]
-
-
-def _positive(name: str, value: float) -> float:
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be positive and finite, got {value}")
-    return float(value)
