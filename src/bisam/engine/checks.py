@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,12 @@ from bisam.plan import Plan
 from bisam.tensors.distributed import GradientSync
 
 Closure = Callable[[], Any]
+
+FRAMEWORKS = "docs/frameworks.md"
+"""The page on Lightning, Accelerate and others."""
+
+CALLER_CHECKS: list[Callable[[Any, Any], None]] = []
+"""Checks of who calls `step`, with the optimizer and the closure. Frameworks that hold the optimizer are known there."""
 
 
 def check_base(base: Any, perturbation: Perturbation) -> None:
@@ -132,7 +139,7 @@ def check_sees_batch(variant: Variant, method: str) -> None:
     if variant.plan.chooses or variant.micro_batch is not None:
         raise RuntimeError(
             f"{type(variant).__name__} chooses samples, or perturbs micro-batches, and cannot see them in {method}. "
-            "Use minimize(x, y)"
+            f"Use minimize(x, y); inside of a framework see {FRAMEWORKS}"
         )
 
 
@@ -145,7 +152,8 @@ def check_by_hand(variant: Variant) -> None:
         reason = "same_dropout" if variant.same_dropout else type(variant).__name__
         raise RuntimeError(
             f"{reason} has something to do before the first pass, or after the second, that ascend() and descend() "
-            "cannot do between them. Use step(closure) or minimize(x, y), which run the passes"
+            "cannot do between them. Use step(closure) or minimize(x, y), which run the passes; inside of a framework "
+            f"see {FRAMEWORKS}"
         )
 
 
@@ -213,12 +221,33 @@ def check_vectorize(variant: Variant, model: nn.Module | None, sync: GradientSyn
         )
 
 
+def check_caller(optimizer: Any, closure: Any) -> None:
+    """That no framework between the user and `step` changes what the closure means."""
+    for check in CALLER_CHECKS:
+        check(optimizer, closure)
+
+
+@contextmanager
+def refusing_third_pass() -> Iterator[None]:
+    """A closure after `backward` runs without gradients: explain torch's error if it computes them."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise RuntimeError(
+            "backward() has run both passes already, and the closure of this step() calls backward once more. Call "
+            "step() without it"
+        ) from error
+
+
 def as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure]:
     closures = [closure] if callable(closure) else closure
     if closures is None:
         raise TypeError(
             "step() needs a closure that computes the loss, calls backward() and returns it, because a step runs it "
-            "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes."
+            "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes. "
+            f"Inside of a framework see {FRAMEWORKS}"
         )
     if not (isinstance(closures, Sequence) and closures and all(callable(c) for c in closures)):
         raise TypeError(f"step() takes a closure or a non-empty list of closures, got {closure!r}")
