@@ -189,6 +189,25 @@ class WatchBuffers:
         self._handle.remove()
 
 
+class RefuseUnknownReplicas:
+    """That the first step runs no DistributedDataParallel that the optimizer cannot see: it would average the ascent."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._handle = register_module_forward_pre_hook(self._look)
+
+    def _look(self, module: nn.Module, _: Any) -> None:
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise RuntimeError(
+                f"the closure runs a model that DistributedDataParallel wraps, and {self._name} was not given the "
+                "wrapper: all ranks would be perturbed alike. Set optimizer.model to the wrapped model, to perturb each "
+                f'rank by its own gradient, or give sharpness="global". Inside of a framework see {FRAMEWORKS}'
+            )
+
+    def stop(self) -> None:
+        self._handle.remove()
+
+
 def warn_unless_criterion(variant: Variant) -> None:
     """By hand, the caller may have computed both losses without the criterion."""
     called = variant.criterion.current is not Pass.NONE and variant.criterion.telemetry.used_criterion()

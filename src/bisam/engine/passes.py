@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bisam.engine.batch import Planned, are_equal_batches, precision
-from bisam.engine.checks import FRAMEWORKS, Closure, WatchBuffers, refuse_loss_without_criterion
+from bisam.engine.checks import FRAMEWORKS, Closure, RefuseUnknownReplicas, WatchBuffers, refuse_loss_without_criterion
 from bisam.engine.criterion import Criterion, Pass
 from bisam.engine.telemetry import Telemetry
 from bisam.engine.vectorized import Vectorized
@@ -98,6 +98,8 @@ class TwoPasses(Wrapper):
         perturbs = self._perturbs()
         self._begin(work, params)
         watch = WatchBuffers() if perturbs and self._steps == 0 and self.model is None else None
+        is_first_of_many = self._steps == 0 and self._sync.may_miss_replicas
+        replicas = RefuseUnknownReplicas(type(self).__name__) if is_first_of_many else None
         try:
             self._running = True
             values = self._perturbed_step(work, params) if perturbs else self._plain_step(work, params)
@@ -113,8 +115,9 @@ class TwoPasses(Wrapper):
             self._give_up(params)
             raise
         finally:
-            if watch is not None:
-                watch.stop()
+            for look in (watch, replicas):
+                if look is not None:
+                    look.stop()
             self._stale, self._running, self.criterion.parts = None, False, None
             self.criterion.finish()
         return values
