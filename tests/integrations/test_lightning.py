@@ -1,7 +1,6 @@
 """Lightning's Trainer against a step written by hand."""
 
 import copy
-import os
 
 import lightning
 import pytest
@@ -286,19 +285,19 @@ def test_manual_optimization_counts_each_update_once_and_equals_the_reference(fo
 # Two processes
 
 
+def on_a_rank(module, **options):
+    with ranks.launched() as rank:
+        strategy = DDPStrategy(process_group_backend="gloo")
+        options = {"strategy": strategy, "devices": ranks.RANKS, "plugins": [TorchElasticEnvironment()], **options}
+        fit(module, batches=two_passes.samples(64), use_distributed_sampler=False, rank=rank, **options)
+    return module
+
+
 def train_on_a_rank(variant, sharpness, manual=False):
-    environment = {"WORLD_SIZE": ranks.RANKS, "RANK": torch.distributed.get_rank(), "MASTER_ADDR": "localhost"}
-    environment["LOCAL_RANK"] = environment["RANK"]
-    os.environ.update({name: str(value) for name, value in environment.items()})
-    module = (Manual if manual else Classifier)(
-        **{"variant": getattr(bisam, variant), "net": two_passes.net(batch_norm=False), "sharpness": sharpness}
-    )
-    fit(
-        module, accumulate_grad_batches=1 if manual else 2, gradient_clip_val=None if manual else 0.2,
-        strategy=DDPStrategy(process_group_backend="gloo"), devices=ranks.RANKS, plugins=[TorchElasticEnvironment()],
-        batches=two_passes.samples(64), use_distributed_sampler=False, rank=environment["RANK"],
-    )  # fmt: skip
-    return module.net
+    options = {"variant": getattr(bisam, variant), "net": two_passes.net(batch_norm=False), "sharpness": sharpness}
+    if manual:
+        return on_a_rank(Manual(**options), accumulate_grad_batches=1, gradient_clip_val=None).net
+    return on_a_rank(Classifier(**options)).net
 
 
 def shards(x, y, count):
@@ -367,14 +366,8 @@ def test_a_plain_module_in_float16_is_sent_to_the_page_on_frameworks():
 
 
 def plain_on_a_rank():
-    environment = {"WORLD_SIZE": "2", "RANK": str(torch.distributed.get_rank()), "MASTER_ADDR": "localhost"}
-    os.environ.update({**environment, "LOCAL_RANK": environment["RANK"]})
-    module = Plain(sam)
     with pytest.raises(RuntimeError, match=r"DistributedDataParallel wraps.*perturbed alike.*sharpness=.global"):
-        fit(
-            module, accumulate_grad_batches=1, strategy=DDPStrategy(process_group_backend="gloo"), devices=2,
-            plugins=[TorchElasticEnvironment()],
-        )  # fmt: skip
+        on_a_rank(Plain(sam), accumulate_grad_batches=1)
 
 
 @pytest.mark.filterwarnings("ignore:Plain runs training_step")
