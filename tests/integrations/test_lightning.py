@@ -310,9 +310,7 @@ def shards(x, y, count):
 def test_two_ranks_perturb_as_the_user_has_chosen(name, sharpness):
     first, second = ranks.run(train_on_a_rank, name, sharpness)
     updates = shards(*two_passes.samples(64), 2)
-    expected, _ = two_passes.train(
-        two_passes.net(batch_norm=False), updates, name, sharpness=sharpness or "local"
-    )
+    expected, _ = two_passes.train(two_passes.net(batch_norm=False), updates, name, sharpness=sharpness or "local")
     for net in (first, second):
         assert_equal_weights(net, expected)
 
@@ -362,7 +360,12 @@ def test_a_plain_module_without_accumulation_trains_and_warns():
 def test_a_plain_module_in_float16_is_sent_to_the_page_on_frameworks():
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
     with pytest.raises(TypeError, match=r"needs a closure.*docs/frameworks.md"):
-        fit(Plain(sam).float(), accumulate_grad_batches=1, plugins=[plugin], batches=two_passes.samples(8, torch.float32))
+        fit(
+            Plain(sam).float(),
+            accumulate_grad_batches=1,
+            plugins=[plugin],
+            batches=two_passes.samples(8, torch.float32),
+        )
 
 
 def plain_on_a_rank():

@@ -1,19 +1,19 @@
 """Accelerate: `SharpnessAwareBackward` takes the place of `accelerator.backward`; the rest of the loop stays.
 
-    model, optimizer, loader, scheduler = accelerator.prepare(model, bisam.BiSAM(base, model), loader, scheduler)
-    backward = SharpnessAwareBackward(accelerator, model, optimizer)
+model, optimizer, loader, scheduler = accelerator.prepare(model, bisam.BiSAM(base, model), loader, scheduler)
+backward = SharpnessAwareBackward(accelerator, model, optimizer)
 
-    def loss_of(x, y):
-        return backward.criterion(model(x), y)
+def loss_of(x, y):
+    return backward.criterion(model(x), y)
 
-    for x, y in loader:
-        with accelerator.accumulate(model):
-            loss = backward(loss_of, x, y)
-            if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
+for x, y in loader:
+    with accelerator.accumulate(model):
+        loss = backward(loss_of, x, y)
+        if accelerator.sync_gradients:
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
 """
 
 from __future__ import annotations
@@ -90,9 +90,7 @@ class SharpnessAwareBackward:
             return None
         losses, self._waiting = self._waiting, []
         runs = [partial(self._run, loss) for loss in losses]
-        return self._optimizer.backward(
-            partial(run_all, runs, self._optimizer.model), scaler=self._accelerator.scaler
-        )
+        return self._optimizer.backward(partial(run_all, runs, self._optimizer.model), scaler=self._accelerator.scaler)
 
     def _run(self, loss_of_batch: Callable[[], Tensor]) -> Tensor:
         loss = loss_of_batch()

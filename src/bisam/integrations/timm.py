@@ -56,7 +56,7 @@ class SharpnessAwareScaler:
         """Both passes and the update, over this batch and those since the last update.
 
         `loss` is `functools.partial(loss_of, x, y)`, which runs the model. With `need_update=False` it waits. Returns
-        the mean loss at w of the micro-batches, as the function scales it, and None where there is no update.
+        the criterion's loss at w, over all these batches, and None where there is no update.
         """
         self._check(loss, optimizer, create_graph)
         if clip_grad is not None and parameters is None:
@@ -72,7 +72,7 @@ class SharpnessAwareScaler:
             _clip(parameters, clip_grad, clip_mode)
         self._scaler.step(optimizer)
         self._scaler.update()
-        return value
+        return value if optimizer.telemetry.loss is None else optimizer.telemetry.loss
 
     def state_dict(self) -> dict[str, Any]:
         return self._scaler.state_dict()
