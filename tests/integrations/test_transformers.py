@@ -46,7 +46,7 @@ def arguments(folder, **options):
     own = {
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
-        "num_train_epochs": 2,
+        "num_train_epochs": 1,
         "lr_scheduler_type": "linear",
         "logging_steps": 1,
         "train_sampling_strategy": "sequential",
@@ -101,7 +101,7 @@ def test_accumulation_clipping_and_schedule_equal_two_passes_by_hand(name, metho
     options = {"label_smoothing_factor": task.smoothing, "max_grad_norm": task.most}
     trainer = trainer_of(model, tmp_path, task.samples, method=method, rho=RHO, options=options)
     trainer.train()
-    schedule = two_passes.updates(task.samples, size=2, accumulated=2) * 2
+    schedule = two_passes.updates(task.samples, size=2, accumulated=2)
     found = two_passes.train(by_hand, task, schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
     assert_close(weights(model), weights(by_hand), 1e-10 if exact else 1e-6)
     assert logged(trainer, "loss") == pytest.approx(found.losses, rel=1e-5)  # summed in float32
@@ -114,7 +114,7 @@ def test_a_radius_of_zero_is_the_trainer_bit_for_bit_in_weights_logs_and_evaluat
     for cls, given in [(Trainer, {}), (SharpnessAwareTrainer, {"method": "bisam-log", "rho": 0.0})]:
         model = classifier(dropout=0.1)
         trainer = trainer_of(
-            model, tmp_path, cls=cls, base=None, options={"eval_strategy": "epoch"}, eval_dataset=of_sequences()[:5],
+            model, tmp_path, cls=cls, base=None, options={"eval_strategy": "epoch", "num_train_epochs": 2}, eval_dataset=of_sequences()[:5],
             compute_metrics=lambda seen: {"seen": len(seen.label_ids)}, **given,
         )  # fmt: skip
         trainer.train()
@@ -136,7 +136,7 @@ def test_evaluation_sees_the_weights_and_each_sample_once(tmp_path):
 
     samples = of_sequences()
     trainer = trainer_of(model, tmp_path, method="bisam-log", rho=RHO, eval_dataset=samples, compute_metrics=metrics,
-                         options={"eval_strategy": "epoch"})  # fmt: skip
+                         options={"eval_strategy": "epoch", "num_train_epochs": 2})  # fmt: skip
     trainer.train()
     assert counted == [len(samples)] * 2
     [[[batch]]] = two_passes.updates(samples, size=len(samples), accumulated=1)
@@ -145,22 +145,28 @@ def test_evaluation_sees_the_weights_and_each_sample_once(tmp_path):
     assert logged(trainer, "eval_loss")[-1] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("method", [*methods.METHODS, bisam.SAM])
-def test_every_method_trains_and_is_the_optimizer_that_a_user_would_make(method, tmp_path):
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_every_method_trains(method, tmp_path):
+    model = classifier()
+    before = weights(model)
+    trainer_of(model, tmp_path, method=method, rho=RHO, options={"max_steps": 2}).train()
+    assert all(value.isfinite().all() for value in weights(model).values())
+    assert any(not torch.equal(before[name], value) for name, value in weights(model).items())
+
+
+def test_a_method_is_the_optimizer_that_a_user_would_make(tmp_path):
     trained = []
-    for by_name in (True, False):
-        model = classifier()
-        torch.manual_seed(42)  # the Trainer's: R-SAM draws random numbers
-        options = {"max_steps": 2}
-        if by_name:
-            trainer = trainer_of(model, tmp_path, method=method, rho=RHO, options=options)
-        else:
-            trainer = trainer_of(model, tmp_path, base=lambda m: methods.find(method)(sgd(m), rho=RHO), options=options)
-        before = weights(model)
-        trainer.train()
-        assert any(not torch.equal(before[name], value) for name, value in weights(model).items())
+    options = {"phi": "tanh", "same_dropout": True}
+    for base, given in [
+        (sgd, {"method": "bisam-tanh", "rho": RHO, "method_options": {"same_dropout": True}}),
+        (sgd, {"method": bisam.BiSAM, "rho": RHO, "method_options": options}),
+        (lambda model: bisam.BiSAM(sgd(model), rho=RHO, **options), {}),
+    ]:
+        model = classifier(dropout=0.1)
+        trainer_of(model, tmp_path, base=base, **given).train()
         trained.append(weights(model))
-    assert_identical(*trained)
+    assert_identical(trained[1], trained[0])
+    assert_identical(trained[2], trained[0])
 
 
 def test_it_is_a_mixin_for_other_trainers(tmp_path):
@@ -191,7 +197,7 @@ def test_telemetry_is_there_for_a_callback(tmp_path):
     with pytest.raises(RuntimeError, match=r"call train\(\) first"):
         trainer.sharpness_aware.telemetry  # noqa: B018
     trainer.train()
-    assert len(bounds) == 6
+    assert len(bounds) == 3
 
 
 # Precision.
@@ -207,7 +213,7 @@ def test_bfloat16_equals_two_passes_under_autocast(method, tmp_path):
     trainer_of(
         model, tmp_path, task.samples, method=method, rho=RHO, options={"bf16": True, "max_grad_norm": task.most}
     ).train()
-    schedule = two_passes.updates(task.samples, size=2, accumulated=2) * 2
+    schedule = two_passes.updates(task.samples, size=2, accumulated=2)
     two_passes.train(by_hand, task, schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
     # both losses are computed in float32, here after the model and there inside: bfloat16 rounds their gradients
     assert_close(weights(model), weights(by_hand), 2e-3)
@@ -278,15 +284,15 @@ def test_half_precision_trains_on_a_gpu(tmp_path):
 
 @pytest.mark.parametrize("method", ["bisam-log", "fsam"])  # the second has a memory
 def test_a_checkpoint_resumes_bit_for_bit(method, tmp_path):
-    def run(folder, **options):
+    def run():
         model = classifier(dropout=0.1)
-        given = {"train_sampling_strategy": "random", "save_strategy": "steps", "save_steps": 2, **options}
-        trainer = trainer_of(model, folder, base=None, method=method, rho=RHO, options=given)
+        given = {"train_sampling_strategy": "random", "save_strategy": "steps", "save_steps": 2, "num_train_epochs": 2}
+        trainer = trainer_of(model, tmp_path, base=None, method=method, rho=RHO, options=given)
         return model, trainer
 
-    model, trainer = run(tmp_path)
+    model, trainer = run()
     trainer.train()
-    resumed, again = run(tmp_path)
+    resumed, again = run()
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert_identical(weights(resumed), weights(model))
     assert_identical(again.optimizer.state_dict(), trainer.optimizer.state_dict())
@@ -319,7 +325,7 @@ def test_with_adapters_only_their_weights_are_perturbed_and_trained(tmp_path):
     task = TASKS["sequences"]
     options = {"max_grad_norm": task.most}
     trainer_of(model, tmp_path, cls=Watched, method="bisam-log", rho=RHO, options=options).train()
-    schedule = two_passes.updates(task.samples, size=2, accumulated=2) * 2
+    schedule = two_passes.updates(task.samples, size=2, accumulated=2)
     two_passes.train(by_hand, task, schedule, sgd(by_hand), bilevel=True, rho=RHO)
     assert_close(weights(model), weights(by_hand), 1e-10)
     assert {at_weights for at_weights, _ in moved} == {True, False}
@@ -328,7 +334,7 @@ def test_with_adapters_only_their_weights_are_perturbed_and_trained(tmp_path):
 
 def test_a_compiled_model_is_the_same(tmp_path):
     results = []
-    for options in ({}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}):
+    for options in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
         model = classifier()
         samples = of_sequences()[:8]  # of one size, so that it is compiled once
         trainer_of(model, tmp_path, samples, method="bisam-log", rho=RHO, options=options).train()
@@ -336,17 +342,16 @@ def test_a_compiled_model_is_the_same(tmp_path):
     assert_close(*results)
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_with_dropout_is_the_same(reentrant, tmp_path):
+def test_gradient_checkpointing_with_dropout_is_the_same(tmp_path):
     results = []
-    for options in (
-        {},
-        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}},
-    ):
+    for reentrant in (None, True, False):
         model = classifier(dropout=0.1)
-        trainer_of(model, tmp_path, method="bisam-log", rho=RHO, options=options).train()
+        options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+        given = {} if reentrant is None else options
+        trainer_of(model, tmp_path, method="bisam-log", rho=RHO, options=given).train()
         results.append(weights(model))
-    assert_close(*results)
+    assert_close(results[1], results[0])
+    assert_close(results[2], results[0])
 
 
 class Endless(torch.utils.data.IterableDataset):
@@ -491,7 +496,7 @@ def test_two_processes_equal_two_passes_by_hand(method, sharpness, tmp_path):
     assert_identical(found[0], other[0])
     task = TASKS["causal"]
     model = task.model()
-    schedule = two_passes.updates(task.samples[:8], size=1, accumulated=2, ranks=2) * 2
+    schedule = two_passes.updates(task.samples[:8], size=1, accumulated=2, ranks=2)
     bilevel, together = method != "sam", sharpness == "global"
     expected = two_passes.train(model, task, schedule, sgd(model), bilevel=bilevel, rho=RHO, together=together)
     assert_close(found[0], weights(model))

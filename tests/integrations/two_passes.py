@@ -139,7 +139,7 @@ class Task:
 TASKS = {
     "sequences": Task(lambda: bert(BertForSequenceClassification), of_sequences(), most=0.95, of_means=True),
     "tokens": Task(lambda: bert(BertForTokenClassification), of_tokens(CLASSES)[4:], most=1.7, of_means=True),
-    "masked": Task(lambda: bert(BertForMaskedLM), of_tokens(VOCABULARY)[4:], most=1.2, of_means=True),
+    "masked": Task(lambda: bert(BertForMaskedLM), of_tokens(VOCABULARY)[4:], most=1.6, of_means=True),
     "causal": Task(llama, of_tokens(VOCABULARY), most=0.95, shifted=True),
     "own": Task(Own, of_sequences(), most=0.9, of_means=True, divides=True),
     "smoothed": Task(lambda: bert(BertForSequenceClassification), of_sequences(), most=0.45, smoothing=0.1),

@@ -28,6 +28,7 @@ from bisam.engine import objective_options
 from bisam.engine.optimizer import SharpnessAware
 from bisam.integrations import methods
 from bisam.integrations.methods import Build
+from bisam.integrations.micro_batches import run_all
 from bisam.objectives import CrossEntropy
 
 __all__ = ["SharpnessAwareMixin", "SharpnessAwareTrainer"]
@@ -35,10 +36,13 @@ __all__ = ["SharpnessAwareMixin", "SharpnessAwareTrainer"]
 IGNORED = -100
 """The label that Hugging Face models ignore."""
 
-Mixed = Trainer if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    Mixed = Trainer
+else:
+    Mixed = object
 
 
-class SharpnessAwareMixin(Mixed):  # type: ignore[misc]
+class SharpnessAwareMixin(Mixed):
     """Sharpness-aware steps for any Trainer: `class MyTrainer(SharpnessAwareMixin, Seq2SeqTrainer)`.
 
     Args:
@@ -102,18 +106,22 @@ class SharpnessAwareMixin(Mixed):  # type: ignore[misc]
         optimizer = self.sharpness_aware
         if optimizer.model is not model:
             optimizer.model = model
-        optimizer.scaler = self.accelerator.scaler
+        losses: list[Tensor] = []
+        runs = [partial(self._run, losses, model, *part) for part in micro_batches]
         self._stepping = optimizer
         try:
-            losses = optimizer.compute_gradient([partial(self._pass, model, *part) for part in micro_batches])
+            optimizer.backward(partial(run_all, runs, model), scaler=self.accelerator.scaler)
         finally:
             self._stepping = None
-        return torch.stack(losses).sum()
+        return torch.stack(losses[: len(runs)]).sum()  # of the first pass
 
-    def _pass(self, model: nn.Module, inputs: Any, num_items_in_batch: Any, accumulated: int) -> Tensor:
+    def _run(
+        self, losses: list[Tensor], model: nn.Module, inputs: Any, num_items_in_batch: Any, accumulated: int
+    ) -> Tensor:
         """Forward and backward pass of one micro-batch, with the weight that the Trainer gave it."""
         self.current_gradient_accumulation_steps = accumulated
-        return super().training_step(model, inputs, num_items_in_batch)
+        losses.append(super().training_step(model, inputs, num_items_in_batch))
+        return losses[-1]
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
