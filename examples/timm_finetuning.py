@@ -16,9 +16,8 @@ x = torch.nn.functional.interpolate(x, size=32)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 torch.manual_seed(0)
-model = timm.create_model("test_resnet", in_chans=1, num_classes=10).to(
-    device
-)  # pretrained=True for weights of the hub
+# pretrained=True loads weights from timm's hub
+model = timm.create_model("test_resnet", in_chans=1, num_classes=10).to(device)
 base = timm.optim.create_optimizer_v2(model, opt="adamw", lr=3e-3, weight_decay=0.05)
 optimizer = bisam.BiSAM(base, model, rho=0.05)
 loss_scaler = SharpnessAwareScaler(device, enabled=device == "cuda")

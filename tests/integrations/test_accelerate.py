@@ -215,11 +215,15 @@ def test_the_two_step_class_is_refused_where_batches_would_be_mixed():
     optimizer = bisam.compat.SAM(net.parameters(), torch.optim.SGD, lr=0.1)
     net, optimizer = accelerator.prepare(net, optimizer)
     x, y = two_passes.samples(8)
-    with pytest.raises(RuntimeError, match="accumulates 2 batches"):
+
+    def run():
         for _ in range(2):
             with accelerator.accumulate(net):
                 accelerator.backward(torch.nn.functional.cross_entropy(net(x), y))
                 optimizer.step(lambda: accelerator.backward(torch.nn.functional.cross_entropy(net(x), y)))
+
+    with pytest.raises(RuntimeError, match="accumulates 2 batches"):
+        run()
 
 
 def test_without_accumulation_the_closure_of_a_plain_loop_is_right():

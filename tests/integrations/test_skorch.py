@@ -59,7 +59,7 @@ def test_clipping_and_a_schedule_equal_the_reference(name):
     expected, losses = reference(name, epochs=2)
     assert_equal_weights(net.module_, expected)
     found = net.history[:, "batches", :, "train_loss"]
-    np.testing.assert_allclose(sum(found, []), losses, rtol=1e-6)
+    np.testing.assert_allclose([*found[0], *found[1]], losses, rtol=1e-6)
     assert dict(net.callbacks_)["Counting"].updates_ == 6
 
 
@@ -130,7 +130,7 @@ def test_other_nets_take_the_mixin_with_their_own_loss():
     class Regressor(SharpnessAwareNet, NeuralNetRegressor):
         pass
 
-    x, y = two_passes.samples()
+    x, _ = two_passes.samples()
     target = x[:, :3].numpy()
     net = make(bisam.SAM, cls=Regressor, net=two_passes.net(), criterion=nn.MSELoss).fit(x.numpy(), target)
     other = two_passes.net()

@@ -140,13 +140,13 @@ def test_what_is_not_a_function_with_its_batch_is_refused():
         with pytest.raises(TypeError, match=rf"must be functools.partial\(loss_of, x, y\), got {name}"):
             scaler(wrong, optimizer)
     given = partial(lambda x: x, loss)
-    with pytest.raises(TypeError, match="must be a sharpness-aware one.*got SGD"):
+    with pytest.raises(TypeError, match=r"must be a sharpness-aware one.*got SGD"):
         scaler(given, optimizer.base)
     with pytest.raises(ValueError, match="create_graph"):
         scaler(given, optimizer, create_graph=True)
     with pytest.raises(ValueError, match="needs the parameters to clip"):
         scaler(given, optimizer, clip_grad=1.0)
-    with pytest.raises(ValueError, match='clip_mode must be "norm", "value" or "agc", got .other.'):
+    with pytest.raises(ValueError, match=r'clip_mode must be "norm", "value" or "agc", got .other.'):
         scaler(partial(lambda x: net(x).sum(), two_passes.samples(8)[0]), optimizer, 1.0, "other", net.parameters())
 
 

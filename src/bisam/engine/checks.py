@@ -26,7 +26,7 @@ FRAMEWORKS = "docs/frameworks.md"
 """The page on Lightning, Accelerate and others."""
 
 CALLER_CHECKS: list[Callable[[Any, Any], None]] = []
-"""Checks of who calls `step`, with the optimizer and the closure. Frameworks that hold the optimizer are known there."""
+"""Checks of who calls `step`, with the optimizer and the closure: `bisam.integrations.callers` adds those."""
 
 
 def check_base(base: Any, perturbation: Perturbation) -> None:
@@ -201,7 +201,7 @@ class WatchBuffers:
 
 
 class RefuseUnknownReplicas:
-    """That the first step runs no DistributedDataParallel that the optimizer cannot see: it would average the ascent."""
+    """That the first step runs no DistributedDataParallel that the optimizer was not given: it would average all."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -211,8 +211,8 @@ class RefuseUnknownReplicas:
         if isinstance(module, nn.parallel.DistributedDataParallel):
             raise RuntimeError(
                 f"the closure runs a model that DistributedDataParallel wraps, and {self._name} was not given the "
-                "wrapper: all ranks would be perturbed alike. Set optimizer.model to the wrapped model, to perturb each "
-                f'rank by its own gradient, or give sharpness="global". Inside of a framework see {FRAMEWORKS}'
+                "wrapper: all ranks would be perturbed alike. Set optimizer.model to the wrapped model, to perturb "
+                f'each rank by its own gradient, or give sharpness="global". Inside of a framework see {FRAMEWORKS}'
             )
 
     def stop(self) -> None:

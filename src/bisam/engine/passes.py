@@ -295,8 +295,8 @@ class TwoPasses(Wrapper):
                     "step() found gradients from before it, and the closure did not clear them by "
                     "optimizer.zero_grad(). Gradients cannot be accumulated outside, because the second pass would "
                     "miss them: give step() a list of closures, one for each micro-batch, or use "
-                    "minimize(x, y, accumulate=n). If they are left over, call zero_grad() first. Inside of a framework "
-                    f"that accumulates see {FRAMEWORKS}"
+                    "minimize(x, y, accumulate=n). If they are left over, call zero_grad() first. Inside of a "
+                    f"framework that accumulates see {FRAMEWORKS}"
                 )
             values.append(value.detach() if isinstance(value, Tensor) else value)
             if weights is not None and scaling.is_unscaled(self.scaler, self):

@@ -50,7 +50,7 @@ def _check_lightning(optimizer: Any, closure: functools.partial[Any]) -> None:
     plugin = getattr(closure.func, "__self__", None)
     if plugin is None or type(plugin).__module__.split(".")[0] not in ("lightning", "pytorch_lightning"):
         return
-    module = closure.args[0] if closure.args else None
+    module: Any = closure.args[0] if closure.args else None
     if hasattr(module, "sharpness_loss"):
         if module.automatic_optimization:
             raise RuntimeError(
