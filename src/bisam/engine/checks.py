@@ -277,8 +277,8 @@ def as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure
         raise TypeError(
             "step() needs a closure that computes the loss, calls backward() and returns it, because a step runs it "
             "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes. "
-            f"Inside of a framework see {FRAMEWORKS}; in place of the Hugging Face Trainer use SharpnessAwareTrainer of "
-            "bisam.integrations.transformers"
+            f"Inside of a framework see {FRAMEWORKS}; in place of the Hugging Face Trainer use SharpnessAwareTrainer "
+            "of bisam.integrations.transformers"
         )
     if isinstance(closures, Tensor):
         raise TypeError("step() was given a loss. Give it the closure itself, step(closure), which it calls twice")

@@ -37,7 +37,7 @@ IGNORED = -100
 """The label that Hugging Face models ignore."""
 
 if TYPE_CHECKING:
-    Mixed = Trainer
+    from transformers import Trainer as Mixed
 else:
     Mixed = object
 
