@@ -71,8 +71,7 @@ def main():
     with tempfile.TemporaryDirectory() as output:
         args = TrainingArguments(
             output,
-            per_device_train_batch_size=8,
-            gradient_accumulation_steps=2,
+            per_device_train_batch_size=16,
             max_steps=5,
             learning_rate=3e-4,
             logging_steps=1,

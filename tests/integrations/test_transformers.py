@@ -107,6 +107,7 @@ def test_accumulation_clipping_and_schedule_equal_two_passes_by_hand(name, metho
     assert_close(weights(model), weights(by_hand), 1e-10 if exact else 1e-6)
     assert logged(trainer, "loss") == pytest.approx(found.losses, rel=1e-5)  # summed in float32
     assert logged(trainer, "grad_norm") == pytest.approx(found.norms, rel=1e-5)
+    assert trainer.sharpness_aware.telemetry.ascent_norm.item() == pytest.approx(found.lengths[-1], rel=1e-5)
     assert min(found.norms) < task.most < max(found.norms)
 
 
@@ -229,8 +230,7 @@ def test_bfloat16_equals_two_passes_under_autocast(method, tmp_path):
     ).train()
     schedule = two_passes.updates(task.samples, size=2, accumulated=2)
     two_passes.train(by_hand, task, schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
-    # both losses are computed in float32, here after the model and there inside: bfloat16 rounds their gradients
-    assert_close(weights(model), weights(by_hand), 2e-3)
+    assert_close(weights(model), weights(by_hand))
 
 
 def _in_float32(outputs):
@@ -311,6 +311,23 @@ def test_a_checkpoint_resumes_bit_for_bit(method, tmp_path):
     assert_identical(weights(resumed), weights(model))
     assert_identical(again.optimizer.state_dict(), trainer.optimizer.state_dict())
     assert logged(again, "loss") == logged(trainer, "loss")
+
+
+def test_an_interrupted_run_leaves_nothing_for_the_next(tmp_path):
+    """Its first micro-batch is kept for an update that never comes."""
+
+    class Interrupt(transformers.TrainerCallback):
+        def on_substep_end(self, *args, **kwargs):
+            raise KeyboardInterrupt
+
+    model, fresh = classifier(), classifier()
+    trainer = trainer_of(model, tmp_path, method="bisam-log", rho=RHO, callbacks=[Interrupt()])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.remove_callback(Interrupt)
+    trainer.train()
+    trainer_of(fresh, tmp_path, method="bisam-log", rho=RHO).train()
+    assert_identical(weights(model), weights(fresh))
 
 
 # What the Trainer can do beside.
@@ -494,7 +511,8 @@ def train_on_a_rank(method, sharpness, folder):
     trainer = trainer_of(model, folder, task.samples[:8], options=options, **given)
     trainer.train()
     assert isinstance(trainer.model_wrapped, nn.parallel.DistributedDataParallel)
-    return weights(model), logged(trainer, "loss"), logged(trainer, "grad_norm")
+    length = trainer.sharpness_aware.telemetry.ascent_norm.item()
+    return weights(model), logged(trainer, "loss"), logged(trainer, "grad_norm"), length
 
 
 @pytest.mark.parametrize(("method", "sharpness"), [("sam", None), ("bisam-log", "local"), ("bisam-log", "global")])
@@ -509,6 +527,8 @@ def test_two_processes_equal_two_passes_by_hand(method, sharpness, tmp_path):
     assert_close(found[0], weights(model))
     assert found[1] == pytest.approx(expected.losses, rel=1e-5)
     assert found[2] == pytest.approx(expected.norms, rel=1e-5)
+    # a rank's own loss is of its own labels over the mean number of labels of the ranks
+    assert other[3] == pytest.approx(expected.lengths[-1] * (1 if together else 2), rel=1e-5)
 
 
 # What is refused, before anything has changed.
@@ -678,21 +698,29 @@ def test_an_optimizer_that_accelerate_has_wrapped_is_used_as_it_is(tmp_path):
     assert trainer.sharpness_aware is optimizer
 
 
+def launched(**flags):
+    """A Trainer as what is not here would make it: these flags are all that is asked of it."""
+
+    class Launched(SharpnessAwareTrainer):
+        def create_accelerator_and_postprocess(self):
+            super().create_accelerator_and_postprocess()
+            for name, value in flags.items():
+                setattr(self.args if name == "_n_gpu" else self, name, value)
+
+    return Launched
+
+
 PARALLEL = {
-    "deepspeed": ({"is_deepspeed_enabled": True}, {}, "DeepSpeed keeps the weights.*torchrun"),
-    "fsdp": ({"is_fsdp_enabled": True}, {}, "FSDP is not supported.*DistributedDataParallel.*fully_shard"),
-    "layers": ({}, {"optim": "galore_adamw_layerwise"}, "updates the weights inside of the backward pass"),
+    "deepspeed": (launched(is_deepspeed_enabled=True), {}, r"DeepSpeed keeps the weights.*torchrun"),
+    "fsdp": (launched(is_fsdp_enabled=True), {}, r"FSDP is not supported.*DistributedDataParallel.*fully_shard"),
+    "threads": (launched(_n_gpu=2), {}, r"DataParallel on 2 GPUs.*torchrun --nproc-per-node 2"),
+    "layers": (launched(), {"optim": "galore_adamw_layerwise"}, r"inside of the backward pass.*optim="),
+    "lomo": (launched(), {"optim": "lomo"}, r"inside of the backward pass.*optim="),
 }
 
 
 @pytest.mark.parametrize("case", PARALLEL)
 def test_a_trainer_that_updates_weights_by_itself_is_refused(case, tmp_path):
-    state, options, message = PARALLEL[case]
-
-    class Launched(SharpnessAwareTrainer):
-        def create_accelerator_and_postprocess(self):
-            super().create_accelerator_and_postprocess()
-            vars(self).update(state)  # as if it were installed
-
+    cls, options, message = PARALLEL[case]
     with pytest.raises(ValueError, match=message):
-        trainer_of(classifier(), tmp_path, cls=Launched, base=None, options=options)
+        trainer_of(classifier(), tmp_path, cls=cls, base=None, options=options)

@@ -163,6 +163,8 @@ class Trained:
     """Of the descent, at w."""
     norms: list[float]
     """Of the descent's gradient, before it is clipped."""
+    lengths: list[float]
+    """Of the ascent's gradient, the last rank's."""
 
 
 def train(
@@ -180,7 +182,7 @@ def train(
     Each rank perturbs by the gradient of its own micro-batches, or all do `together`.
     """
     params = [param for param in model.parameters() if param.requires_grad]
-    rate, trained = base.param_groups[0]["lr"], Trained([], [])
+    rate, trained = base.param_groups[0]["lr"], Trained([], [], [])
 
     def gradient(loss: Callable[[nn.Module, Batch, Update], Tensor], ours: Update, update: Update) -> list[Tensor]:
         found = [torch.zeros_like(param) for param in params]
@@ -207,6 +209,7 @@ def train(
                     param.copy_(weight)
         norm = torch.cat([one.flatten() for one in descent]).norm().item()
         trained.norms.append(norm)
+        trained.lengths.append(length.item())
         for param, slope in zip(params, descent, strict=True):
             param.grad = slope * min(1.0, task.most / (norm + 1e-6))
         base.param_groups[0]["lr"] = rate * (1 - number / len(schedule))

@@ -63,6 +63,7 @@ class SharpnessAwareMixin(Mixed):
     ) -> None:
         self._method, self._rho, self._method_options = method, rho, dict(method_options or {})
         self._micro_batches: list[tuple[Any, Any, int]] = []
+        self._made: SharpnessAware | None = None
         self._stepping: SharpnessAware | None = None
         if method is not None:
             methods.find(method)
@@ -88,10 +89,12 @@ class SharpnessAwareMixin(Mixed):
                 "the head, such as model.classifier.requires_grad_(True), or add adapters"
             )
         optimizer = super().create_optimizer(*args, **kwargs)
-        self._check_optimizer(optimizer)
-        if not isinstance(_unwrapped(optimizer), SharpnessAware):
-            self.optimizer = methods.build(self._method or "bisam-log", optimizer, self._rho, self._method_options)
-        _refuse_choosing(self.sharpness_aware)
+        if _unwrapped(optimizer) is not self._made:  # else it is that of an earlier call of train
+            self._check_optimizer(optimizer)
+            if not isinstance(_unwrapped(optimizer), SharpnessAware):
+                self.optimizer = methods.build(self._method or "bisam-log", optimizer, self._rho, self._method_options)
+            _refuse_choosing(self.sharpness_aware)
+            self._made = self.sharpness_aware
         return self.optimizer
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -129,9 +132,11 @@ class SharpnessAwareMixin(Mixed):
         """The Trainer's loss; in the ascent pass of a bilevel method its value, with the gradient of Q."""
         optimizer = self._stepping
         if optimizer is None or not optimizer.criterion.bilevel or optimizer.phase != "ascent":
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            return super().compute_loss(
+                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
+            )
         labels = self.labels_of(inputs)  # first, for the Trainer may take them out
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
         value, logits = loss.detach(), self.logits_of(outputs)
         outputs = outputs if return_outputs else None
         del loss  # with it goes the memory of its graph, before that of Q is made
