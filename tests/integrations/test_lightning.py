@@ -194,9 +194,9 @@ def test_the_two_step_class_is_right_in_the_module():
 # Precision
 
 
-def train_with_autocast(net, dtype, variant=bisam.BiSAM):
-    """The same accumulation by the optimizer alone."""
-    optimizer = variant(two_passes.base_of(net.parameters()), net, rho=RHO)
+def train_with_autocast(net, dtype):
+    """The same accumulation by the optimizer alone. Returns the net, and the norm of the last ascent gradient."""
+    optimizer = bisam.BiSAM(two_passes.base_of(net.parameters()), net, rho=RHO)
     for window in two_passes.windows(*two_passes.samples(dtype=torch.float32)):
 
         def closure(window=window):
@@ -208,11 +208,11 @@ def train_with_autocast(net, dtype, variant=bisam.BiSAM):
         optimizer.step(closure)
         for group in optimizer.param_groups:
             group["lr"] *= two_passes.DECAY
-    return net
+    return net, optimizer.telemetry.ascent_norm
 
 
-def in_half_precision(precision, variant=bisam.BiSAM, **options):
-    module = Classifier(variant, net=two_passes.net(torch.float32))
+def in_half_precision(precision, **options):
+    module = Classifier(net=two_passes.net(torch.float32))
     before = copy.deepcopy(module.net)
     fit(module, batches=two_passes.samples(dtype=torch.float32), gradient_clip_val=None, **precision, **options)
     return module.net, before
@@ -220,15 +220,23 @@ def in_half_precision(precision, variant=bisam.BiSAM, **options):
 
 def test_bfloat16_is_that_of_the_optimizer_alone():
     net, before = in_half_precision({"precision": "bf16-mixed"})
-    assert_equal_weights(net, train_with_autocast(before, torch.bfloat16), 1e-6)
+    assert_equal_weights(net, train_with_autocast(before, torch.bfloat16)[0], 1e-6)
 
 
 def test_float16_is_unscaled_in_both_passes():
-    """The factor is a power of two, and Friendly SAM's running mean would be wrong by it."""
+    """The factor is a power of two. The norm is what the perturbation is divided by."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6)
     plugins = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
-    net, before = in_half_precision(plugins, bisam.FriendlySAM)
-    assert_equal_weights(net, train_with_autocast(before, torch.float16, bisam.FriendlySAM), 1e-4)
+    norms = []
+
+    class Norms(lightning.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            norms.append(trainer.optimizers[0].telemetry.ascent_norm)
+
+    net, before = in_half_precision(plugins, callbacks=[Norms()])
+    expected, norm = train_with_autocast(before, torch.float16)
+    assert_equal_weights(net, expected, 1e-4)
+    assert float(norms[-1]) == pytest.approx(float(norm), rel=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # Lightning's schedule does not wait
