@@ -37,7 +37,7 @@ bench: $(VENV)/.installed  ## what a step costs beside one written by hand
 	$(BIN)/python benchmarks/bench_optimizer_overhead.py
 
 docs: $(VENV)/.installed  ## the ledger's page, its picture, figures and tables
-	$(BIN)/bisam report results --out docs/report.html
+	$(BIN)/bisam report results --without-weights --out docs/report.html
 	$(BIN)/bisam figure lower-bounds --out docs/images/lower-bounds.svg
 	$(BIN)/bisam figure flips results --recipe cifar10/vgg19bn --out docs/images/flips.svg
 	$(BIN)/python docs/scripts/screenshot.py
