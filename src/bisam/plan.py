@@ -41,16 +41,18 @@ class Batch:
     def split(self, pieces: int) -> list[Batch]:
         """Up to `pieces` parts along the first dimension; what is not per sample goes to every part.
 
-        >>> [part.y.tolist() for part in Batch(torch.arange(3), torch.arange(3)).split(2)]
-        [[0, 1], [2]]
+        Examples:
+            >>> [part.y.tolist() for part in Batch(torch.arange(3), torch.arange(3)).split(2)]
+            [[0, 1], [2]]
         """
         return self.cut(-(-len(self) // pieces))
 
     def cut(self, size: int) -> list[Batch]:
         """Parts of `size` samples, the last one smaller if need be.
 
-        >>> [len(part) for part in Batch(torch.arange(5), torch.arange(5)).cut(2)]
-        [2, 2, 1]
+        Examples:
+            >>> [len(part) for part in Batch(torch.arange(5), torch.arange(5)).cut(2)]
+            [2, 2, 1]
         """
         if size >= len(self):
             return [self]

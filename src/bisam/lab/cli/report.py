@@ -93,7 +93,7 @@ def figure(
         if which is PaperFigure.lower_bounds:
             if folders:
                 raise ValueError("lower-bounds are drawn from their formulas: remove the folder")
-            chart, title = charts.lower_bounds(), "Lower bounds of the 0-1 loss"
+            chart, title = charts.lower_bounds(), "Bounds of the 0-1 loss"
         else:
             runs = _runs_of(recipe, folders or [RUNS])
             chart = charts.flips(runs, interactive=path.suffix.lower() == ".html")
