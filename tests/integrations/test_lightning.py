@@ -114,10 +114,11 @@ def test_radius_zero_is_lightning_with_the_base_optimizer_bit_for_bit():
 
 
 def test_the_logged_loss_is_that_at_the_weights_and_metrics_count_once():
+    """28 samples: the last update has batches of 8 and 4, which weigh differently in the mean over the epoch."""
     module = Classifier()
     start = copy.deepcopy(module.net)
-    trainer = fit(module)
-    x, y = two_passes.samples()
+    x, y = two_passes.samples(28)
+    trainer = fit(module, batches=(x, y))
     _, losses = two_passes.train(start, two_passes.windows(x, y), "BiSAM")
     sizes = [len(part) for part in y.split(8)]
     expected = sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / len(y)
@@ -149,6 +150,23 @@ def test_every_kind_of_variant_runs_as_by_its_own_step(kind):
     assert_equal_weights(module.net, other)
 
 
+def test_batches_of_an_accumulation_that_was_broken_off_are_dropped():
+    """As Lightning clears their gradients."""
+
+    class Steady(Classifier):
+        def configure_optimizers(self):
+            return super().configure_optimizers()["optimizer"]
+
+    class Breaking(Steady):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if self.current_epoch == 0 and batch_idx == 1 else None
+
+    module, whole = Breaking(), Steady()
+    fit(module, epochs=2)
+    fit(whole)
+    assert_equal_weights(module.net, whole.net, 0.0)
+
+
 def test_a_checkpoint_resumes_bit_for_bit(tmp_path):
     def saving(folder):
         return lightning.pytorch.callbacks.ModelCheckpoint(folder, save_last=True, save_top_k=0)
@@ -177,7 +195,7 @@ def test_the_two_step_class_is_right_in_the_module():
 
 
 def train_with_autocast(net, dtype):
-    """The same accumulation by the optimizer alone."""
+    """The same accumulation by the optimizer alone. Returns the net, and the norm of the last ascent gradient."""
     optimizer = bisam.BiSAM(two_passes.base_of(net.parameters()), net, rho=RHO)
     for window in two_passes.windows(*two_passes.samples(dtype=torch.float32)):
 
@@ -190,7 +208,7 @@ def train_with_autocast(net, dtype):
         optimizer.step(closure)
         for group in optimizer.param_groups:
             group["lr"] *= two_passes.DECAY
-    return net
+    return net, optimizer.telemetry.ascent_norm
 
 
 def in_half_precision(precision, **options):
@@ -202,14 +220,23 @@ def in_half_precision(precision, **options):
 
 def test_bfloat16_is_that_of_the_optimizer_alone():
     net, before = in_half_precision({"precision": "bf16-mixed"})
-    assert_equal_weights(net, train_with_autocast(before, torch.bfloat16), 1e-6)
+    assert_equal_weights(net, train_with_autocast(before, torch.bfloat16)[0], 1e-6)
 
 
 def test_float16_is_unscaled_in_both_passes():
-    """The scaler's factor is a power of two: it changes nothing but what would underflow."""
+    """The factor is a power of two. The norm is what the perturbation is divided by."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6)
-    net, before = in_half_precision({"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]})
-    assert_equal_weights(net, train_with_autocast(before, torch.float16), 1e-4)
+    plugins = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
+    norms = []
+
+    class Norms(lightning.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            norms.append(trainer.optimizers[0].telemetry.ascent_norm)
+
+    net, before = in_half_precision(plugins, callbacks=[Norms()])
+    expected, norm = train_with_autocast(before, torch.float16)
+    assert_equal_weights(net, expected, 1e-4)
+    assert float(norms[-1]) == pytest.approx(float(norm), rel=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # Lightning's schedule does not wait
