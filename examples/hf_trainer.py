@@ -37,7 +37,7 @@ GOOD = [
 BAD = [
     "The room smelled of smoke and the lamp was broken.",
     "Breakfast was cold and there was no coffee left.",
-    "The staff shouted at us when we asked for a key.",
+    "The staff shouted at us when we wanted a key.",
     "I did not sleep, because the road is loud all night.",
     "The window looked at a wall and would not open.",
     "The shower had no hot water for three days.",

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import os
 import re
 import runpy
 from importlib import resources
@@ -501,15 +500,13 @@ def test_q_over_a_vocabulary_needs_no_more_memory_than_cross_entropy(dtype, tmp_
 
 
 def train_on_a_rank(method, sharpness, folder):
-    rank, size = str(torch.distributed.get_rank()), str(ranks.RANKS)
-    as_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    os.environ.update(**as_torchrun, MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # the processes are joined already
     task = TASKS["causal"]
     model = task.model()
     options = {"max_grad_norm": task.most, "per_device_train_batch_size": 1}
     given = {"method": method, "rho": RHO, "method_options": {"sharpness": sharpness}}
-    trainer = trainer_of(model, folder, task.samples[:8], options=options, **given)
-    trainer.train()
+    with ranks.launched():
+        trainer = trainer_of(model, folder, task.samples[:8], options=options, **given)
+        trainer.train()
     assert isinstance(trainer.model_wrapped, nn.parallel.DistributedDataParallel)
     length = trainer.sharpness_aware.telemetry.ascent_norm.item()
     return weights(model), logged(trainer, "loss"), logged(trainer, "grad_norm"), length
@@ -699,7 +696,7 @@ def test_an_optimizer_that_accelerate_has_wrapped_is_used_as_it_is(tmp_path):
 
 
 def launched(**flags):
-    """A Trainer as what is not here would make it: these flags are all that is asked of it."""
+    """A Trainer as what is not here would make it: the check reads these flags alone."""
 
     class Launched(SharpnessAwareTrainer):
         def create_accelerator_and_postprocess(self):

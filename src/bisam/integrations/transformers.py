@@ -85,7 +85,7 @@ class SharpnessAwareMixin(Mixed):
         self._micro_batches.clear()  # what an interrupted run has left
         if not any(param.requires_grad for param in self.model.parameters()):
             raise ValueError(
-                f"no parameter of {type(self.model).__name__} requires a gradient: there is nothing to train. Unfreeze "
+                f"no parameter of {type(self.model).__name__} requires a gradient, so no weight would change. Unfreeze "
                 "the head, such as model.classifier.requires_grad_(True), or add adapters"
             )
         optimizer = super().create_optimizer(*args, **kwargs)
