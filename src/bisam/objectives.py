@@ -216,11 +216,7 @@ class LowerBound(nn.Module):
     def _reduced(self, values: Tensor, divisor: float | Tensor) -> Tensor:
         if self.reduction == "none":
             return values
-        if self.reduction == "sum" or not isinstance(divisor, Tensor):
-            return values.sum() if self.reduction == "sum" else values.sum() / divisor
-        # as in F.cross_entropy: if every label is ignored, the value is NaN and its gradient 0
-        mean = values.sum() / torch.where(divisor == 0, 1.0, divisor)
-        return torch.where(divisor == 0, torch.nan, mean)
+        return values.sum() if self.reduction == "sum" else values.sum() / divisor
 
     def _per_sample(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         if target.is_floating_point():

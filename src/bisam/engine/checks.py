@@ -21,6 +21,8 @@ from bisam.plan import Plan
 from bisam.tensors.distributed import GradientSync
 
 Closure = Callable[[], Any]
+Start = int | Callable[[int], bool]
+"""The first step that perturbs, or a function that returns whether a step does."""
 
 FRAMEWORKS = "docs/frameworks.md"
 """The page on Lightning, Accelerate and others."""
@@ -113,6 +115,12 @@ def check_options(clip_norm: Any, scaler: Any, autocast: Any, micro_batch: Any, 
         raise ValueError(f"micro_batch must be a whole number of samples, at least 1, or None, got {micro_batch!r}")
 
 
+def check_start(start: Any) -> Start:
+    if not (callable(start) or (isinstance(start, int) and is_number(start) and start >= 0)):
+        raise ValueError(f"start must be the number of a step, from 0 on, or a function of that number, got {start!r}")
+    return start
+
+
 def check_ascent(perturbation: Perturbation, name: str, ascent: Any, micro_batch: Any) -> None:
     """That a variant without an ascent pass has no options of one."""
     if perturbation.needs_ascent:
@@ -135,6 +143,9 @@ class Variant(Protocol):
     scaler: torch.amp.GradScaler | None
     same_dropout: bool
 
+    @property
+    def skips_steps(self) -> bool: ...
+
 
 def check_sees_batch(variant: Variant, method: str) -> None:
     """That the variant has no need to see the samples, where `method` does not show them."""
@@ -148,7 +159,7 @@ def check_sees_batch(variant: Variant, method: str) -> None:
 def check_by_hand(variant: Variant) -> None:
     """That all it does happens in `ascend` and `descend`."""
     check_sees_batch(variant, "ascend()")
-    merged = variant.merge.needs_gradient_at_weights or variant.merge.every > 1
+    merged = variant.merge.needs_gradient_at_weights or variant.skips_steps
     perturbation = variant.perturbation
     if variant.same_dropout or perturbation.acts_before_ascent or not perturbation.needs_ascent or merged:
         reason = "same_dropout" if variant.same_dropout else type(variant).__name__

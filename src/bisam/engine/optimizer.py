@@ -19,6 +19,7 @@ from bisam import numbers
 from bisam.engine.batch import Planned, Runner
 from bisam.engine.checks import (
     Closure,
+    Start,
     as_closures,
     check_ascent,
     check_base,
@@ -26,6 +27,7 @@ from bisam.engine.checks import (
     check_caller,
     check_options,
     check_sees_batch,
+    check_start,
     check_vectorize,
     refuse_unknown_options,
     refusing_third_pass,
@@ -51,6 +53,7 @@ class Options(TypedDict, total=False):
     micro_batch: int | None
     vectorize: bool
     every: int
+    start: Start
     clip_norm: float | None
     sharpness: str | None
     scaler: torch.amp.GradScaler | None
@@ -74,7 +77,9 @@ class SharpnessAware(TwoPasses):
         micro_batch: `minimize` perturbs each micro-batch of this many samples by itself and averages gradients (mSAM).
         vectorize: run the micro-batches as one batched computation (`torch.func`). Faster on a GPU, for several times
             the memory; impossible with batch norm.
-        every: perturb in every k-th step only, beginning with the first.
+        every: perturb in every k-th step only, beginning with the first, or that of `start`.
+        start: the steps before this one, counted from 0, do not perturb and cost what the base optimizer's do. Or a
+            function of a step's number that returns whether it perturbs.
         clip_norm: clip the gradient that reaches the base optimizer to this norm.
         sharpness: with several ranks, perturb each by its own gradient ("local") or all alike ("global").
             Default: local for DistributedDataParallel, global for sharded parameters.
@@ -97,6 +102,7 @@ class SharpnessAware(TwoPasses):
         micro_batch: int | None = None,
         vectorize: bool = False,
         every: int = 1,
+        start: Start = 0,
         clip_norm: float | None = None,
         sharpness: str | None = None,
         scaler: torch.amp.GradScaler | None = None,
@@ -119,6 +125,7 @@ class SharpnessAware(TwoPasses):
         self.criterion = Criterion(ascent, descent)
         self.micro_batch = micro_batch
         self.vectorize = vectorize
+        self.start = check_start(start)
         self.clip_norm = clip_norm
         self.sharpness = sharpness
         self.scaler = scaler
@@ -130,6 +137,7 @@ class SharpnessAware(TwoPasses):
         self._running = False
         self._stale = None
         self._awaits_update = False
+        self._has_perturbed = False
         self._fixed_radii = None
         super().__init__(base)
 

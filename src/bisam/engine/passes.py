@@ -20,6 +20,7 @@ from bisam.engine.checks import (
     FRAMEWORKS,
     Closure,
     RefuseUnknownReplicas,
+    Start,
     WatchBuffers,
     explain_graph_of_first_pass,
     refuse_loss_without_criterion,
@@ -67,6 +68,7 @@ class TwoPasses(Wrapper):
 
     criterion: Criterion
     vectorize: bool
+    start: Start
     clip_norm: float | None
     scaler: torch.amp.GradScaler | None
     autocast: torch.dtype | None
@@ -82,6 +84,8 @@ class TwoPasses(Wrapper):
     """Gradients from before the step, until its first closure clears them by `zero_grad`."""
     _awaits_update: bool
     """Whether `.grad` holds the gradient that `backward` left for `step()`."""
+    _has_perturbed: bool
+    """Whether this object has done a perturbed step, for what is checked in the first one."""
     _fixed_radii: list[Tensor] | None
     """The radius of each group as a tensor on the device: in a captured step."""
 
@@ -105,7 +109,7 @@ class TwoPasses(Wrapper):
         self._refuse_inside_step("step() or minimize()")
         perturbs = self._perturbs()
         self._begin(work, params)
-        watch = WatchBuffers() if perturbs and self._steps == 0 and self.model is None else None
+        watch = WatchBuffers() if perturbs and not self._has_perturbed and self.model is None else None
         is_first_of_many = self._steps == 0 and self._sync.may_miss_replicas
         replicas = RefuseUnknownReplicas(type(self).__name__) if is_first_of_many else None
         try:
@@ -118,6 +122,7 @@ class TwoPasses(Wrapper):
                 self._update(params)
             self._awaits_update = not update
             torch.clear_autocast_cache()
+            self._has_perturbed |= perturbs
             self._steps += 1
         except BaseException:
             self._give_up(params)
@@ -422,9 +427,17 @@ class TwoPasses(Wrapper):
         """Whether a captured step is being recorded, or run with its numbers."""
         return self._fixed_radii is not None
 
+    @property
+    def skips_steps(self) -> bool:
+        """Whether there may be steps that do not perturb."""
+        return self.merge.every > 1 or self.start != 0
+
     def _perturbs(self) -> bool:
         """Whether the next step perturbs."""
-        return self._steps % self.merge.every == 0 and self._has_radius()
+        if callable(self.start):
+            return self.start(self._steps) and self._steps % self.merge.every == 0 and self._has_radius()
+        since = self._steps - self.start
+        return since >= 0 and since % self.merge.every == 0 and self._has_radius()
 
     def _has_radius(self) -> bool:
         self._complete_groups()
