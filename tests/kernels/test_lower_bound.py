@@ -119,9 +119,12 @@ def test_what_is_ignored_may_hold_anything(phi, place):
     assert logits.grad.isfinite().all()
 
 
-def test_a_batch_that_is_all_ignored_is_nan_as_in_cross_entropy(place):
-    logits = torch.randn(2, 5, device=place)
-    assert LowerBound()(logits, torch.tensor([-100, -100], device=place)).isnan()
+def test_a_batch_that_is_all_ignored_is_nan_with_a_gradient_of_zero_as_in_cross_entropy(place):
+    logits = torch.randn(2, 5, device=place, requires_grad=True)
+    value = LowerBound()(logits, torch.tensor([-100, -100], device=place))
+    assert value.isnan()
+    (value * 0.0).backward()  # as a micro-batch without labels is weighed
+    assert (logits.grad == 0).all()
 
 
 @pytest.mark.parametrize("phi", ["log", "tanh"])
