@@ -37,7 +37,7 @@ bench: $(VENV)/.installed  ## what a step costs beside one written by hand
 	$(BIN)/python benchmarks/bench_optimizer_overhead.py
 
 docs: $(VENV)/.installed  ## figures and tables of the docs, then the site
-	$(BIN)/bisam report results --out docs/report.html
+	$(BIN)/bisam report results --without-weights --out docs/report.html
 	$(BIN)/bisam figure lower-bounds --out docs/images/lower-bounds.svg
 	$(BIN)/bisam figure flips results --recipe cifar10/vgg19bn --out docs/images/flips.svg
 	$(BIN)/python docs/scripts/screenshot.py
@@ -47,7 +47,7 @@ docs: $(VENV)/.installed  ## figures and tables of the docs, then the site
 # mkdocs-material, not Zensical, its successor: that reads the same mkdocs.yml, but its strict build (0.0.73) let dead links
 # between pages pass.
 site: $(VENV)/.installed  ## the docs site, with the ledger's page in it
-	$(BIN)/bisam report results --out docs/report.html
+	$(BIN)/bisam report results --without-weights --out docs/report.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 package: $(VENV)/.installed  ## the sdist and the wheel, as they would be published
