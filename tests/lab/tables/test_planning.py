@@ -236,7 +236,7 @@ def test_hours_follow_the_steps_of_the_gpu_that_is_planned_for():
 
 
 def command(*arguments):
-    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "150"})
 
 
 def test_the_command_prints_runs_hours_memory_and_the_order(tmp_path, recorded, write_run):
