@@ -14,6 +14,7 @@ import typer
 from bisam.lab.bench import suite as benchmark
 from bisam.lab.bench import tables as bench_tables
 from bisam.lab.cli import compare as cli_compare
+from bisam.lab.cli import fit as cli_fit
 from bisam.lab.cli import report as cli_report
 from bisam.lab.cli import runs as cli_runs
 from bisam.lab.cli import sweep as cli_sweep
@@ -21,7 +22,7 @@ from bisam.lab.files import refuse_foreign
 from bisam.lab.models import build
 
 app = typer.Typer(
-    help="Sharpness-aware training: the paper's experiments.",
+    help="Sharpness-aware training: on your data, and the paper's experiments.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain text, which can be searched and copied
@@ -47,6 +48,7 @@ class Compile(str, Enum):
     never = "never"
 
 
+app.command()(cli_fit.fit)
 app.command("list")(cli_runs.list_recipes)
 app.command()(cli_runs.train)
 app.command()(cli_runs.reproduce)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bisam.lab import records
 from bisam.lab.files import explained, printable
-from bisam.lab.models import MODELS
+from bisam.lab.models import FOR_ROWS, MODELS
 from bisam.lab.records.checkpoint import CheckpointError
 from bisam.lab.training.loop import Stopped
 
@@ -51,6 +51,10 @@ Rows = Annotated[
     typer.Option("--models", "--rows", metavar="NAMES", help="Rows of the table, with commas between; none is all."),
 ]
 Methods = Annotated[str, typer.Option(metavar="NAMES", help="Methods, with commas between; none is all.")]
+
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
 
 
 @contextmanager
@@ -93,7 +97,7 @@ def threads_for(place: torch.device, models: Iterable[str]) -> Iterator[None]:
 
 def _is_small(model: str) -> bool:
     if model not in MODELS:
-        return False
+        return model in FOR_ROWS
     with torch.device("meta"):
         return sum(param.numel() for param in MODELS[model](10).parameters()) < SMALL
 
