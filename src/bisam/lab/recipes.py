@@ -52,7 +52,7 @@ class Recipe:
     @property
     def measure(self) -> str:
         """What its lines show, as text: "test accuracy", or "test results" where they show several measures."""
-        names = {name for _, _, name in self.lines}
+        names = {name.replace("top5_", "") for _, _, name in self.lines}
         return f"test {title_of(names.pop())}" if len(names) == 1 else "test results"
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -67,7 +66,7 @@ def fit(
     pretrained: Annotated[
         bool | None,
         typer.Option(
-            "--pretrained/--from-scratch", help="Whether the defaults are those of fine-tuning.", show_default="by model"
+            "--pretrained/--from-scratch", help="Whether defaults are those of fine-tuning.", show_default="by model"
         ),
     ] = None,
     config: Annotated[str, typer.Option(help="The configuration of a data set of the hub.")] = "",

@@ -52,7 +52,7 @@ def _check_present(values: Sequence[Any], where: str) -> None:
     missing = [row for row, value in enumerate(values) if value is None or (_is_float(value) and math.isnan(value))]
     if missing:
         raise DataError(
-            f"{where}: {len(missing)} rows have no label, the first is row {missing[0]}: remove these rows, or label them"
+            f"{where}: {len(missing)} rows have no label, the first is row {missing[0]}: label or remove them"
         )
 
 
@@ -77,8 +77,8 @@ def _check_counts(counts: Mapping[Any, int], ordered: Sequence[Any], where: str)
     if single:
         more = f" and {len(single) - 1} more" if len(single) > 1 else ""
         raise DataError(
-            f"{where}: class {_plain(single[0])!r}{more} has one sample, which cannot be both trained on and tested: add "
-            "samples to it, or remove it"
+            f"{where}: class {_plain(single[0])!r}{more} has one sample, which cannot be both trained on and tested: "
+            "add samples to it, or remove it"
         )
 
 

@@ -94,7 +94,7 @@ def _texts(table: pa.Table, names: Sequence[str], where: str) -> list[tuple[str,
         missing = [row for row, text in enumerate(found) if text is None]
         if missing:
             raise DataError(
-                f"{where}: column {name!r} has no text in {len(missing)} rows, the first is row {missing[0]}: remove them"
+                f"{where}: column {name!r} lacks a text in {len(missing)} rows, first in row {missing[0]}: remove them"
             )
         columns.append(found)
     return list(zip(*columns, strict=True))

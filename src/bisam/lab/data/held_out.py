@@ -76,7 +76,7 @@ def stratified(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, 
     """
     order = torch.randperm(len(labels), generator=generator("held out", seed))
     held = []
-    for label in labels.unique().tolist():
+    for label in sorted(set(labels.tolist())):
         members = order[labels[order] == label]
         held.append(members[: max(1, round(fraction * len(members)))])
     chosen = torch.zeros(len(labels), dtype=torch.bool)

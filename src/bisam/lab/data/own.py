@@ -185,8 +185,8 @@ def _from_folder(name: str, folder: Path) -> Task:
         inputs[part], labels[part] = [image for image, _ in pairs], [label for _, label in pairs]
     if not labels["train"]:
         raise DataError(
-            f"{folder} has no images: give a folder with a folder of images for each class, such as {folder}/cat/1.jpg, "
-            "or with such folders in train and test"
+            f"{folder} has no images: give a folder with a folder of images for each class, such as "
+            f"{folder}/cat/1.jpg, or with such folders in train and test"
         )
     return _task(name, "image", inputs, labels, str(folder), [])
 

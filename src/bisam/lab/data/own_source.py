@@ -120,10 +120,8 @@ class OwnData:
             return pictures.decode(part.inputs, size)
         if tuple(part.inputs.shape[2:]) == (size, size):
             return part.inputs
-        scaled = [
-            F.interpolate(some.float(), (size, size), mode="bilinear", antialias=True)
-            for some in part.inputs.split(500)
-        ]
+        pieces = [part.inputs[start : start + 500].float() for start in range(0, len(part), 500)]
+        scaled = [F.interpolate(piece, (size, size), mode="bilinear", antialias=True) for piece in pieces]
         return torch.cat(scaled).round().clamp(0, 255).to(torch.uint8)
 
     def _statistics(self, config: Config) -> Statistics:

@@ -46,7 +46,7 @@ class Source(Protocol):
 class InMemory:
     """A small data set. It lies on the device, where its images are cropped, flipped and normalised."""
 
-    features = None
+    features: int | None = None
 
     def __init__(self, data: ImageSplits) -> None:
         self._data = data
@@ -89,7 +89,7 @@ class InMemory:
 class OnDisk:
     """A large data set, decoded and augmented by worker processes as it is needed."""
 
-    features = None
+    features: int | None = None
 
     def __init__(self, name: str, folder: Path | None, *, partial: bool = False) -> None:
         self._name, self._folder, self._partial = name, folder, partial

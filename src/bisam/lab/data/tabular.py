@@ -43,15 +43,13 @@ def is_table(path: Path) -> bool:
 
 
 def read_tables(path: Path) -> Tables:
-    """A file, or a folder of files for parts, such as train.csv and test.csv or the hub's train-00000-of-00001.parquet."""
+    """A file, or a folder with a file for each part, such as train.csv and test.csv, or several as the hub has them."""
     files = [path] if path.is_file() else _files(path)
     by_part: dict[str, list[Path]] = {}
     for file in files:
         part = "train" if len(files) == 1 else part_of(file.stem)
         if part is None:
-            raise DataError(
-                f"{file} is not named for a part: name the files of a folder train, validation and test, with that ending"
-            )
+            raise DataError(f"{file} is not named for a part: name the files of a folder train, validation and test")
         by_part.setdefault(part, []).append(file)
     if "train" not in by_part:
         raise DataError(f"{path} has no training part, only {', '.join(by_part)}: name a file of it train")
@@ -78,7 +76,8 @@ def read_hub(name: str, configuration: str | None = None) -> Tables:
     chosen = parts_of(found)
     if "train" not in chosen:
         raise DataError(f"{name} has no training part, only {', '.join(found)}: give a file or a folder")
-    parts, names = {}, {}
+    parts: dict[str, pa.Table] = {}
+    names: dict[str, list[str]] = {}
     for part, split in chosen.items():
         parts[part], known = _arrow(datasets, found[split])
         names |= known

@@ -21,8 +21,8 @@ def tokenizer(model: str) -> Any:
     source, name = spec.parse_model(model)
     if source != spec.TRANSFORMERS:
         raise DataError(
-            f"text needs a model with a tokenizer, and {model} has none: give --model transformers:NAME-OR-FOLDER, such "
-            "as transformers:google-bert/bert-base-uncased (pip install transformers)"
+            f"text needs a model with a tokenizer, and {model} has none: give --model transformers:NAME-OR-FOLDER, "
+            "such as transformers:google-bert/bert-base-uncased (pip install transformers)"
         )
     try:
         transformers: Any = importlib.import_module("transformers")

@@ -13,7 +13,7 @@ CLASSES = {
 def lines(config: Config) -> str:
     """Five lines with `model` and `loader` in them, and the schedule in words.
 
-    >>> print(lines(Config(method="bisam-log", rho=0.1, label_smoothing=0.0)))
+    >>> print(lines(Config(method="bisam-log", rho=0.1, label_smoothing=0.0, precision="fp32")))
     import bisam, torch
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.0005)
     optimizer = bisam.BiSAM(base, model, rho=0.1, phi="log")

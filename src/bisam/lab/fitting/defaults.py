@@ -22,8 +22,8 @@ RHOS = (0.01, 0.02, 0.05, 0.1, 0.2)
 RHOS_OF_PRETRAINED = (0.005, 0.01, 0.02, 0.05, 0.1)
 RHOS_OF_ADAPTIVE = (0.1, 0.5, 1.0, 2.0, 3.0)
 SHOWN = (
-    "optimizer", "lr", "schedule", "warmup", "weight_decay", "momentum", "clip_norm", "epochs", "batch", "label_smoothing",
-    "size", "pixels", "padding", "flip", "length", "validation", "select", "measures", "precision",
+    "optimizer", "lr", "schedule", "warmup", "weight_decay", "momentum", "clip_norm", "epochs", "batch",
+    "label_smoothing", "size", "pixels", "padding", "flip", "length", "validation", "select", "measures", "precision",
 )  # fmt: skip
 
 
@@ -43,8 +43,8 @@ def model_for(task: Task) -> str:
     """The model where none is given."""
     if task.kind not in MODELS:
         raise ValueError(
-            "text needs a pretrained model: pip install 'bisam[transformers]' and give --model transformers:NAME-OR-FOLDER, "
-            "such as transformers:google-bert/bert-base-uncased"
+            "text needs a pretrained model: pip install 'bisam[transformers]' and give --model "
+            "transformers:NAME-OR-FOLDER, such as transformers:google-bert/bert-base-uncased"
         )
     return MODELS[task.kind]
 

@@ -43,7 +43,9 @@ def rehearse(config: Config, source: Source, device: torch.device, build: Build)
             f"a batch of {config.batch} does not fit into {where}, nor does one sample: use a smaller model or smaller "
             "inputs, such as --set size=64 or --set length=64"
         )
-    raise ValueError(f"a batch of {config.batch} does not fit into {where}, and one of {fitting} does: --batch {fitting}")
+    raise ValueError(
+        f"a batch of {config.batch} does not fit into {where}, and one of {fitting} does: give --batch {fitting}"
+    )
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -102,16 +102,16 @@ class Study:
     def title(self) -> str:
         return f"{short_name(spec.parse_data(self.source.task.name).place)}, {short_name(self.model)}"
 
-    def decide(self, note: Callable[[str], None], progress: Callable[[str, int, int], None] | None = None) -> plans.Plan:
-        """The plan: the one in the folder if there is one, else a new one, which takes a few steps and the search of ρ."""
+    def decide(
+        self, note: Callable[[str], None], progress: Callable[[str, int, int], None] | None = None
+    ) -> plans.Plan:
+        """The plan in the folder if there is one, else a new one, which takes a few steps and the search of ρ."""
         there = plans.read(self.folder)
         if there is not None:
             self._check_same(there)
             note(f"{self.folder / plans.NAME} has the plan: {self._described(there)}")
             return there
-        costs = {
-            method: rehearse(self.config(method), self.source, self.device, self.build) for method in self.methods
-        }
+        costs = {method: rehearse(self.config(method), self.source, self.device, self.build) for method in self.methods}
         budget, given_up = self._budget(costs, note)
         plan = plans.Plan(self.source.checksum, self.fingerprint, budget, given_up)
         plan.rho = {method: self._fixed_rho(method) for method in self.methods if uses(method, "rho")}
@@ -133,7 +133,9 @@ class Study:
         return Recipe(self.name, self.title, None, plan.budget.seeds, made)
 
     def jobs(self, plan: plans.Plan) -> list[Job]:
-        seeds = range(plan.budget.seeds) if self.seeds is None else self.seeds[: plan.budget.seeds]
+        seeds = range(plan.budget.seeds) if self.seeds is None else self.seeds
+        if self.minutes is not None:
+            seeds = seeds[: plan.budget.seeds]
         return runs.jobs_of(self.recipe(plan), seeds, {}, self.root)
 
     def train(
@@ -211,7 +213,7 @@ class Study:
         for what, there in (("data", plan.data_checksum), ("model", plan.model)):
             if there != now[what]:
                 raise ValueError(
-                    f"{self.folder} was trained with another {what} of this name: give another --name, or move that folder"
+                    f"{self.folder} was trained with another {what} of this name: give another --name, or move it"
                 )
         missing = [method for method in self.methods if uses(method, "rho") and method not in plan.rho]
         if missing:
@@ -225,13 +227,13 @@ class Study:
 def short_name(text: str) -> str:
     """The last part of a path, without its ending; of a function its name.
 
-    >>> short_name("data/reviews.csv"), short_name("transformers:nets/minilm"), short_name("nets.py:small")
+    >>> short_name("data/reviews.csv"), short_name("transformers:minilm/model"), short_name("nets.py:small")
     ('reviews', 'minilm', 'small')
     """
-    text = text.rstrip("/")
     if spec.is_function(text):
         return text.rpartition(":")[2]
-    return re.sub(r"\.(csv|tsv|jsonl?|ndjson|parquet|npz)$", "", re.split(r"[/:]", text)[-1]) or "data"
+    parts = [part for part in re.split(r"[/:]", text) if part not in ("", ".", "..", "model")]
+    return re.sub(r"\.(csv|tsv|jsonl?|ndjson|parquet|npz)$", "", parts[-1]) if parts else "data"
 
 
 def _slug(text: str) -> str:

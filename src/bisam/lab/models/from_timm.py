@@ -20,8 +20,8 @@ def timm() -> Any:
         ) from None
     except RuntimeError as error:  # torchvision's, beside a torch that it was not built for
         raise ValueError(
-            f"timm does not import here ({next(iter(str(error).splitlines()), '')}): its torchvision was built for another "
-            "torch, such as one with CUDA. Install a matching pair, or give another model"
+            f"timm does not import here ({next(iter(str(error).splitlines()), '')}): its torchvision was built for "
+            "another torch, such as one with CUDA. Install a matching pair, or give another model"
         ) from None
 
 

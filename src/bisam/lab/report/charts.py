@@ -306,6 +306,11 @@ def whole(drawn: Any, rows: Rows, height: int = 240) -> Chart:
     return Chart(drawn.properties(width="container", height=height), {_name(rows): rows})
 
 
+def for_notebook(chart: Chart) -> alt.Chart | alt.LayerChart:
+    """The chart with its data in it, as a notebook draws it by itself."""
+    return type(chart.drawn).from_dict({**chart.to_dict(), "width": 480})
+
+
 def _name(rows: Rows) -> str:
     """The same for the same contents, so that charts of one page share them."""
     return f"data-{hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bisam.lab.measures import title_of as title_of_measure
 from bisam.lab.methods import perturbs, title_of, uses
 from bisam.lab.tables.cells import Group, Run, text_of
 from bisam.lab.tables.statistics import MOST_SEEDS, Difference, difference, more_seeds, signed
-from bisam.lab.tables.summary import OPEN, Sheet, accuracy, diverged, milliseconds
+from bisam.lab.tables.summary import OPEN, Sheet, diverged, milliseconds, spread
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,25 @@ def answer(group: Group) -> Answer:
         for method in group.recipe.methods
         if method != base
     }
-    head = ["", "ρ", *(f"test {title}, %" for _, title in lines)]
+    head = ["", "ρ", "seeds", *(f"test {title}, %" for _, title in lines)]
     head += [f"− {title_of(base)}" if base else "difference", "95 % interval", "resolved?", "more seeds", "ms per step"]
     rows = []
     for method in group.recipe.methods:
         config = group.recipe.cells[row, method]
         rho = text_of(config.rho) if uses(method, "rho") else OPEN
-        values = [accuracy(group, row, method, name) for name, _ in lines]
-        rows.append([title_of(method), rho, *values, *_gap(gaps.get(method)), milliseconds(group.of(row, method))])
+        values = [_spread([*group.measured(row, method, name).values()]) for name, _ in lines]
+        count = str(len(group.measured(row, method, counted)))
+        rows.append(
+            [title_of(method), rho, count, *values, *_gap(gaps.get(method)), milliseconds(group.of(row, method))]
+        )
     sheet = Sheet(f"{group.title}: {group.recipe.measure}", head, rows, _notes(group, row, [*gaps.values()]))
     return Answer(_sentence(group, measure, base, best, gaps), sheet, best.config.method if best else None, best)
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return OPEN
+    return spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 def _gap(gap: Difference | None) -> list[str]:

@@ -282,7 +282,7 @@ def _place(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[
 
 
 def place_of(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[str, Cell] | None:
-    """The recipe and the cell that the run in a folder is of, changed or not; `recipe` is one that is not registered."""
+    """The recipe and the cell that the run in a folder is of, changed or not; `recipe` may be an unregistered one."""
     found = _place(config, folder, recipe if recipe is not None and recipe.name == config.recipe else None)
     return None if found is None else (config.recipe, found[0])
 

@@ -103,7 +103,7 @@ def more_seeds(found: Difference) -> int | None:
     None where more than `MOST_SEEDS` would be needed, or the scatter is not known.
 
     >>> more_seeds(difference({0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.0, 1: 1.5, 2: 1.0}))
-    1
+    3
     """
     if found.resolved:
         return 0

@@ -147,8 +147,8 @@ class TrainingRun:
         if not isinstance(logits, Tensor) or tuple(logits.shape) != (1, self.classes):
             shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(
-                f"{name} returns {shape} for one sample of {self.config.data}, which has {self.classes} classes: it must "
-                f"return logits (N, {self.classes})"
+                f"{name} returns {shape} for one sample of {self.config.data}, which has {self.classes} classes: it "
+                f"must return logits (N, {self.classes})"
             )
 
     def _autocast(self) -> torch.autocast:
