@@ -202,7 +202,9 @@ def changes(*, with_row):
 
 
 def test_the_changes_below_are_of_all_fields():
-    assert {*numbers, *part_of_a_row, "recipe", "title", "row", "method", "seed"} == {field.name for field in fields(Config)}
+    assert {*numbers, *part_of_a_row, "recipe", "title", "row", "method", "seed"} == {
+        field.name for field in fields(Config)
+    }
 
 
 @settings(max_examples=60)
