@@ -31,7 +31,7 @@ def test_csv_jsonl_parquet_npz_and_a_function_are_the_same_task(numbers, tmp_pat
     x, y = numbers
     columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "label": y}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    rows = [dict(zip(columns, map(lambda value: value.item(), row), strict=True)) for row in zip(*columns.values())]
+    rows = [{name: values[row].item() for name, values in columns.items()} for row in range(len(y))]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     lines = [",".join(columns), *(",".join(map(repr, row.values())) for row in rows)]
     (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")

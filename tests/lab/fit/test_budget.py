@@ -1,5 +1,7 @@
 """What fits into a time: search, epochs and seeds, in the order in which they are given up."""
 
+from itertools import pairwise
+
 import pytest
 
 from bisam.lab.fitting.budget import Budget, given_up, planned, seconds
@@ -31,7 +33,7 @@ def test_what_is_planned_fits(limit):
 
 def test_more_time_never_buys_less():
     plans = [planned(WANTED, COSTS, SEARCHED, limit) for limit in range(100, 4000, 50)]
-    for one, other in zip(plans, plans[1:], strict=False):
+    for one, other in pairwise(plans):
         assert one.epochs <= other.epochs
         assert one.seeds <= other.seeds
         assert one.grid <= other.grid

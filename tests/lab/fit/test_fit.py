@@ -49,9 +49,9 @@ def rows(bisam, breast_cancer, tmp_path_factory):
 def test_the_sentence_is_that_of_the_records(rows):
     folder, done, _ = rows
     found = results(folder)
-    assert {method: [*seeds] for method, seeds in found.items()} == dict.fromkeys(
-        ["bisam-log", "sam", "sgd"], [0, 1, 2]
-    )
+    assert {method: [*seeds] for method, seeds in found.items()} == {
+        method: [0, 1, 2] for method in ("bisam-log", "sam", "sgd")
+    }
     sentence = done.output.strip().splitlines()[-1]
     method = "bisam-log" if "BiSAM" in sentence else "sam"
     validation = {
@@ -79,7 +79,7 @@ def test_unbalanced_classes_have_balanced_accuracy_and_macro_f1_beside_accuracy(
 
 
 def test_rho_is_chosen_from_a_grid_and_written_into_the_plan(rows):
-    folder, done, _ = rows
+    folder, _, _ = rows
     plan = json.loads((folder / "plan.json").read_text())
     configs = {record.config["method"]: record.config["rho"] for record in records.find(folder)}
     for method, rho in plan["rho"].items():
