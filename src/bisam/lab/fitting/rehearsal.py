@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import itertools
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from bisam.lab.config import Config
-from bisam.lab.data.sources import Source
+from bisam.lab.data.sources import Batched, Source
 from bisam.lab.training.run import Build, TrainingRun
 
 STEPS = 3
@@ -63,10 +66,24 @@ def _measured(config: Config, source: Source, device: torch.device, build: Build
         _wait(device)
         times.append(time.monotonic() - began)
     began = time.monotonic()
-    training.measured(training.validation, "validation")
+    training.measured(_First(training.validation), "validation")
     _wait(device)
+    validation = len(training.validation) * (time.monotonic() - began)
     timed = times[1:] or times  # the first one is slower
-    return Cost(sum(timed) / len(timed), time.monotonic() - began, len(training.batches))
+    return Cost(sum(timed) / len(timed), validation, len(training.batches))
+
+
+class _First:
+    """The first batch alone: it stands for the others."""
+
+    def __init__(self, batches: Batched) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return 1
+
+    def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Any, Tensor]]:
+        return itertools.islice(self._batches.epoch(number), start, 1)
 
 
 def _fitting(config: Config, source: Source, device: torch.device, build: Build) -> int | None:
