@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,9 @@ MODELS = {"image": "resnet20", "rows": "perceptron"}
 
 STEPS_OF_AN_EPOCH = 4
 """A batch is halved until an epoch has this many steps."""
+
+SAMPLES_TO_SELECT = 1000
+"""Validation samples from which they choose the epoch that is tested: fewer would choose by chance among many."""
 
 RHOS = (0.01, 0.02, 0.05, 0.1, 0.2)
 RHOS_OF_PRETRAINED = (0.005, 0.01, 0.02, 0.05, 0.1)
@@ -50,9 +54,15 @@ def model_for(task: Task) -> str:
 
 
 def settings(
-    task: Task, model: str, expected: Expected, samples: int, device: torch.device, *, pretrained: bool | None = None
+    task: Task,
+    model: str,
+    expected: Expected,
+    samples: Mapping[str, int],
+    device: torch.device,
+    *,
+    pretrained: bool | None = None,
 ) -> Settings:
-    """The defaults for these data and this model; `samples` are those that are trained on."""
+    """The defaults for these data and this model; `samples` has how many there are of each part."""
     is_pretrained = spec.parse_model(model).source in PRETRAINED if pretrained is None else pretrained
     values = _fine_tuning(task) if is_pretrained else _from_scratch(task)
     if task.kind == "image":
@@ -62,8 +72,9 @@ def settings(
         values |= {"padding": 0, "flip": False}
     if task.is_unbalanced:
         values["measures"] = "accuracy,balanced_accuracy,macro_f1"
+    values["select"] = "best" if samples["validation"] >= SAMPLES_TO_SELECT else "last"
     batch = values.pop("batch")
-    while batch > 1 and samples // batch < STEPS_OF_AN_EPOCH:
+    while batch > 1 and samples["train"] // batch < STEPS_OF_AN_EPOCH:
         batch //= 2
     precision = "fp32" if device.type == "cpu" else "bf16"
     config = Config(data=task.name, model=model, batch=batch, precision=precision, **values)

@@ -67,7 +67,7 @@ class Study:
             if field_name in self.changes:
                 raise ValueError(f"{field_name} has an option of its own: remove it from --set")
         made = self._built()
-        samples = self.source.sizes(Config(validation=self._validation))["train"]
+        samples = self.source.sizes(Config(validation=self._validation))
         found = defaults.settings(
             self.source.task, self.model, expected(made, self.model), samples, self.device, pretrained=self.pretrained
         )

@@ -39,8 +39,8 @@ def answer(group: Group) -> Answer:
         for method in group.recipe.methods
         if method != base
     }
-    head = ["", "ρ", "seeds", *(f"test {title}, %" for _, title in lines)]
-    head += [f"− {title_of(base)}" if base else "difference", "95 % interval", "resolved?", "more seeds", "ms per step"]
+    head = ["", "ρ", "seeds", *(title for _, title in lines)]
+    head += [f"− {title_of(base)}" if base else "difference", "95 % interval", "resolved", "more seeds", "ms per step"]
     rows = []
     for method in group.recipe.methods:
         config = group.recipe.cells[row, method]
@@ -50,7 +50,9 @@ def answer(group: Group) -> Answer:
         rows.append(
             [title_of(method), rho, count, *values, *_gap(gaps.get(method)), milliseconds(group.of(row, method))]
         )
-    sheet = Sheet(f"{group.title}: {group.recipe.measure}", head, rows, _notes(group, row, [*gaps.values()]))
+    sheet = Sheet(
+        f"{group.title}: {group.recipe.measure} in per cent", head, rows, _notes(group, row, [*gaps.values()])
+    )
     return Answer(_sentence(group, measure, base, best, gaps), sheet, best.config.method if best else None, best)
 
 
