@@ -14,7 +14,7 @@ from bisam.tensors.memory import Memory
 from bisam.tuning import RhoSweep, find_rho
 from bisam.variants import ASAM, ESAM, GSAM, KSAM, MSAM, RSAM, SAM, WSAM, ABiSAM, BiSAM, EBiSAM, FriendlySAM, LookSAM
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ASAM",

@@ -28,12 +28,13 @@ from bisam.perturbation import Ball
 class SAM(SharpnessAware):
     """SAM(params, base_optimizer_class, rho=0.05, adaptive=False, **arguments_of_the_class).
 
-    >>> model = torch.nn.Linear(4, 3)
-    >>> optimizer = SAM(model.parameters(), torch.optim.SGD, rho=0.05, lr=0.1)
-    >>> model(torch.randn(8, 4)).square().mean().backward()
-    >>> optimizer.first_step(zero_grad=True)
-    >>> model(torch.randn(8, 4)).square().mean().backward()
-    >>> optimizer.second_step(zero_grad=True)
+    Examples:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = SAM(model.parameters(), torch.optim.SGD, rho=0.05, lr=0.1)
+        >>> model(torch.randn(8, 4)).square().mean().backward()
+        >>> optimizer.first_step(zero_grad=True)
+        >>> model(torch.randn(8, 4)).square().mean().backward()
+        >>> optimizer.second_step(zero_grad=True)
     """
 
     def __init__(

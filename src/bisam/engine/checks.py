@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bisam.engine.criterion import Criterion, Pass
 from bisam.merge import Merge
+from bisam.numbers import is_count, is_number
 from bisam.perturbation import Perturbation
 from bisam.plan import Plan
 from bisam.tensors.distributed import GradientSync
@@ -91,16 +92,16 @@ def refuse_unknown_options(cls: type, unknown: dict[str, Any]) -> None:
 
 
 def check_options(clip_norm: Any, scaler: Any, autocast: Any, micro_batch: Any, switches: dict[str, Any]) -> None:
-    if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+    if not (clip_norm is None or (is_number(clip_norm) and clip_norm > 0)):
+        raise ValueError(f"clip_norm must be a positive number or None, got {clip_norm!r}")
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
     if not (scaler is None or isinstance(scaler, torch.amp.GradScaler)):
         raise TypeError(f"scaler must be a torch.amp.GradScaler or None, got {scaler!r}")
-    if not (autocast is None or (isinstance(autocast, torch.dtype) and autocast.is_floating_point)):
-        raise TypeError(f"autocast must be a floating-point type such as torch.bfloat16, or None, got {autocast!r}")
-    if not (micro_batch is None or (isinstance(micro_batch, int) and micro_batch >= 1)):
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise TypeError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
+    if not (micro_batch is None or is_count(micro_batch)):
         raise ValueError(f"micro_batch must be a whole number of samples, at least 1, or None, got {micro_batch!r}")
 
 
@@ -156,6 +157,15 @@ def refuse_loss_without_criterion(name: str) -> None:
         "F.cross_entropy(output, target) with optimizer.criterion(output, target). A closure that computes both "
         "losses by itself, by optimizer.phase, goes with bisam.SAM, which takes any loss"
     )
+
+
+def explain_graph_of_first_pass(error: RuntimeError) -> None:
+    """Raise with the remedy if this is torch's error for a graph that an earlier pass has used or outdated."""
+    if "backward through the graph a second time" in str(error) or "modified by an inplace operation" in str(error):
+        raise RuntimeError(
+            "the closure calls backward() on a graph that was built before the weights moved. A step runs the closure "
+            "twice, at w and at w + ε: run the model and compute the loss inside of the closure"
+        ) from error
 
 
 class WatchBuffers:
@@ -220,6 +230,8 @@ def as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure
             "step() needs a closure that computes the loss, calls backward() and returns it, because a step runs it "
             "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes."
         )
+    if isinstance(closures, Tensor):
+        raise TypeError("step() was given a loss. Give it the closure itself, step(closure), which it calls twice")
     if not (isinstance(closures, Sequence) and closures and all(callable(c) for c in closures)):
         raise TypeError(f"step() takes a closure or a non-empty list of closures, got {closure!r}")
     return closures

@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
+from bisam import numbers
 from bisam.engine.batch import Planned, Runner
 from bisam.engine.checks import (
     Closure,
@@ -252,10 +253,11 @@ class SharpnessAware(TwoPasses):
         """The work of `minimize`."""
         if self.model is None:
             raise RuntimeError(f"minimize() runs the model: give it, as in {type(self).__name__}(base, model)")
-        if accumulate < 1:
-            raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+        accumulate = numbers.count("accumulate", accumulate, "parts")
         if not isinstance(y, Tensor):
             raise TypeError(f"y must be a tensor of targets, got {type(y).__name__}. For others use step(closure)")
+        if y.dim() == 0:
+            raise ValueError(f"y must hold one target for each sample of x, got a single number, {y.item()}")
         if len(y) == 0:
             raise ValueError(f"the batch is empty: y has shape {tuple(y.shape)}")
         if not self._sync.averages and not self._sync.is_apart:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from bisam.engine.batch import Planned, are_equal_batches, precision
-from bisam.engine.checks import Closure, WatchBuffers, refuse_loss_without_criterion
+from bisam.engine.checks import (
+    Closure,
+    WatchBuffers,
+    explain_graph_of_first_pass,
+    refuse_loss_without_criterion,
+)
 from bisam.engine.criterion import Criterion, Pass
 from bisam.engine.telemetry import Telemetry
 from bisam.engine.vectorized import Vectorized
@@ -268,12 +274,12 @@ class TwoPasses(Wrapper):
         for closure in closures:
             if weights is not None:
                 weights.begin_closure()
-            with torch.enable_grad():
-                if replicas:
-                    with self._sync.during(averaged=during):
-                        value = closure()
-                else:
+            with torch.enable_grad(), self._sync.during(averaged=during) if replicas else nullcontext():
+                try:
                     value = closure()
+                except RuntimeError as error:
+                    explain_graph_of_first_pass(error)
+                    raise
             if self._stale is not None:
                 raise RuntimeError(
                     "step() found gradients from before it, and the closure did not clear them by "
@@ -292,7 +298,7 @@ class TwoPasses(Wrapper):
             del found  # else it would live beside the next closure's
         assert total is not None
         if not may_be_empty and all(gradient is None for gradient in total):
-            raise _no_gradients("step()", "the closure")
+            raise self._no_gradients("step()", "the closure")
         if weights is not None:
             weights.finish(total)
         return (self._sync.average(params, total) if averaged and not during else total), values
@@ -453,14 +459,18 @@ class TwoPasses(Wrapper):
 
     def _require_gradients(self, method: str, source: str) -> None:
         if not gradients.present(self._parameters()):
-            raise _no_gradients(method, source)
+            raise self._no_gradients(method, source)
 
-
-def _no_gradients(method: str, source: str) -> RuntimeError:
-    return RuntimeError(
-        f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on the loss, "
-        "on a model whose parameters this optimizer holds."
-    )
+    def _no_gradients(self, method: str, source: str) -> RuntimeError:
+        if not any(param.requires_grad for param in self._parameters()):
+            return RuntimeError(
+                "the step found no gradients: every parameter of the optimizer has requires_grad=False. Unfreeze those "
+                "that are to be trained"
+            )
+        return RuntimeError(
+            f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on the "
+            "loss, on a model whose parameters this optimizer holds."
+        )
 
 
 def _is_compiled(model: nn.Module | None) -> bool:

@@ -110,7 +110,7 @@ def fit(
             with _progress(console(stderr=True)) as show:
                 plan = study.decide(print_line, show)
             shown = trackers(root, tensorboard=tensorboard, service=track, together=together)
-            with Progress(trackers=shown) as progress:
+            with Progress(trackers=shown, score=f"test_{study.settings.config.primary}") as progress:
                 found = study.train(plan, progress, together=together, checkpoint_seconds=every)
         cli_report.write_page([study.folder], study.folder / "report.html")
         _show(found, study)
