@@ -150,9 +150,10 @@ def test_a_folder_of_images(bisam, images, tmp_path):
     root = tmp_path / "runs"
     done = bisam(
         "fit", images, "--methods", "sam", "--rho", 0.05, "--epochs", 1, "--batch", 8, "--set", "size=8", "--seeds",
-        "0,1", "--runs", root, "--device", "cpu",
+        "0,1", "--runs", root, "--device", "cpu", "--together", 2, "--tensorboard",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
+    assert (root / "tensorboard").is_dir()
     assert "6 of 30 samples are held out" in done.output
     found = results(root)
     assert {*found} == {"sgd", "sam"}

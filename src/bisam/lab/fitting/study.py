@@ -23,7 +23,7 @@ from bisam.lab.fitting import defaults, radius
 from bisam.lab.fitting import plan as plans
 from bisam.lab.fitting.budget import Budget
 from bisam.lab.fitting.code import lines as lines_of_code
-from bisam.lab.fitting.rehearsal import Cost, rehearse
+from bisam.lab.fitting.rehearsal import Cost, is_out_of_memory, rehearse
 from bisam.lab.methods import BASES, METHODS, find, title_of, uses
 from bisam.lab.models.pretraining import expected
 from bisam.lab.recipes import Recipe
@@ -147,11 +147,16 @@ class Study:
         checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
     ) -> Answer:
         """Train what is missing, and answer. Writes the best weights and the lines of Python into the folder."""
-        jobs = self.jobs(plan)
-        runs.run(
-            jobs, lambda _: self.source, self.device, progress, together=together,
-            checkpoint_seconds=checkpoint_seconds, build=self.build,
-        )  # fmt: skip
+        try:
+            runs.run(
+                self.jobs(plan), lambda _: self.source, self.device, progress, together=together,
+                checkpoint_seconds=checkpoint_seconds, build=self.build,
+            )  # fmt: skip
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            remedy = "give a smaller --together" if together > 1 else f"give --batch {self.settings.config.batch // 2}"
+            raise ValueError(f"memory ran out in the training: {remedy}. Finished runs are kept") from error
         found = self.answer(plan)
         if found.best is not None:
             weights = found.best.record.folder / records.WEIGHTS
