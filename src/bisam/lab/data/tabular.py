@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def _read(files: Sequence[Path]) -> tuple[pa.Table, dict[str, list[str]]]:
     options = {"sep": "\t"} if files[0].suffix.lower() == ".tsv" else {}
     with tempfile.TemporaryDirectory() as cache:  # its copy would stay in the user's folder otherwise
         try:
-            with silent_retries():
+            with silent_retries(), _without_bars(datasets):
                 found = datasets.load_dataset(
                     builder, data_files=[str(path) for path in files], split="train", cache_dir=cache, **options
                 )
@@ -126,6 +127,18 @@ def _read(files: Sequence[Path]) -> tuple[pa.Table, dict[str, list[str]]]:
             reason = next(iter(str(cause).splitlines()), "")[:200]
             raise DataError(f"{files[0]} cannot be read as {builder} ({reason}): correct the file") from error
         return _arrow(datasets, found)
+
+
+@contextmanager
+def _without_bars(datasets: Any) -> Iterator[None]:
+    """A local file is read at once; the bars of downloads stay."""
+    shown = datasets.are_progress_bars_disabled() is False
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 def _arrow(datasets: Any, found: Any) -> tuple[pa.Table, dict[str, list[str]]]:
