@@ -1,6 +1,7 @@
 """One's own data: every form of the same samples is the same task; parts, columns, images and tokens."""
 
 import json
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ from PIL import Image
 from bisam.lab.config import Config
 from bisam.lab.data.batches import Rounds, TensorBatches
 from bisam.lab.data.held_out import roles, stratified
+from bisam.lab.data.images import DataError
 from bisam.lab.data.named import place_of
 from bisam.lab.data.own import from_parts, open_task
 from bisam.lab.data.own_source import OwnData
@@ -148,3 +150,14 @@ def test_named_data_are_found_in_a_folder(tmp_path):
     assert place_of("glue/rte", tmp_path) == f"{tmp_path}/rte?text=sentence1,sentence2&label=label&test=validation"
     with pytest.raises(ValueError, match="remove --data"):
         place_of("reviews.csv", tmp_path)
+
+
+def test_parquet_needs_no_datasets_and_other_tables_name_what_to_install(numbers, tmp_path, monkeypatch):
+    x, y = numbers
+    pq.write_table(pa.table({"a": x[:, 0], "label": y}), tmp_path / "t.parquet")
+    (tmp_path / "t.csv").write_text("a,label\n" + "1.0,0\n2.0,1\n" * 6)
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    assert len(open_task(str(tmp_path / "t.parquet")).train) == 24
+    for name in (str(tmp_path / "t.csv"), "owner/name"):
+        with pytest.raises(DataError, match="pip install datasets, or give Parquet files"):
+            open_task(name)

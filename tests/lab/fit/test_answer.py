@@ -1,4 +1,4 @@
-"""The answer from records that nobody trained: verdicts, seeds that are missing, costs."""
+"""The answer from made-up records: verdicts, seeds that are missing, costs."""
 
 import statistics
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_one_seed_and_equal_differences_have_no_interval():
 
 
 @pytest.mark.parametrize("gaps", [[1.0, -0.5, 2.0], [0.1, 0.9, -0.3, 0.4], [-1.0, 0.2, 0.1]])
-def test_so_many_more_seeds_of_the_same_scatter_resolve_it_and_no_fewer(gaps):
+def test_more_seeds_of_the_same_scatter_resolve_it_and_no_fewer(gaps):
     found = difference(dict(enumerate(gaps)), dict.fromkeys(range(len(gaps)), 0.0))
     mean, deviation = statistics.fmean(gaps), statistics.stdev(gaps)
     more = more_seeds(found)

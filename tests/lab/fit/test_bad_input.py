@@ -173,7 +173,7 @@ def test_a_path_that_is_not_there_and_a_file_of_another_kind(refused, tmp_path):
 def test_a_name_of_the_hub_without_a_connection(refused, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    line = refused("nobody/nothing")
+    line = refused("owner/nothing")
     assert "is neither a file nor a folder here, and as a data set of the hub it could not be loaded" in line
     assert "check the path, or the name and the connection" in line
 

@@ -22,13 +22,14 @@ def build(name: str, classes: int) -> nn.Module:
             reads_images = type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
             kind = "ImageClassification" if reads_images else "SequenceClassification"
             auto = getattr(transformers, f"AutoModelFor{kind}")
-            return auto.from_pretrained(place, config=config, ignore_mismatched_sizes=True)
+            model = auto.from_pretrained(place, config=config, ignore_mismatched_sizes=True)
     except Exception as error:  # no such folder, no such name, no network, no such head
         reason = next(iter(str(error).splitlines()), "")[:160]
         raise ValueError(
             f"transformers could not load {place!r} ({type(error).__name__}: {reason}): give a folder with config.json "
             "and its weights, or check the name and the connection"
         ) from error
+    return model.float()  # half-precision weights are for inference: small updates would be lost in them
 
 
 def _package() -> Any:
