@@ -129,6 +129,19 @@ def test_the_same_command_trains_nothing_again_and_more_seeds_only_those(rows, b
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_a_method_that_is_added_gets_its_own_rho_and_the_others_keep_theirs(bisam, breast_cancer, tmp_path):
+    options = ["--runs", tmp_path, "--epochs", 1, "--seeds", "0", "--name", "cancer", "--device", "cpu"]
+    plans = []
+    for methods in ("sam", "sam,asam"):
+        done = bisam("fit", breast_cancer, *options, "--methods", methods)
+        assert done.exit_code == 0, done.output
+        plans.append(json.loads((tmp_path / "cancer" / "plan.json").read_text()))
+    assert "2 of 3 runs are done already" in done.output
+    assert plans[1]["rho"]["sam"] == plans[0]["rho"]["sam"]
+    assert plans[1]["rho"]["asam"] in (0.1, 0.5, 1.0, 2.0, 3.0)
+    assert {**plans[1], "rho": 0, "search": 0} == {**plans[0], "rho": 0, "search": 0}
+
+
 def test_a_report_needs_nothing_but_the_records(rows, bisam, tmp_path):
     folder, _, _ = rows
     done = bisam("report", folder, "--out", tmp_path / "page.html")

@@ -106,26 +106,41 @@ class Study:
         self, note: Callable[[str], None], progress: Callable[[str, int, int], None] | None = None
     ) -> plans.Plan:
         """The plan in the folder if there is one, else a new one, which takes a few steps and the search of ρ."""
-        there = plans.read(self.folder)
-        if there is not None:
-            self._check_same(there)
-            note(f"{self.folder / plans.NAME} has the plan: {self._described(there)}")
-            return there
-        costs = {method: rehearse(self.config(method), self.source, self.device, self.build) for method in self.methods}
-        budget, given_up = self._budget(costs, note)
-        plan = plans.Plan(self.source.checksum, self.fingerprint, budget, given_up)
-        plan.rho = {method: self._fixed_rho(method) for method in self.methods if uses(method, "rho")}
-        for method in self.searched if budget.grid else []:
-            grid = _thinned(self._grid(method), budget.grid)
-            found = radius.search(
-                self.config(method), self.source, self.device, self.build, rhos=grid,
-                steps=budget.search_steps(costs[method].steps), repeats=budget.repeats,
-                progress=None if progress is None else _labelled(progress, f"ρ of {title_of(method)}"),
-            )  # fmt: skip
-            plan.rho[method], plan.search[method] = found.rho, str(found).splitlines()
-            note(f"ρ of {title_of(method)}: {found.rho:g}, of {', '.join(f'{rho:g}' for rho in grid)}")
+        plan = plans.read(self.folder)
+        if plan is not None:
+            self._check_same(plan)
+            note(f"{self.folder / plans.NAME} has the plan: {self._described(plan)}")
+        open_ = [method for method in self.methods if plan is None or (uses(method, "rho") and method not in plan.rho)]
+        costs = {method: rehearse(self.config(method), self.source, self.device, self.build) for method in open_}
+        if plan is None:
+            plan = plans.Plan(self.source.checksum, self.fingerprint, *self._budget(costs, note))
+        for method in open_:
+            if uses(method, "rho"):
+                self._set_rho(plan, method, costs[method], note, progress)
         plan.save(self.folder)
         return plan
+
+    def _set_rho(
+        self,
+        plan: plans.Plan,
+        method: str,
+        cost: Cost,
+        note: Callable[[str], None],
+        progress: Callable[[str, int, int], None] | None,
+    ) -> None:
+        """Put ρ of a method into the plan: the given one, or the best of a grid."""
+        budget = plan.budget
+        if self.rho is not None or not budget.grid:
+            plan.rho[method] = self._fixed_rho(method)
+            return
+        grid = _thinned(self._grid(method), budget.grid)
+        found = radius.search(
+            self.config(method), self.source, self.device, self.build, rhos=grid,
+            steps=budget.search_steps(cost.steps), repeats=budget.repeats,
+            progress=None if progress is None else _labelled(progress, f"ρ of {title_of(method)}"),
+        )  # fmt: skip
+        plan.rho[method], plan.search[method] = found.rho, str(found).splitlines()
+        note(f"ρ of {title_of(method)}: {found.rho:g}, of {', '.join(f'{rho:g}' for rho in grid)}")
 
     def recipe(self, plan: plans.Plan) -> Recipe:
         row = short_name(self.model)
@@ -220,9 +235,6 @@ class Study:
                 raise ValueError(
                     f"{self.folder} was trained with another {what} of this name: give another --name, or move it"
                 )
-        missing = [method for method in self.methods if uses(method, "rho") and method not in plan.rho]
-        if missing:
-            raise ValueError(f"the plan in {self.folder} has no ρ of {', '.join(missing)}: give another --name")
 
     def _described(self, plan: plans.Plan) -> str:
         rho = ", ".join(f"ρ of {title_of(method)} {value:g}" for method, value in plan.rho.items())
