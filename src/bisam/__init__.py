@@ -5,6 +5,7 @@ from bisam.capture import capture, capture_together
 from bisam.engine.criterion import Criterion
 from bisam.engine.optimizer import SharpnessAware
 from bisam.engine.telemetry import Telemetry
+from bisam.integrations import callers as _callers  # noqa: F401  (checks who calls `step`)
 from bisam.merge import Merge
 from bisam.objectives import CrossEntropy, LowerBound, bound, lower_bound, zero_one_error
 from bisam.perturbation import Around, Ball, Perturbation

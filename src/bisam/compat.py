@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from bisam.engine.checks import check_caller
 from bisam.engine.optimizer import SharpnessAware
 from bisam.engine.wrapper import TWO_STEP_KEYS
 from bisam.perturbation import Ball
@@ -74,6 +75,9 @@ class SAM(SharpnessAware):
 
     def step(self, closure: Any = None) -> Any:
         """The form of that class: the first backward pass is done already, the closure does the second."""
+        if self._awaits_update:
+            return super().step(closure)
+        check_caller(self, closure)
         if closure is None:
             raise TypeError(
                 "step() needs a closure that runs the second forward and backward pass and returns the loss"

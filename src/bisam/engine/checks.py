@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,14 @@ from bisam.plan import Plan
 from bisam.tensors.distributed import GradientSync
 
 Closure = Callable[[], Any]
+Start = int | Callable[[int], bool]
+"""The first step that perturbs, or a function that returns whether a step does."""
+
+FRAMEWORKS = "docs/frameworks.md"
+"""The page on Lightning, Accelerate and others."""
+
+CALLER_CHECKS: list[Callable[[Any, Any], None]] = []
+"""Checks of who calls `step`, with the optimizer and the closure: `bisam.integrations.callers` adds those."""
 
 
 def check_base(base: Any, perturbation: Perturbation) -> None:
@@ -105,6 +114,12 @@ def check_options(clip_norm: Any, scaler: Any, autocast: Any, micro_batch: Any, 
         raise ValueError(f"micro_batch must be a whole number of samples, at least 1, or None, got {micro_batch!r}")
 
 
+def check_start(start: Any) -> Start:
+    if not (callable(start) or (isinstance(start, int) and is_number(start) and start >= 0)):
+        raise ValueError(f"start must be the number of a step, from 0 on, or a function of that number, got {start!r}")
+    return start
+
+
 def check_ascent(perturbation: Perturbation, name: str, ascent: Any, micro_batch: Any) -> None:
     """That a variant without an ascent pass has no options of one."""
     if perturbation.needs_ascent:
@@ -127,26 +142,30 @@ class Variant(Protocol):
     scaler: torch.amp.GradScaler | None
     same_dropout: bool
 
+    @property
+    def skips_steps(self) -> bool: ...
+
 
 def check_sees_batch(variant: Variant, method: str) -> None:
     """That the variant has no need to see the samples, where `method` does not show them."""
     if variant.plan.chooses or variant.micro_batch is not None:
         raise RuntimeError(
             f"{type(variant).__name__} chooses samples, or perturbs micro-batches, and cannot see them in {method}. "
-            "Use minimize(x, y)"
+            f"Use minimize(x, y); inside of a framework see {FRAMEWORKS}"
         )
 
 
 def check_by_hand(variant: Variant) -> None:
     """That all it does happens in `ascend` and `descend`."""
     check_sees_batch(variant, "ascend()")
-    merged = variant.merge.needs_gradient_at_weights or variant.merge.every > 1
+    merged = variant.merge.needs_gradient_at_weights or variant.skips_steps
     perturbation = variant.perturbation
     if variant.same_dropout or perturbation.acts_before_ascent or not perturbation.needs_ascent or merged:
         reason = "same_dropout" if variant.same_dropout else type(variant).__name__
         raise RuntimeError(
             f"{reason} has something to do before the first pass, or after the second, that ascend() and descend() "
-            "cannot do between them. Use step(closure) or minimize(x, y), which run the passes"
+            "cannot do between them. Use step(closure) or minimize(x, y), which run the passes; inside of a framework "
+            f"see {FRAMEWORKS}"
         )
 
 
@@ -191,6 +210,25 @@ class WatchBuffers:
         self._handle.remove()
 
 
+class RefuseUnknownReplicas:
+    """That the first step runs no DistributedDataParallel that the optimizer was not given: it would average all."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._handle = register_module_forward_pre_hook(self._look)
+
+    def _look(self, module: nn.Module, _: Any) -> None:
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise RuntimeError(
+                f"the closure runs a model that DistributedDataParallel wraps, and {self._name} was not given the "
+                "wrapper: all ranks would be perturbed alike. Set optimizer.model to the wrapped model, to perturb "
+                f'each rank by its own gradient, or give sharpness="global". Inside of a framework see {FRAMEWORKS}'
+            )
+
+    def stop(self) -> None:
+        self._handle.remove()
+
+
 def warn_unless_criterion(variant: Variant) -> None:
     """By hand, the caller may have computed both losses without the criterion."""
     called = variant.criterion.current is not Pass.NONE and variant.criterion.telemetry.used_criterion()
@@ -223,12 +261,33 @@ def check_vectorize(variant: Variant, model: nn.Module | None, sync: GradientSyn
         )
 
 
+def check_caller(optimizer: Any, closure: Any) -> None:
+    """That no framework between the user and `step` changes what the closure means."""
+    for check in CALLER_CHECKS:
+        check(optimizer, closure)
+
+
+@contextmanager
+def refusing_third_pass() -> Iterator[None]:
+    """A closure after `backward` runs without gradients: explain torch's error if it computes them."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise RuntimeError(
+            "backward() has run both passes already, and the closure of this step() calls backward once more. Call "
+            "step() without it"
+        ) from error
+
+
 def as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure]:
     closures = [closure] if callable(closure) else closure
     if closures is None:
         raise TypeError(
             "step() needs a closure that computes the loss, calls backward() and returns it, because a step runs it "
-            "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes."
+            "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes. "
+            f"Inside of a framework see {FRAMEWORKS}"
         )
     if isinstance(closures, Tensor):
         raise TypeError("step() was given a loss. Give it the closure itself, step(closure), which it calls twice")

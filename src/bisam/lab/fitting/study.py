@@ -236,9 +236,20 @@ class Study:
                     f"{self.folder} was trained with another {what} of this name: give another --name, or move it"
                 )
 
+        other = {method: rho for method, rho in plan.rho.items() if self.rho is not None and rho != self.rho}
+        if other:
+            raise ValueError(f"the plan in {self.folder} has {_listed(other)}: remove --rho, or give another --name")
+
     def _described(self, plan: plans.Plan) -> str:
-        rho = ", ".join(f"ρ of {title_of(method)} {value:g}" for method, value in plan.rho.items())
-        return f"{plan.budget.epochs} epochs, {plan.budget.seeds} seeds, {rho}"
+        return f"{plan.budget.epochs} epochs, {plan.budget.seeds} seeds, {_listed(plan.rho)}"
+
+
+def _listed(rho: Mapping[str, float]) -> str:
+    """
+    >>> _listed({"sam": 0.05})
+    'ρ of SAM 0.05'
+    """
+    return ", ".join(f"ρ of {title_of(method)} {value:g}" for method, value in rho.items())
 
 
 def short_name(text: str) -> str:
