@@ -21,7 +21,20 @@ def refused(bisam, tmp_path):
     """Runs the command, which must refuse in one line and leave no record; returns that line."""
 
     def run(*arguments):
-        done = bisam("fit", *arguments, "--runs", tmp_path / "runs", "--device", "cpu", "--rho", 0.05)
+        done = bisam(
+            "fit",
+            *arguments,
+            "--runs",
+            tmp_path / "runs",
+            "--device",
+            "cpu",
+            "--rho",
+            0.05,
+            "--epochs",
+            1,
+            "--seeds",
+            0,
+        )
         assert done.exit_code == 1, done.output
         (line,) = (line for line in done.stderr.splitlines() if line.startswith("Error:"))
         if (tmp_path / "runs").exists():

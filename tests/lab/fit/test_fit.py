@@ -3,6 +3,7 @@
 import json
 import re
 import statistics
+import sys
 
 import pytest
 import torch
@@ -148,6 +149,15 @@ def test_a_report_needs_nothing_but_the_records(rows, bisam, tmp_path):
     assert done.exit_code == 0, done.output
     assert "breast, perceptron: test results in per cent" in done.output
     assert "of no recipe" not in done.output
+
+
+def test_the_answer_comes_without_the_libraries_for_charts(rows, bisam, breast_cancer, monkeypatch):
+    _, done, options = rows
+    monkeypatch.setitem(sys.modules, "bisam.lab.report.report", None)  # as if it could not be imported
+    again = bisam("fit", breast_cancer, *options)
+    assert again.exit_code == 0, again.output
+    assert "no page: charts need the library" in again.output
+    assert again.output.strip().splitlines()[-1] == done.output.strip().splitlines()[-1]
 
 
 def test_other_data_of_the_same_name_are_refused(rows, bisam, breast_cancer, tmp_path):

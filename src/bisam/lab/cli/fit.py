@@ -112,8 +112,16 @@ def fit(
             shown = trackers(root, tensorboard=tensorboard, service=track, together=together)
             with Progress(trackers=shown, score=f"test_{study.settings.config.primary}") as progress:
                 found = study.train(plan, progress, together=together, checkpoint_seconds=every)
-        cli_report.write_page([study.folder], study.folder / "report.html")
+        _write_page(study)
         _show(found, study)
+
+
+def _write_page(study: Study) -> None:
+    """The page; a note where a library for charts is missing, since the answer does not need it."""
+    try:
+        cli_report.write_page([study.folder], study.folder / "report.html")
+    except ValueError as error:
+        print_line(f"no page: {error}")
 
 
 def _show(found: Answer, study: Study) -> None:
