@@ -14,6 +14,7 @@ import altair as alt
 import torch
 
 from bisam import objectives
+from bisam.lab.measures import MEASURES
 from bisam.lab.methods import METHODS, title_of
 from bisam.lab.tables.cells import Run, number
 from bisam.lab.tables.summary import MethodDifference
@@ -35,7 +36,7 @@ class Chart:
 
 CURVES = {
     "loss": "training loss at w",
-    "validation_accuracy": "validation accuracy, per cent",
+    **{f"validation_{name}": f"validation {measure.title}, per cent" for name, measure in MEASURES.items()},
     "flips": "flips per batch, right to wrong",
     "surrogate_gap": "surrogate gap, L(w + ε) − L(w)",
     "lr": "learning rate",
@@ -309,6 +310,11 @@ def of(rows: Rows) -> alt.Chart:
 def whole(drawn: Any, rows: Rows, height: int = 240) -> Chart:
     """The chart with its data, as wide as its container."""
     return Chart(drawn.properties(width="container", height=height), {_name(rows): rows})
+
+
+def for_notebook(chart: Chart) -> alt.Chart | alt.LayerChart:
+    """The chart with its data in it, as a notebook draws it by itself."""
+    return type(chart.drawn).from_dict({**chart.to_dict(), "width": 480})
 
 
 def _name(rows: Rows) -> str:
