@@ -157,7 +157,7 @@ BASES: dict[str, Callable[[nn.Module, Config], torch.optim.Optimizer]] = {
 """The base optimizers, by their names in a configuration."""
 
 
-def optimizer(model: nn.Module, config: Config) -> bisam.SharpnessAware:
+def optimizer(model: nn.Module, config: Config, sharpness: str | None = None) -> bisam.SharpnessAware:
     """The optimizer of a run: its base optimizer, and cross entropy with label smoothing as the descent."""
     method = find(config.method)
     if method.name in BASES and method.name != config.optimizer:
@@ -172,4 +172,6 @@ def optimizer(model: nn.Module, config: Config) -> bisam.SharpnessAware:
     }
     if config.clip_norm is not None:
         options["clip_norm"] = config.clip_norm
+    if sharpness is not None:
+        options["sharpness"] = sharpness
     return method.build(BASES[config.optimizer](model, config), model, config, options)

@@ -85,6 +85,7 @@ def fit(
     Finished runs are skipped, interrupted ones resumed: the same command resumes.
     """
     with errors_in_one_line():
+        cli_options.refuse_ranks("fit")
         place = cli_options.device(device)
         given = {"epochs": epochs, "batch": batch, "lr": lr, "measures": measure or None}
         set_by_option = {field: str(value) for field, value in given.items() if value is not None}

@@ -20,6 +20,7 @@ from bisam.lab.models import FOR_ROWS, MODELS
 from bisam.lab.recipes import Recipe
 from bisam.lab.records.checkpoint import CheckpointError
 from bisam.lab.training.loop import Stopped
+from bisam.lab.training.ranks import RankLost, environment
 
 RUNS = Path("runs")
 SMALL = 100_000
@@ -51,6 +52,13 @@ Partial = Annotated[
 ]
 Place = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")]
 Together = Annotated[int, typer.Option(min=1, help="Runs that train at once, in one CUDA graph.")]
+Perturb = Annotated[
+    str,
+    typer.Option(metavar="rank|global", help="Under torchrun: each rank by its own gradient, or all ranks alike."),
+]
+SyncBatchNorm = Annotated[
+    bool, typer.Option("--sync-batchnorm", help="Under torchrun: batch norm over the samples of all ranks.")
+]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard beside the runs.")]
 Track = Annotated[str | None, typer.Option(metavar="wandb|trackio", help="Send curves there, if it is installed.")]
 Every = Annotated[
@@ -73,14 +81,27 @@ def errors_in_one_line() -> Iterator[None]:
     try:
         yield
     except Stopped as stop:
+        if is_other_rank():
+            raise typer.Exit(130) from None
         _print_unchanged(f"{stop}:\n  {shlex.join(['bisam', *sys.argv[1:]])}")
         raise typer.Exit(130) from None
-    except (ValueError, records.RunInUse, records.RecordError, CheckpointError, OSError) as error:
+    except (ValueError, records.RunInUse, records.RecordError, CheckpointError, RankLost, OSError) as error:
         message = str(error)
         if isinstance(error, OSError) and error.filename is not None:  # from any access to a path
             message = explained(error, f"cannot use {error.filename}")
         _print_unchanged(f"Error: {message}")
         raise typer.Exit(1) from None
+
+
+def is_other_rank() -> bool:
+    """Whether torchrun has started this process beside a first one, which prints for all."""
+    return (environment() or (0, 1))[0] > 0
+
+
+def refuse_ranks(command: str) -> None:
+    """ValueError under torchrun with several ranks, for a command that runs in one process."""
+    if (environment() or (0, 1))[1] > 1:
+        raise ValueError(f"bisam {command} runs in one process: start it without torchrun")
 
 
 def _print_unchanged(text: str) -> None:

@@ -50,6 +50,11 @@ def console(*, stderr: bool = False) -> Console:
     return here
 
 
+def quiet_console() -> Console:
+    """A console that prints nothing: for processes beside the one that does."""
+    return Console(quiet=True)
+
+
 def print_line(line: str) -> None:
     """Print a line without markup; control characters are escaped."""
     console().print(printable(line).replace("\n", "\\n"), soft_wrap=True)

@@ -20,23 +20,26 @@ from bisam.lab.cli.options import (
     Methods,
     Name,
     Partial,
+    Perturb,
     Place,
     Root,
     Rows,
     Seeds,
     StandIn,
+    SyncBatchNorm,
     TensorBoard,
     Together,
     Track,
     errors_in_one_line,
 )  # fmt: skip
-from bisam.lab.cli.output import console, print_line
+from bisam.lab.cli.output import console, print_line, quiet_console
 from bisam.lab.data.sources import Source, describe, open_source
 from bisam.lab.recipes import RECIPES, Recipe, find
 from bisam.lab.tables import cells, costs, summary
 from bisam.lab.training import jobs as runs
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job
 from bisam.lab.training.progress import Progress
+from bisam.lab.training.ranks import device_of_rank, joined, unlike_fields
 from bisam.lab.training.trackers import trackers
 
 
@@ -72,6 +75,8 @@ def train(
     tensorboard: TensorBoard = False,
     track: Track = None,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
+    perturb: Perturb = "rank",
+    sync_batchnorm: SyncBatchNorm = False,
 ) -> None:
     """Train every cell of a recipe, or of a part of it. Finished runs are skipped, interrupted ones resumed."""
     with errors_in_one_line():
@@ -86,6 +91,8 @@ def train(
             tensorboard=tensorboard,
             track=track,
             every=every,
+            perturb=perturb,
+            sync_batchnorm=sync_batchnorm,
         )
 
 
@@ -106,6 +113,8 @@ def reproduce(
     tensorboard: TensorBoard = False,
     track: Track = None,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
+    perturb: Perturb = "rank",
+    sync_batchnorm: SyncBatchNorm = False,
 ) -> None:
     """Train what is missing of a table of the paper, and show it beside the published one."""
     with errors_in_one_line():
@@ -122,6 +131,8 @@ def reproduce(
             tensorboard=tensorboard,
             track=track,
             every=every,
+            perturb=perturb,
+            sync_batchnorm=sync_batchnorm,
             skip_twins=True,
         )
 
@@ -135,6 +146,7 @@ def demo(
 ) -> None:
     """Sharpness-aware training against label noise, on data that ships with scikit-learn: about two minutes."""
     with errors_in_one_line():
+        cli_options.refuse_ranks("demo")
         source = partial(open_source)
         _run(find("demo"), seeds, changes, root, source, device, 1, tensorboard=False, track=None, every=every)
         cli_report.write_page([root], root / "report.html")
@@ -154,24 +166,36 @@ def data(
 def _run(
     recipe: Recipe, seeds: str, changes: list[str] | None, root: Path, load: partial[Source], device: str,
     together: int, *, tensorboard: bool, track: str | None, every: float, skip_twins: bool = False,
+    perturb: str = "rank", sync_batchnorm: bool = False,
 ) -> None:  # fmt: skip
     parsed = cli_options.changes_of(changes, partial_data=load.keywords.get("partial", False))
-    jobs = runs.jobs_of(recipe, cli_options.numbers(seeds), parsed, root)
-    place = cli_options.device(device)
-    shown = trackers(root, tensorboard=tensorboard, service=track, together=together)
-    models = {job.config.model for job in jobs}
-    with cli_options.threads_for(place, models), Progress(trackers=shown) as progress:
-        jobs = _beside_twins(jobs, progress, skip=skip_twins)
-        runs.run(
-            jobs,
-            partial(load, log=progress.note),
-            place,
-            progress,
-            together=together,
-            checkpoint_seconds=every,
+    place = device_of_rank(cli_options.device(device))
+    with joined(place, perturb=perturb, sync_batchnorm=sync_batchnorm) as ranks:
+        jobs = runs.jobs_of(recipe, cli_options.numbers(seeds), parsed, root, ranks)
+        ranks.refuse_unlike(
+            unlike_fields([job.config for job in jobs], {"perturb": perturb, "sync_batchnorm": sync_batchnorm})
         )
-    done = [records.read(job.folder) for job in jobs]
-    group = cells.fill(recipe, done)
+        shown = trackers(root, tensorboard=tensorboard, service=track, together=together) if ranks.is_first else []
+        models = {job.config.model for job in jobs}
+        output = None if ranks.is_first else quiet_console()
+        with cli_options.threads_for(place, models), Progress(output, trackers=shown) as progress:
+            if ranks.is_first:
+                jobs = _beside_twins(jobs, progress, skip=skip_twins)
+            runs.run(
+                jobs,
+                partial(load, log=progress.note),
+                place,
+                progress,
+                together=together,
+                checkpoint_seconds=every,
+                ranks=ranks,
+            )
+    if ranks.is_first:
+        _show(recipe, jobs)
+
+
+def _show(recipe: Recipe, jobs: list[Job]) -> None:
+    group = cells.fill(recipe, [records.read(job.folder) for job in jobs])
     for sheet in (summary.sheet(group), summary.sheet_of_comparisons(group)):
         if sheet is not None and group.runs:
             console().print(sheet.rich())

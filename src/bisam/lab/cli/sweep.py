@@ -75,6 +75,7 @@ def sweep(
     mu, and for rho of the adaptive methods; that for rho of the others is ours. A grid has the recipe's own value too.
     """
     with errors_in_one_line():
+        cli_options.refuse_ranks("sweep")
         fields = list(dict.fromkeys(name.replace("-", "_") for name in cli_options.names(over)))
         if not fields:
             raise ValueError("no field in --over: name one or more, such as --over alpha,mu")

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from bisam.lab.data.randomness import generator
+from bisam.lab.data.shards import WHOLE, Shard
 
 
 class Batched(Protocol):
     """Batches of an epoch, reproducible from its number, from any of them on."""
+
+    shard: Shard
+    """The part of each batch that `epoch` yields; its length is that of whole batches."""
 
     def __len__(self) -> int: ...
     def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Any, Tensor]]: ...
@@ -54,6 +58,7 @@ class TensorBatches:
         self._inputs = _each(inputs, lambda tensor: tensor.to(self._device))
         self._labels = labels.to(self._device)
         self.batch, self.seed, self.shuffle, self.drop_last, self.trim = batch, seed, shuffle, drop_last, trim
+        self.shard = WHOLE
 
     def __len__(self) -> int:
         count = len(self._labels)
@@ -66,7 +71,7 @@ class TensorBatches:
         order = torch.randperm(count, generator=draws) if self.shuffle else torch.arange(count)
         order = order.to(self._device)
         for place in range(start, len(self)):
-            rows = order[place * self.batch : (place + 1) * self.batch]
+            rows = order[self.shard.rows(place * self.batch, min((place + 1) * self.batch, count))]
             inputs = _each(self._inputs, lambda tensor, rows=rows: tensor.index_select(0, rows))
             yield self._trimmed(inputs), self._labels.index_select(0, rows)
 
@@ -88,6 +93,14 @@ class Rounds:
 
     def __init__(self, batches: Batched, steps: int) -> None:
         self._batches, self._steps = batches, steps
+
+    @property
+    def shard(self) -> Shard:
+        return self._batches.shard
+
+    @shard.setter
+    def shard(self, shard: Shard) -> None:
+        self._batches.shard = shard
 
     def __len__(self) -> int:
         return self._steps if len(self._batches) else 0

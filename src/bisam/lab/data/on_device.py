@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bisam.lab.data.randomness import generator
+from bisam.lab.data.shards import WHOLE
 
 
 class Normalization:
@@ -88,6 +89,7 @@ class Batches:
         if not 0 <= cutout_probability <= 1:
             raise ValueError(f"cutout_probability must be in [0, 1], got {cutout_probability}")
         self.device = torch.device(device)
+        self.shard = WHOLE
         self.batch, self.seed, self.drop_last = batch, seed, drop_last
         self.augment, self.flip = augment, augment and flip
         self.padding, self.cutout = (padding, cutout) if augment else (0, 0)
@@ -140,7 +142,7 @@ class Batches:
 
     def _slices(self, start: int) -> Iterator[slice]:
         for number in range(start, len(self)):
-            yield slice(number * self.batch, min((number + 1) * self.batch, len(self._labels)))
+            yield self.shard.rows(number * self.batch, min((number + 1) * self.batch, len(self._labels)))
 
     def _holes(self, draws: torch.Generator) -> Tensor:
         """Upper left corners of the squares to cut out, before clipping; outside of the image where none is cut."""

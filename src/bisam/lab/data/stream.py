@@ -23,6 +23,7 @@ from bisam.lab.data.dataset import DataSet
 from bisam.lab.data.images import DataError
 from bisam.lab.data.on_device import Normalization
 from bisam.lab.data.randomness import generator, mixed
+from bisam.lab.data.shards import WHOLE
 
 SIZE = 224
 AREA = (0.08, 1.0)
@@ -83,6 +84,7 @@ class Stream:
                 f"rows must be in 0 … {len(self.samples) - 1}, got {int(self.rows[0])} … {int(self.rows[-1])}"
             )
         self.device = torch.device(device)
+        self.shard = WHOLE
         self.batch, self.seed, self.drop_last, self.mixing = batch, seed, drop_last, mixing
         self.shuffle = augment if shuffle is None else shuffle
         self.workers = min(8, os.cpu_count() or 1) if workers is None else workers
@@ -102,7 +104,8 @@ class Stream:
 
     def _batches(self, number: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = self.order(number).tolist()
-        keys = [(number, order[at * self.batch : (at + 1) * self.batch]) for at in range(start, len(self))]
+        ends = [(at * self.batch, min((at + 1) * self.batch, len(order))) for at in range(start, len(self))]
+        keys = [(number, order[self.shard.rows(*end)]) for end in ends]
         loader: DataLoader[tuple[Tensor, Tensor] | DataError] = DataLoader(
             self.samples,
             batch_size=None,  # an item is a whole batch already

@@ -78,6 +78,7 @@ class _First:
 
     def __init__(self, batches: Batched) -> None:
         self._batches = batches
+        self.shard = batches.shard
 
     def __len__(self) -> int:
         return 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,17 @@ from bisam.lab.recipes import Recipe
 from bisam.lab.tables.cells import collect, folder_name, place_of, without_numerics
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job, signals, train
 from bisam.lab.training.progress import Progress
+from bisam.lab.training.ranks import ALONE, Ranks
 from bisam.lab.training.run import Build, build_by_name
 
 
-def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], root: Path) -> list[Job]:
+def jobs_of(
+    recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], root: Path, ranks: Ranks = ALONE
+) -> list[Job]:
     """A job for each cell and seed. Changed fields are part of the folder's name: it is not the recipe's run.
 
-    A field that a method does not use, such as ρ of SGD, keeps its value.
+    A field that a method does not use, such as ρ of SGD, keeps its value. `ranks` that perturb each by itself change
+    the micro-batch: see `Ranks.adapted`.
     """
     for name, remedy in {"seed": "--seeds", "method": "table/row/method", "recipe": "another recipe"}.items():
         if name in changes:
@@ -38,6 +44,7 @@ def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], ro
         for (row, _), config in recipe.cells.items():
             own = replace(config, seed=seed)
             changed = own.with_changes({name: text for name, text in changes.items() if uses(own.method, name)})
+            changed = ranks.adapted(changed)
             jobs.append(Job(changed, root / recipe.name / folder_name(row, own, changed)))
     return jobs
 
@@ -91,11 +98,50 @@ def run(
     together: int = 1,
     checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
     build: Build = build_by_name,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Train what is not done, `together` runs at a time where they can step together.
 
     Runs that another process trains are skipped, so that two processes share a table. RunInUse if no other is left.
+    Several `ranks` train one run after the other, all of them each.
     """
+    if together > 1 and not ranks.is_alone:
+        raise ValueError(f"{ranks.count} ranks train one run at a time: remove --together {together}")
+    with _kept_by_first(ranks) as scratch:
+        pending = ranks.of_first(_pending(jobs, progress) if ranks.is_first else [])
+        if scratch is not None:
+            pending = [Job(job.config, scratch / str(number)) for number, job in enumerate(pending)]
+        progress.expect(job.config for job in pending)
+        with ranks.first_before_others():
+            sources = {name: load(name) for name in dict.fromkeys(job.config.data for job in pending)}
+            for source in sources.values():
+                source.prepare()
+        elsewhere: list[records.RunInUse] = []
+        with signals() as stopping:  # only now: while data are loaded, Ctrl-C may stop at once
+            for group in _alike(pending):
+                source = sources[group[0].config.data]
+                elsewhere += train(
+                    group, source, device, progress, stopping, together=together,
+                    checkpoint_seconds=checkpoint_seconds, build=build, ranks=ranks,
+                )  # fmt: skip
+    if elsewhere and len(elsewhere) == len(pending):
+        raise elsewhere[0]
+    for error in elsewhere:
+        progress.note(f"skipped: {error}")
+
+
+@contextmanager
+def _kept_by_first(ranks: Ranks) -> Iterator[Path | None]:
+    """A folder for what other ranks than the first would write, which is removed; None for the first."""
+    if ranks.is_first:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        yield Path(scratch)
+
+
+def _pending(jobs: Sequence[Job], progress: Progress) -> list[Job]:
+    """The jobs to train, with notes about the others."""
     there = [_record(job) for job in jobs]
     done = sum(record.result is not None for record in there)
     if done:
@@ -109,23 +155,7 @@ def run(
             progress.note(
                 f"{record.folder} is not counted; move the folder elsewhere to train it again: {record.not_counted}"
             )
-    pending = [job for job, one in zip(jobs, there, strict=True) if one.result is None and not one.not_counted]
-    progress.expect(job.config for job in pending)
-    sources = {name: load(name) for name in dict.fromkeys(job.config.data for job in pending)}
-    for source in sources.values():
-        source.prepare()
-    elsewhere: list[records.RunInUse] = []
-    with signals() as stopping:  # only now: while data are loaded, Ctrl-C may stop at once
-        for group in _alike(pending):
-            source = sources[group[0].config.data]
-            elsewhere += train(
-                group, source, device, progress, stopping, together=together, checkpoint_seconds=checkpoint_seconds,
-                build=build,
-            )  # fmt: skip
-    if elsewhere and len(elsewhere) == len(pending):
-        raise elsewhere[0]
-    for error in elsewhere:
-        progress.note(f"skipped: {error}")
+    return [job for job, one in zip(jobs, there, strict=True) if one.result is None and not one.not_counted]
 
 
 def _alike(jobs: Iterable[Job]) -> Iterable[list[Job]]:

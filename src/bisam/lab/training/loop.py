@@ -7,7 +7,7 @@ import signal
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, check_result,
 from bisam.lab.records.receipt import receipt, timestamp
 from bisam.lab.spec import TIMM, parse_model
 from bisam.lab.training.progress import Progress
+from bisam.lab.training.ranks import ALONE, Ranks
 from bisam.lab.training.run import Build, TrainingRun, build_by_name
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
@@ -68,6 +69,7 @@ def train(
     together: int | None = None,
     checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
     build: Build = build_by_name,
+    ranks: Ranks = ALONE,
 ) -> list[RunInUse]:
     """Train these runs, `together` at a time (default: all): they step in one CUDA graph, each in its own epoch.
 
@@ -75,57 +77,89 @@ def train(
     its last checkpoint, if it has one, and writes its result into its folder; finished runs are skipped. When
     `stopping` gets a name (see `signals`), all are saved and `Stopped` is raised.
 
+    With several `ranks`, all of them call this with the same jobs. The first one decides, and writes the records; the
+    others have folders of their own, which nobody keeps.
+
     Returns a RunInUse for each run that another process trains; these are skipped.
     """
     waiting, active = deque(jobs), list[ActiveRun]()
     crew, step = list[ActiveRun](), None
     elsewhere: list[RunInUse] = []
-    now, saved = receipt(), time.monotonic()
+    now, saved = {**receipt(), **ranks.described()}, time.monotonic()
+
+    def stopped() -> bool:
+        return ranks.any(bool(stopping))
+
+    def save() -> None:
+        if ranks.is_first:
+            _save(active, source.checksum)
+
     with ExitStack() as stack:
         stack.enter_context(_numerics(jobs[0].config))
         while waiting or active:
-            stop = bool(stopping)
+            stop = stopped()
             try:
                 while waiting and len(active) < (together or len(jobs)) and not stop:
-                    active += _admitted(waiting.popleft(), source, device, stack, now, progress, elsewhere, build)
+                    job = waiting.popleft()
+                    active += _admitted(job, source, device, stack, now, progress, elsewhere, build, ranks)
                 if _leave(active, source.checksum, progress):
                     crew, step = [], None  # they hold memory of the finished runs
                     continue
             except BaseException:
-                _save(active, source.checksum)  # no run is within a step here
+                save()  # no run is within a step here
                 raise
-            if stop or time.monotonic() - saved > checkpoint_seconds:
-                _save(active, source.checksum)
+            if stop or ranks.of_first(time.monotonic() - saved > checkpoint_seconds):
+                save()
                 saved = time.monotonic()
             if stop:
                 where = f"in epoch {max(one.epoch for one in active) + 1}" if active else "between two runs"
-                raise Stopped(f"stopped by {stopping[0]} {where}: the same command resumes there")
+                name = stopping[0] if stopping else "a signal to another rank"
+                raise Stopped(f"stopped by {name} {where}: the same command resumes there")
             if not active:  # other processes have finished what was waiting
                 continue
             if step is None or crew != _abreast(active):
                 crew = _abreast(active)
                 step = _steps(crew, progress)
                 progress.begin({one.training.config: one.epoch for one in crew}, len(crew[0].training.batches))
-            _epoch(crew, step, progress, stopping)
+            _epoch(crew, step, progress, stopped)
     return elsewhere
 
 
 def _admitted(
     job: Job, source: Source, device: torch.device, stack: ExitStack, now: dict[str, Any], progress: Progress,
-    elsewhere: list[RunInUse], build: Build,
+    elsewhere: list[RunInUse], build: Build, ranks: Ranks,
 ) -> list[ActiveRun]:  # fmt: skip
     """The run, resumed; empty if another process trains it or has finished it."""
-    training = TrainingRun(job.config, source, device, build)
+    training = TrainingRun(job.config, source, device, build, ranks)
+    if not ranks.is_first:
+        return _following(
+            ActiveRun(training, stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))), now
+        )
     try:
         run = stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))
     except RunInUse as error:
         elsewhere.append(error)
+        ranks.of_first(None)
         return []
     check_result(job.folder, run.result)
     if run.result is None:
-        return [_resumed(ActiveRun(training, run), source.checksum, now, progress)]
+        one = _resumed(ActiveRun(training, run), source.checksum, now, progress)
+        ranks.of_first({"epoch": one.epoch, "batch": one.batch, "training": training.state()})
+        return [one]
     run.close()
+    ranks.of_first(None)
     return []
+
+
+def _following(one: ActiveRun, now: dict[str, Any]) -> list[ActiveRun]:
+    """The same run in another rank than the first, which sends where it is; empty if that skips it."""
+    state = one.training.ranks.of_first(None)
+    if state is None:
+        one.run.close()
+        return []
+    one.epoch, one.batch, one.receipts = state["epoch"], state["batch"], [now]
+    one.training.load(state["training"])
+    return [one]
 
 
 def _abreast(active: Sequence[ActiveRun]) -> list[ActiveRun]:
@@ -143,8 +177,8 @@ def _leave(active: list[ActiveRun], checksum: str, progress: Progress) -> bool:
     return bool(ended)
 
 
-def _epoch(crew: Sequence[ActiveRun], step: CapturedSteps, progress: Progress, stopping: Sequence[str]) -> None:
-    """Train to the end of the epoch that each of them is in, or until `stopping` gets a name."""
+def _epoch(crew: Sequence[ActiveRun], step: CapturedSteps, progress: Progress, stopped: Callable[[], bool]) -> None:
+    """Train to the end of the epoch that each of them is in, or until it is stopped."""
     first = crew[0].batch
     for one in crew:
         one.training.begin_epoch(one.epoch)
@@ -155,7 +189,7 @@ def _epoch(crew: Sequence[ActiveRun], step: CapturedSteps, progress: Progress, s
             one.training.begin_step(one.epoch, number - 1)
         step(batch)
         progress.step(number)
-        if stopping:
+        if stopped():
             _clock(crew, began)
             for one in crew:
                 one.batch = number

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 import bisam
 from bisam.lab import measures, methods, models
 from bisam.lab.config import Config, rate
+from bisam.lab.data.randomness import mixed
+from bisam.lab.data.shards import Shard
 from bisam.lab.data.sources import Batched, Source
+from bisam.lab.training.ranks import ALONE, Ranks
 from bisam.objectives import logits_of
 from bisam.plan import Batch
 
@@ -48,8 +51,15 @@ class Best:
 class TrainingRun:
     """A run. Split, noise, weights, order, augmentation and dropout all come from its seed."""
 
-    def __init__(self, config: Config, source: Source, device: torch.device, build: Build = build_by_name) -> None:
-        self.config, self.device, self.classes = config, device, source.classes
+    def __init__(
+        self,
+        config: Config,
+        source: Source,
+        device: torch.device,
+        build: Build = build_by_name,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.config, self.device, self.classes, self.ranks = config, device, source.classes, ranks
         self.others = tuple(name for name in config.measured if name != "accuracy")
         self.tops = {"test_accuracy": 1, **({"test_top5_accuracy": 5} if source.classes >= CLASSES_FOR_TOP5 else {})}
         parts = source.parts(config, device)
@@ -62,8 +72,11 @@ class TrainingRun:
             torch.manual_seed(config.seed)  # for the weights, and for the random numbers of the optimizer
             self.model: nn.Module = build(config, source)
             self.model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self.optimizer = methods.optimizer(self.model, config)
+            wrapped = ranks.wrapped(self.model)
+            self.optimizer = methods.optimizer(wrapped, config, ranks.sharpness(config))
         self._check_fits()
+        for batches in (parts.train, parts.validation, parts.test):
+            batches.shard = Shard(ranks.rank, ranks.count)
         if config.compile:
             self.model.compile(dynamic=False)  # one compilation for each batch size: ESAM has two
         self.generator = torch.Generator(device).manual_seed(config.seed)
@@ -83,6 +96,8 @@ class TrainingRun:
 
     def begin_epoch(self, epoch: int) -> None:
         self._set_rate(rate(self.config, epoch, 0, len(self.batches)))
+        if not self.ranks.is_alone:  # dropout of each rank, whatever their number was in the epoch before
+            self.generator.manual_seed(mixed("dropout", self.config.seed, epoch, self.ranks.rank))
 
     def begin_step(self, epoch: int, batch: int) -> None:
         """Set the rate of a schedule that goes step by step."""
@@ -99,7 +114,7 @@ class TrainingRun:
         `together` is how many runs shared the device, `alike` whether their steps cost the same.
         """
         steps = self.sums["steps"].item()
-        means = {name: total.item() / steps for name, total in self.sums.items() if name != "steps"}
+        means = self._means(steps)
         for total in self.sums.values():
             total.zero_()
         if not methods.find(self.config.method).perturbs:  # there is no w + ε to measure at
@@ -122,6 +137,14 @@ class TrainingRun:
             "alike": alike,
             "samples_per_second": steps * self.config.batch / seconds if seconds > 0 else math.inf,
         }
+
+    def _means(self, steps: float) -> dict[str, float]:
+        """Telemetry of a step of all ranks: flips are counted, the other numbers are means over the samples."""
+        totals = torch.stack([total for name, total in self.sums.items() if name != "steps"])
+        self.ranks.sum_(totals)
+        names = [name for name in self.sums if name != "steps"]
+        found = {name: total / steps for name, total in zip(names, totals.tolist(), strict=True)}
+        return {name: value if name == "flips" else value / self.ranks.count for name, value in found.items()}
 
     @property
     def diverged(self) -> bool:
@@ -173,22 +196,26 @@ class TrainingRun:
         self, batches: Batched, tops: Sequence[int], *, confusion: bool = False
     ) -> tuple[list[float], Tensor | None]:
         """Accuracies, and the confusion counts if wanted."""
+        self.ranks.share_buffers(self.model)
         self.model.eval()
         # uncompiled: another batch size would recompile the model, also for the training
         stance = torch.compiler.set_stance("force_eager" if self.config.compile else "default")
         right = torch.zeros(len(tops), device=self.device)
         size = (self.classes, self.classes + 1)
         counts = torch.zeros(size, dtype=torch.int64, device=self.device) if confusion else None
-        count = 0
+        count = torch.zeros((), device=self.device)
         with stance, self._autocast():
             for x, y in batches.epoch(0):
+                if len(y) == 0:  # fewer samples than ranks
+                    continue
                 logits = logits_of(Batch(x, y).run(self.model)).float()
                 right += torch.stack([_among(top, logits, y).sum() for top in tops])
                 if counts is not None:
                     counts += measures.confusion(logits, y, self.classes)
                 count += len(y)
         self.model.train()
-        return [100 * total / count for total in right.tolist()], counts
+        self.ranks.sum_(right, count, *([] if counts is None else [counts]))
+        return [100 * total / count.item() for total in right.tolist()], counts
 
     def test_accuracies(self) -> dict[str, float]:
         """Test accuracies and other measures of the best weights, by their names in a result."""
