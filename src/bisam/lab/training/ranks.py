@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from bisam.lab.config import Config
@@ -182,18 +184,19 @@ def environment() -> tuple[int, int] | None:
 
 @contextmanager
 def joined(device: torch.device, *, perturb: str = "rank", sync_batchnorm: bool = False) -> Iterator[Ranks]:
-    """Join the processes that torchrun has started; this one alone where it has not.
+    """Join the processes that torchrun has started, or that share a group already; alone where there are none.
 
     An error of a collective, after another process has ended, is a `RankLost`.
     """
     if perturb not in PERTURBATIONS:
         raise ValueError(f"--perturb is rank or global, got {perturb!r}")
-    found = environment()
-    if found is None:
-        yield ALONE
-        return
-    rank, count = found
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    is_ours = not dist.is_initialized()
+    if is_ours:
+        if environment() is None:
+            yield ALONE
+            return
+        _init("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    rank, count = dist.get_rank(), dist.get_world_size()
     _CONTROL.append(dist.new_group(backend="gloo"))
     try:
         yield Ranks(rank, count, perturb, sync_batchnorm)
@@ -206,7 +209,15 @@ def joined(device: torch.device, *, perturb: str = "rank", sync_batchnorm: bool 
         ) from error
     finally:
         _CONTROL.pop()
-        dist.destroy_process_group()
+        if is_ours:
+            dist.destroy_process_group()
+
+
+def _init(backend: str) -> None:
+    """With keys of this attempt: torchrun's store outlives a restart, with the addresses of those that ended."""
+    store, rank, count = next(rendezvous("env://"))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(backend, store=PrefixStore(f"bisam-attempt-{attempt}", store), rank=rank, world_size=count)
 
 
 def device_of_rank(device: torch.device) -> torch.device:

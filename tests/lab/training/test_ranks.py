@@ -1,0 +1,230 @@
+"""One run on several processes: the same result as in one, one record, and a run that survives its ranks."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import nn
+from typer.testing import CliRunner
+
+from bisam.lab import records
+from bisam.lab.cli import app
+from bisam.lab.config import Config
+from bisam.lab.data.batches import Rounds, TensorBatches
+from bisam.lab.data.shards import Shard
+from bisam.lab.data.sources import open_source
+from bisam.lab.recipes import find
+from bisam.lab.training import jobs
+from bisam.lab.training.loop import Stopped
+from bisam.lab.training.progress import Progress
+from bisam.lab.training.ranks import ALONE, Ranks, joined, unlike_fields
+
+import ranks
+
+CPU = torch.device("cpu")
+EPOCHS = 2
+
+
+def without_batch_norm(config, source):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, source.classes))
+
+
+class Stopping(Progress):
+    """Sends this process SIGTERM when the first epoch ends, in one rank."""
+
+    def __init__(self, rank):
+        super().__init__(Console(quiet=True))
+        self._rank = rank
+
+    def epoch(self, *arguments):
+        super().epoch(*arguments)
+        if self._rank == (dist.get_rank() if dist.is_initialized() else 0):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train(root, method="sam", perturb="rank", stop_rank=None, **changes):
+    """Of the demo, in all processes that there are. Returns what each of them found in its temporary folder."""
+    fields = {"epochs": str(EPOCHS), "epoch_steps": "4", **changes}
+    with joined(CPU, perturb=perturb) as group:
+        recipe = find(f"demo/40%/{method}")
+        made = jobs.jobs_of(recipe, [0], fields, Path(root), group)
+        group.refuse_unlike(unlike_fields([job.config for job in made], {}))
+        progress = Progress(Console(quiet=True)) if stop_rank is None else Stopping(stop_rank)
+        try:
+            with progress:
+                jobs.run(made, partial(open_source, log=print), CPU, progress, build=without_batch_norm, ranks=group)
+        except Stopped:
+            return "stopped"
+    return "done"
+
+
+def result(root):
+    (record,) = records.find(Path(root))
+    with records.RunFolder.open(record.folder, record.config) as folder:
+        return record, folder.load_weights()
+
+
+def assert_alike(one, other):
+    """Sums over ranks round otherwise than sums over a batch."""
+    (first, weights), (second, others) = result(one), result(other)
+    assert first.config == second.config
+    for name in weights:
+        torch.testing.assert_close(weights[name], others[name], rtol=1e-4, atol=1e-5)
+    assert len(first.metrics) == len(second.metrics) == EPOCHS
+    for ours, theirs in zip(first.metrics, second.metrics, strict=True):
+        for name in ("loss", "error", "flips", "ascent_norm", "perturbed_loss", "validation_accuracy", "lr"):
+            assert ours.get(name) == pytest.approx(theirs.get(name), rel=1e-3, abs=1e-4), name
+
+
+# The mathematics.
+
+
+def test_two_ranks_with_global_perturbation_train_as_one_process(tmp_path):
+    assert ranks.run(train, str(tmp_path / "two"), "bisam-log", "global") == ["done", "done"]
+    train(tmp_path / "one", "bisam-log")
+    assert_alike(tmp_path / "one", tmp_path / "two")
+
+
+def test_two_ranks_that_perturb_by_themselves_train_as_one_process_with_micro_batches(tmp_path):
+    ranks.run(train, str(tmp_path / "two"), "sam")
+    train(tmp_path / "one", "sam", micro_batch="32")
+    assert_alike(tmp_path / "one", tmp_path / "two")
+    record, _ = result(tmp_path / "two")
+    assert record.config["micro_batch"] == 32
+    assert (record.receipt["ranks"], record.receipt["perturb"]) == (2, "rank")
+
+
+def test_shards_are_the_parts_of_a_batch_in_order():
+    x, y = torch.arange(7.0).view(7, 1), torch.arange(7)
+
+    def labels(shard):
+        batches = Rounds(TensorBatches(x, y, batch=4, device="cpu", seed=0, shuffle=True), 3)
+        batches.shard = shard
+        return [labels.tolist() for _, labels in batches.epoch(0)]
+
+    parts = [labels(Shard(number, 3)) for number in range(3)]
+    assert [sum(of_batch, []) for of_batch in zip(*parts, strict=True)] == labels(Shard())  # noqa: RUF017
+
+
+# Interruptions.
+
+
+@pytest.mark.parametrize("first", ["two ranks", "one process"])
+def test_a_run_resumes_on_another_number_of_ranks(tmp_path, first):
+    """The signal reaches one rank only; both stop after the same step."""
+    ways = {
+        "two ranks": lambda **options: ranks.run(_train, str(tmp_path / "run"), options),
+        "one process": lambda **options: [train(tmp_path / "run", "bisam-log", **options)] * 2,
+    }
+    second = "one process" if first == "two ranks" else "two ranks"
+    stop_rank = 1 if first == "two ranks" else 0
+    assert ways[first](stop_rank=stop_rank, perturb="global") == ["stopped", "stopped"]
+    assert len(records.read(next((tmp_path / "run/demo").iterdir())).metrics) == 1
+    assert ways[second](perturb="global") == ["done", "done"]
+    train(tmp_path / "whole", "bisam-log")
+    assert_alike(tmp_path / "whole", tmp_path / "run")
+
+
+def _train(root, options):
+    return train(root, "bisam-log", **options)
+
+
+NET = """
+import os, signal, sys
+from pathlib import Path
+from torch import nn
+
+class Net(nn.Sequential):
+    calls = 0
+
+    def forward(self, x):
+        Net.calls += self.training
+        marker = Path({marker!r})
+        if os.environ.get("RANK") == "1" and Net.calls == 12 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+def net(classes):
+    return Net(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, classes))
+"""
+
+
+def test_three_ranks_that_torchrun_starts_again_end_as_one_process(tmp_path):
+    """One of them is killed in its second epoch of four steps, two passes each."""
+    (tmp_path / "net.py").write_text(NET.format(marker=str(tmp_path / "killed")))
+    options = [
+        "demo/40%/sam", "--model", f"{tmp_path / 'net.py'}:net", "--device", "cpu", "--checkpoint-seconds", "0",
+        "--set", f"epochs={EPOCHS}", "--set", "epoch_steps=4", "--set", "batch=66",
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--max-restarts", "1"]
+    start += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command = [*start, "-m", "bisam", "train", *options, "--perturb", "global", "--runs", tmp_path / "three"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "killed").exists()
+    assert "another process of this training has ended" in done.stderr
+    assert "resumes at epoch 2, batch 1" in done.stdout
+    assert len(re.findall("test accuracy", done.stdout)) == 2  # a line of the first rank, and its table
+    alone = CliRunner().invoke(app, ["train", *options, "--runs", str(tmp_path / "one")])
+    assert alone.exit_code == 0, alone.output
+    assert_alike(tmp_path / "one", tmp_path / "three")
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("count", "config", "message"),
+    [
+        (
+            3,
+            Config(method="sam"),
+            "a batch of 128 cannot be shared evenly by 3 ranks: set another, as in --set batch=126",
+        ),
+        (2, Config(method="sam", micro_batch=48), "micro-batches of 48 do not fit evenly into the 64 samples"),
+    ],
+)
+def test_a_batch_that_ranks_cannot_share_is_refused(count, config, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Ranks(0, count).adapted(config)
+
+
+def test_micro_batches_and_one_perturbation_of_all_ranks_exclude_each_other():
+    with pytest.raises(ValueError, match="use one of them"):
+        Ranks(0, 2, perturb="global").adapted(Config(method="sam", micro_batch=64))
+
+
+def test_configurations_stay_as_they_are_where_nothing_is_perturbed_apart():
+    config = Config(method="sam")
+    assert ALONE.adapted(config) == config
+    assert Ranks(1, 2).adapted(Config(method="sgd")) == Config(method="sgd")
+    assert Ranks(1, 2).adapted(Config(method="sam", micro_batch=32)).micro_batch == 32
+
+
+def train_unlike(root):
+    with pytest.raises(ValueError, match=r"rank 1 has lr=0.1, and rank 0 has lr=0.2: start all ranks with the same"):
+        train(root, lr="0.2" if dist.get_rank() == 0 else "0.1")
+    with joined(CPU) as group, pytest.raises(ValueError, match="2 ranks train one run at a time: remove --together 3"):
+        jobs.run([], open_source, CPU, Progress(Console(quiet=True)), together=3, ranks=group)
+    with joined(CPU, sync_batchnorm=True) as group, pytest.raises(ValueError, match="SyncBatchNorm on CUDA only"):
+        group.wrapped(nn.Linear(2, 2))
+    return not Path(root).exists()
+
+
+def test_ranks_that_were_started_unlike_are_refused_before_the_first_step(tmp_path):
+    assert ranks.run(train_unlike, str(tmp_path / "runs")) == [True, True]
+
+
+def test_a_perturbation_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="--perturb is rank or global, got 'none'"), joined(CPU, perturb="none"):
+        pass
