@@ -26,6 +26,7 @@ from bisam.lab.training import jobs
 from bisam.lab.training.loop import Stopped
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import ALONE, Ranks, joined, unlike_fields
+from bisam.lab.training.run import TrainingRun
 
 import ranks
 
@@ -35,6 +36,10 @@ EPOCHS = 2
 
 def without_batch_norm(config, source):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, source.classes))
+
+
+def with_batch_norm(config, source):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, source.classes))
 
 
 class Stopping(Progress):
@@ -50,7 +55,7 @@ class Stopping(Progress):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(root, method="sam", perturb="rank", stop_rank=None, **changes):
+def train(root, method="sam", perturb="rank", stop_rank=None, build=without_batch_norm, **changes):
     """Of the demo, in all processes that there are. Returns what each of them found in its temporary folder."""
     fields = {"epochs": str(EPOCHS), "epoch_steps": "4", **changes}
     with joined(CPU, perturb=perturb) as group:
@@ -60,7 +65,7 @@ def train(root, method="sam", perturb="rank", stop_rank=None, **changes):
         progress = Progress(Console(quiet=True)) if stop_rank is None else Stopping(stop_rank)
         try:
             with progress:
-                jobs.run(made, partial(open_source, log=print), CPU, progress, build=without_batch_norm, ranks=group)
+                jobs.run(made, partial(open_source, log=print), CPU, progress, build=build, ranks=group)
         except Stopped:
             return "stopped"
     return "done"
@@ -100,6 +105,21 @@ def test_two_ranks_that_perturb_by_themselves_train_as_one_process_with_micro_ba
     record, _ = result(tmp_path / "two")
     assert record.config["micro_batch"] == 32
     assert (record.receipt["ranks"], record.receipt["perturb"]) == (2, "rank")
+
+
+def test_all_ranks_evaluate_the_weights_and_statistics_of_the_record(tmp_path):
+    """Each rank has batch statistics of its own samples; those of the first one count."""
+    ranks.run(_train_with_batch_norm, str(tmp_path))
+    record, weights = result(tmp_path)
+    alone = TrainingRun(Config.from_dict(record.config), open_source("digits", log=print), CPU, with_batch_norm)
+    alone.model.load_state_dict(weights)
+    assert alone.measured(alone.test, "test") == {"test_accuracy": record.result["test_accuracy"]}
+    last = alone.measured(alone.validation, "validation")["validation_accuracy"]
+    assert last == record.metrics[-1]["validation_accuracy"]
+
+
+def _train_with_batch_norm(root):
+    return train(root, build=with_batch_norm, lr="0.5")
 
 
 def test_shards_are_the_parts_of_a_batch_in_order():
