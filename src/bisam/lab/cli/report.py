@@ -84,16 +84,16 @@ def figure(
 ) -> None:
     """Draw a figure of the paper: the two bounds of the 0-1 loss, or flips along training, from records."""
     with errors_in_one_line():
-        charts, files = drawing_module("report.charts"), drawing_module("report.figures")
+        files = drawing_module("report.figures")
         path = out or Path(f"{which.value}.svg")
         if which is PaperFigure.lower_bounds:
             if folders:
                 raise ValueError("lower-bounds are drawn from their formulas: remove the folder")
-            chart, title = charts.lower_bounds(), "Lower bounds of the 0-1 loss"
+            chart, title = drawing_module("report.bounds").lower_bounds(), "Lower bounds of the 0-1 loss"
         else:
             runs = _runs_of(recipe, folders or [RUNS])
-            chart = charts.flips(runs, interactive=path.suffix.lower() == ".html")
-            title = f"Flips per batch, {recipe}"
+            curves, title = drawing_module("report.curves"), f"Flips per batch, {recipe}"
+            chart = curves.flips_panel(runs) if path.suffix.lower() == ".html" else curves.flips(runs)
         if out is None:
             refuse_foreign(path, "remove it, or name the file with --out")
         with writing(path):
