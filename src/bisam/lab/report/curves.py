@@ -36,7 +36,7 @@ def curve(name: str, found: Sequence[Style], *, with_means: bool = True, with_ru
         "value:Q",
         title=CURVES.get(name, name),
         scale=alt.Scale(zero=False),
-        axis=alt.Axis(format="~r", tickCount=5),
+        axis=alt.Axis(format="~r", tickCount=5, minExtent=40),  # so that those of a panel are aligned
     )
     means, runs = (_seen(table).encode(x=x, color=colour) for table in (MEANS, RUNS))
     band = means.mark_area(opacity=0.2, clip=True).encode(y=y.copy(), y2="most:Q")

@@ -19,7 +19,7 @@ HEAD = [
     "run", "status", "validation, %", "test, %", "tested epoch", "training, s", "s per epoch", "runs at once",
     "hardware", "commit", "date", "torch", "data", "command",
 ]  # fmt: skip
-SHOWN = ("status", "validation, %", "test, %", "training, s", "hardware", "date")
+SHOWN = ("status", "validation, %", "test, %", "training, s", "hardware")
 """Columns of the list; the drawer has them all."""
 
 

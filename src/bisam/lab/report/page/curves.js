@@ -21,7 +21,8 @@ function curveOf(figure, forFile = false) {
   for (const scale of spec.scales) Object.assign(scale, scales[scale.name]);
   const titles = { x: data.axes[panel.axis], y: forFile ? data.titles[name] : undefined };
   for (const axis of spec.axes) if (!axis.grid) axis.title = titles[axis.scale];
-  if (!forFile) spec.legends = [];
+  spec.autosize = { ...spec.autosize, resize: true }; // for labels that a zoom makes longer
+  if (!forFile) Object.assign(spec, { legends: [], height: figure.closest(".alone") ? Math.max(260, innerHeight - 220) : spec.height });
   if (isLog) for (const key of ["means", "runs"]) tables[key] = tables[key].filter((row) => (row.least ?? row.value) > 0);
   return { spec, tables };
 }
