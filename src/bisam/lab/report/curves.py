@@ -44,7 +44,8 @@ def curve(name: str, found: Sequence[Style], *, with_means: bool = True, with_ru
     lines = means.mark_line(strokeWidth=2.5, clip=True).encode(y=y, strokeDash=dash)
     single = runs.mark_line(strokeWidth=1, clip=True, point={"size": 12}).encode(y=y, detail="run:N")
     layers = alt.layer(*[band, lines] * with_means, *[single] * with_runs)
-    return layers.properties(description=f"{CURVES.get(name, name)} over the epochs").add_params(*controls)
+    layers.params = controls
+    return layers.properties(description=f"{CURVES.get(name, name)} over the epochs")
 
 
 def _seen(table: str) -> alt.Chart:

@@ -111,14 +111,20 @@ def _layers(rows: Rows, limits: tuple[float, float], measure: str, *, is_narrow:
     field = "line" if is_narrow else "wide"
     order = list(dict.fromkeys(row[field] for row in rows))
     axis = alt.Axis(labelOverlap="greedy", tickCount=7)
-    x = {"scale": alt.Scale(domain=[*limits], nice=False), "title": f"points of {measure}", "axis": axis}
+    x: dict[str, Any] = {
+        "scale": alt.Scale(domain=[*limits], nice=False),
+        "title": f"points of {measure}",
+        "axis": axis,
+    }
     base = of(rows)
 
     def y(shown: alt.Axis | None) -> alt.Y:
         return alt.Y(f"{field}:N", sort=order, scale=alt.Scale(domain=order), title=None, axis=shown)
 
     marks = base.transform_filter("isValid(datum.at)")
-    own, theirs = (marks.transform_filter(f"(datum.kind === {PAPER!r}) === {is_paper}") for is_paper in ("false", "true"))
+    own, theirs = (
+        marks.transform_filter(f"(datum.kind === {PAPER!r}) === {is_paper}") for is_paper in ("false", "true")
+    )
     once = of(rows).transform_aggregate(rows="count()")  # not of `base`, whose y would leave it no length
     layers: list[alt.Chart] = [once.mark_rule(strokeDash=[3, 3], color="#7d8590").encode(x=alt.XDatum(0, **x))]
     present = [kind for kind in KINDS if any(row.get("kind") == kind for row in rows)]
@@ -142,7 +148,9 @@ def _side(part: int) -> alt.Axis:
     )  # fmt: skip
 
 
-def _one_kind(part: alt.Chart, y: alt.Y, x: dict[str, Any], present: Sequence[str], columns: int, offset: int) -> list[alt.Chart]:
+def _one_kind(
+    part: alt.Chart, y: alt.Y, x: dict[str, Any], present: Sequence[str], columns: int, offset: int
+) -> list[alt.Chart]:
     """Intervals, their arrows and their means; the paper's are below ours."""
     scales = [alt.Scale(domain=[*KINDS], range=[kind[place] for kind in KINDS.values()]) for place in range(3)]
     legend = alt.Legend(

@@ -13,12 +13,22 @@ from bisam.lab.report.dots import dots
 from bisam.lab.report.forest import forest
 from bisam.lab.report.grids import grid
 from bisam.lab.report.page import (
-    Block, Cards, Choice, Curves, Figure, Figures, Fold, Grid, Section, Sentences, Series,
+    Block,
+    Cards,
+    Choice,
+    Curves,
+    Figure,
+    Figures,
+    Fold,
+    Grid,
+    Section,
+    Sentences,
+    Series,
 )  # fmt: skip
 from bisam.lab.report.page.series import of_methods
 from bisam.lab.report.runs import listing, names_of
-from bisam.lab.tables import effects, published, summary
 from bisam.lab.tables import curves as numbers
+from bisam.lab.tables import effects, published, summary
 from bisam.lab.tables.cells import Collection, Group, Run, number
 from bisam.lab.tables.summary import OPEN, Sheet
 from bisam.lab.tables.sweeps import Sweep, sheet, sort_out
@@ -130,7 +140,10 @@ def _in_words(found: Sequence[Verdict]) -> Fold:
     for verdict in found:
         for group, one in verdict.placed:
             lines.setdefault(group.title, []).append((not one.found.resolved, f"{one.row}: {one.describe()}."))
-    blocks = [Sentences([text for _, text in sorted(of_table, key=lambda line: line[0])], title=title) for title, of_table in lines.items()]  # fmt: skip
+    blocks = [
+        Sentences([text for _, text in sorted(of_table, key=lambda line: line[0])], title=title)
+        for title, of_table in lines.items()
+    ]
     total = sum(map(len, lines.values()))
     return Fold(f"The {total} difference{'s' * (total != 1)} in words", blocks)
 
@@ -154,7 +167,9 @@ def _blocks(found: _Report, group: Group) -> list[Block]:
     drawn = _dots(group)
     if drawn:
         caption = "Every seed a dot, joined across methods; below, the mean with its 95 % interval."
-        blocks.append(Figures([Figure(f"{row}: {MEASURE}", chart, caption) for row, chart in drawn.items()]))
+        first = next(iter(drawn))
+        plots = [Figure(f"{row}: {MEASURE}", chart, caption * (row == first)) for row, chart in drawn.items()]
+        blocks.append(Figures(plots))
     differences = summary.sheet_of_comparisons(group)
     if differences is not None:
         blocks.append(_titled(group, differences))

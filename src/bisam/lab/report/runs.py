@@ -27,7 +27,8 @@ def names_of(runs: Sequence[Run]) -> dict[int, str]:
     """A name for each run, by its id: recipe and folder, or the whole path where two would have the same."""
     short = {id(run): printable(f"{run.config.recipe}/{run.record.folder.name}") for run in runs}
     times = Counter(short.values())
-    return {id(run): short[id(run)] if times[short[id(run)]] == 1 else printable(str(run.record.folder)) for run in runs}
+    folders = {id(run): printable(str(run.record.folder)) for run in runs}
+    return {key: name if times[name] == 1 else folders[key] for key, name in short.items()}
 
 
 def listing(

@@ -49,9 +49,25 @@ def points(runs: Sequence[Run], every: int = 1) -> Rows:
     """
     rows: Rows = []
     for run in runs:
-        rows += _points_of(run, every)
+        rows += points_of(run.record.metrics, label(run), title_of(run.config.method), every)
     diverged = {label(run) for run in runs if run.status == "diverged"}
     _drop_outliers(rows, diverged)
+    return mark_whole(rows, diverged)
+
+
+def points_of(metrics: Sequence[Mapping[str, Any]], run: str, method: str, every: int = 1) -> Rows:
+    """Rows of one run, under these names of run and method."""
+    passed = _seconds_passed(metrics)
+    rows: Rows = []
+    for place, epoch in enumerate(metrics):
+        if (place % every == 0 or place == len(metrics) - 1) and epoch["epoch"] < LARGEST_EPOCH:
+            seconds = {} if passed[place] is None else {"seconds": passed[place]}
+            rows.append({"run": run, "method": method, **numbers(epoch), **seconds})
+    return rows
+
+
+def mark_whole(rows: Rows, diverged: Container[str] = ()) -> Rows:
+    """Mark the epochs that all runs of a method have, without those that diverged."""
     sound = [row for row in rows if row["run"] not in diverged]
     present = Counter((row["method"], row["epoch"]) for row in sound)
     counts = Counter(method for method, _ in {(row["method"], row["run"]) for row in sound})
@@ -61,21 +77,11 @@ def points(runs: Sequence[Run], every: int = 1) -> Rows:
     return rows
 
 
-def _points_of(run: Run, every: int) -> Rows:
-    rows: Rows = []
-    metrics, passed = run.record.metrics, _seconds_passed(run)
-    for place, epoch in enumerate(metrics):
-        if (place % every == 0 or place == len(metrics) - 1) and epoch["epoch"] < LARGEST_EPOCH:
-            seconds = {} if passed[place] is None else {"seconds": passed[place]}
-            rows.append({"run": label(run), "method": title_of(run.config.method), **numbers(epoch), **seconds})
-    return rows
-
-
-def _seconds_passed(run: Run) -> list[float | None]:
+def _seconds_passed(metrics: Sequence[Mapping[str, Any]]) -> list[float | None]:
     """Seconds of training up to the end of each epoch, divided by the runs that shared the device; None: not known."""
     passed: list[float | None] = []
     total: float | None = 0.0
-    for row in run.record.metrics:
+    for row in metrics:
         seconds, together = number(row.get("seconds")), number(row.get("together")) or 1.0
         total = None if total is None or seconds is None else total + seconds / max(1.0, together)
         passed.append(rounded(total))

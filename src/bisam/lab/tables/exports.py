@@ -27,8 +27,9 @@ def latex(sheet: Sheet) -> str:
     ]
     for row in sheet.rows:
         cells = [cell.split("\n") for cell in row]
-        for place in range(max(map(len, cells))):
-            lines.append(_row([cell[place] if place < len(cell) else "" for cell in cells]))
+        lines += [
+            _row([cell[place] if place < len(cell) else "" for cell in cells]) for place in range(max(map(len, cells)))
+        ]
     notes = [f"% {_plain(note)}" for note in sheet.notes]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes])
 

@@ -18,7 +18,17 @@ import vl_convert
 from bisam.lab.report.charts import Chart, Style, compiled
 from bisam.lab.report.curves import AXES, LOSSES, curve
 from bisam.lab.report.page.blocks import (
-    Block, Cards, Choice, Curves, Figure, Figures, Fold, Grid, Runs, Section, Sentences,
+    Block,
+    Cards,
+    Choice,
+    Curves,
+    Figure,
+    Figures,
+    Fold,
+    Grid,
+    Runs,
+    Section,
+    Sentences,
 )  # fmt: skip
 from bisam.lab.report.page.series import Series
 from bisam.lab.tables.curves import CURVES
