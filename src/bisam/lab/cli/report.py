@@ -50,9 +50,9 @@ def report(
         sheets = [*summary.sheets(groups), *map(sheet_of_sweep, sweeps)]
         page, wrote = out or roots[0] / "report.html", []
         try:  # files first, since the reader of a pipe may stop
-            for path, form in ((markdown, summary.Sheet.markdown), (latex, exports.latex)):
+            for path, written in ((markdown, summary.Sheet.markdown), (latex, exports.latex)):
                 if path is not None:
-                    write_text(path, "\n\n".join([*map(form, sheets), ""]))
+                    write_text(path, "\n\n".join([*map(written, sheets), ""]))
                     wrote.append(str(path))
             if csv is not None:
                 wrote.append(f"{_write_csv(sheets, csv)} tables to {csv}")

@@ -27,7 +27,7 @@ MEANS, RUNS = "means", "runs"
 """Names of the two tables of a curve: rows of a method, and rows of single runs that are to be seen."""
 
 
-def curve(name: str, found: Sequence[Style], *, with_means: bool = True, with_runs: bool = True) -> alt.LayerChart:
+def curve(name: str, found: Sequence[Style], *, with_means: bool = True, with_runs: bool = True) -> Any:
     """One curve over `datum[axis]`, without data. Its parameters are the page's controls: `axis`, `hidden` methods."""
     controls = [alt.param(name="axis", value="epoch"), alt.param(name="hidden", value=[])]
     colour, dash = by_style(found)
@@ -44,8 +44,8 @@ def curve(name: str, found: Sequence[Style], *, with_means: bool = True, with_ru
     lines = means.mark_line(strokeWidth=2.5, clip=True).encode(y=y, strokeDash=dash)
     single = runs.mark_line(strokeWidth=1, clip=True, point={"size": 12}).encode(y=y, detail="run:N")
     layers = alt.layer(*[band, lines] * with_means, *[single] * with_runs)
-    layers.params = controls
-    return layers.properties(description=f"{CURVES.get(name, name)} over the epochs")
+    described = layers.properties(description=f"{CURVES.get(name, name)} over the epochs")
+    return described.add_params(*controls)
 
 
 def _seen(table: str) -> alt.Chart:
