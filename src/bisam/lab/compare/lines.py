@@ -29,7 +29,7 @@ class Line:
             return self.text(side)
         values = self.values(side)
         if not values:
-            return ", ".join(dict.fromkeys(self.text(one) for one in side.members))
+            return "\n".join(dict.fromkeys(self.text(one) for one in side.members))
         spread = f" ± {self.form(statistics.stdev(values.values()))}" if len(values) > 1 else ""
         return f"{self.form(statistics.fmean(values.values()))}{spread}, n = {len(values)}"
 

@@ -66,7 +66,8 @@ def _configuration(comparison: RunComparison) -> Sheet:
 def _results(comparison: RunComparison) -> Sheet:
     lines = {"status": Line(lambda side: side.status)}
     lines |= {words: _plain(partial(_accuracy, name=name), "{:.2f}") for name, words in ACCURACIES.items()}
-    lines |= {"tested epoch": Line(_best_epoch), "epochs": Line(_epochs), "seconds": Line(_seconds)}
+    lines |= {"tested epoch": Line(_best_epoch), "epochs": Line(_epochs)}
+    lines["seconds"] = Line(_seconds, _seconds_number, partial(_number, form="{:.1f}"))
     lines["hardware"] = Line(lambda side: side.record.hardware or OPEN)
     lines["commit"] = Line(lambda side: side.record.commits or OPEN)
     lines |= {name: Line(partial(_receipt, name=name)) for name in ("torch", "date")}
@@ -243,8 +244,16 @@ def _epochs(side: Side) -> str:
 
 def _seconds(side: Side) -> str:
     """Of unfinished runs too."""
+    return _number(_spent(side), "{:.1f}")
+
+
+def _seconds_number(side: Side) -> float | None:
+    return number(_spent(side))
+
+
+def _spent(side: Side) -> Any:
     seconds = [value for row in side.record.metrics if (value := number(row.get("seconds"))) is not None]
-    return _number((side.record.result or {}).get("seconds", sum(seconds) if seconds else None), "{:.1f}")
+    return (side.record.result or {}).get("seconds", sum(seconds) if seconds else None)
 
 
 def _receipt(side: Side, name: str) -> str:

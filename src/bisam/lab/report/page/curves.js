@@ -22,7 +22,7 @@ function curveOf(figure, forFile = false) {
   const titles = { x: data.axes[panel.axis], y: forFile ? data.titles[name] : undefined };
   for (const axis of spec.axes) if (!axis.grid) axis.title = titles[axis.scale];
   spec.autosize = { ...spec.autosize, resize: true }; // for labels that a zoom makes longer
-  if (!forFile) Object.assign(spec, { legends: [], height: figure.closest(".alone") ? Math.max(260, innerHeight - 220) : spec.height });
+  if (!forFile) spec.legends = [];
   if (isLog) for (const key of ["means", "runs"]) tables[key] = tables[key].filter((row) => (row.least ?? row.value) > 0);
   return { spec, tables };
 }
@@ -102,6 +102,7 @@ function addPanel(element, { hidden = [], chosen = pinned } = {}) {
     Object.assign(panel, { axis: axis.value, low: null, high: null });
     rebuild(element);
   });
+  element.querySelector(".log").parentElement.hidden = !figuresOf(element).some((one) => data.logarithmic.includes(one.dataset.curve));
   element.querySelector(".log").addEventListener("change", (event) => {
     panel.log = event.target.checked;
     rebuild(element);

@@ -23,12 +23,20 @@ async function embed(element, { spec, tables }) {
   return view;
 }
 
+// A figure that is the whole page reaches down to its end.
+
+function heightOf(figure) {
+  if (!figure.closest(".alone")) return null;
+  return Math.max(240, innerHeight - figure.querySelector(".chart").getBoundingClientRect().top - 80);
+}
+
 async function draw(figure) {
   if (figure.offsetParent === null || figure.dataset.drawn) return;
   seen.unobserve(figure);
   figure.dataset.drawn = "begun";
-  const contents = contentsOf(figure);
-  views.set(figure, await embed(figure.querySelector(".chart"), { ...contents, spec: { ...contents.spec, background: "transparent" } }));
+  const { spec, tables } = contentsOf(figure);
+  const shown = { ...spec, background: "transparent", height: heightOf(figure) ?? spec.height };
+  views.set(figure, await embed(figure.querySelector(".chart"), { spec: shown, tables }));
   if (!figure.querySelector(".saves")) figure.querySelector("figcaption").append(saves(figure));
   if (figure.dataset.curve) watch(figure);
   figure.dataset.drawn = "yes";
