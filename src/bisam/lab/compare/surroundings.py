@@ -72,7 +72,9 @@ def worst_cases(comparison: RunComparison) -> Chart:
     )
     layers: list[Any] = [bars]
     if any(side.others for side in comparison.sides):
-        layers.append(base.mark_rule(strokeWidth=1.5, color="currentColor").encode(x=alt.X("min(rise):Q", **x), x2="max(rise):Q"))
+        layers.append(
+            base.mark_rule(strokeWidth=1.5, color="currentColor").encode(x=alt.X("min(rise):Q", **x), x2="max(rise):Q")
+        )
     made = alt.layer(*layers).properties(description="how far the loss rises")
     return whole(made, rows, height=34 * len(cases) + 10)
 

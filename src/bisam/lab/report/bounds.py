@@ -32,7 +32,7 @@ def lower_bounds(alpha: float = 0.1) -> Chart:
         .mark_line(clip=True, strokeWidth=2.5)
         .encode(
             x=alt.X("x:Q", title="margin of a wrong class, x = z_j − z_y"),
-            y=alt.Y("value:Q", title="φ(x)", scale=alt.Scale(domain=[-3, 1.25])),
+            y=alt.Y("value:Q", title="φ(x)", scale=alt.Scale(domain=[-3, 1.25]), axis=alt.Axis(tickCount=8)),
             color=colour,
             strokeDash=dash,
             tooltip=tooltip,

@@ -83,8 +83,8 @@ def _row(run: Run, name: str, *, tested: bool) -> list[str]:
         f"{sum(seconds):.0f}" if seconds else OPEN,
         f"{statistics.median(seconds):.2f}" if seconds else OPEN,
         run.together,
-        run.record.hardware or OPEN,
-        run.record.commits or OPEN,
+        _text(run.record.hardware or OPEN),
+        _text(run.record.commits or OPEN),
         *(_text(receipt.get(name)) for name in ("date", "torch")),
         _text(receipt.get("data_checksum"))[:12],
         command(run) or OPEN,
@@ -101,4 +101,9 @@ def _percent(value: float | None) -> str:
 
 
 def _text(value: Any) -> str:
-    return OPEN if value is None else str(value)
+    return OPEN if value is None else _encodable(str(value))
+
+
+def _encodable(text: str) -> str:
+    """Half a character, which a file may have, is escaped."""
+    return text.encode(errors="backslashreplace").decode()

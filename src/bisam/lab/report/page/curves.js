@@ -63,14 +63,9 @@ function rebuild(element) {
 }
 
 function swatch({ colour, dash }) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-  const sizes = { x1: 0, x2: 32, y1: 5, y2: 5, stroke: colour, "stroke-width": 3, "stroke-dasharray": dash.join(" ") };
-  for (const [name, value] of Object.entries(sizes)) line.setAttribute(name, value);
-  svg.setAttribute("width", 32);
-  svg.setAttribute("height", 10);
-  svg.setAttribute("aria-hidden", "true");
-  svg.append(line);
+  const svg = document.getElementById("swatch").content.firstElementChild.cloneNode(true);
+  svg.firstElementChild.setAttribute("stroke", colour);
+  svg.firstElementChild.setAttribute("stroke-dasharray", dash.join(" "));
   return svg;
 }
 
