@@ -130,4 +130,5 @@ def _template(name: str) -> jinja2.Template:
         loader=jinja2.FunctionLoader(_file), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment.get_template(name)

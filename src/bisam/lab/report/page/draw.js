@@ -76,7 +76,7 @@ addEventListener("resize", () => {
 
 async function picture(figure, form) {
   const { spec, tables } = figure.dataset.curve ? curveOf(figure, true) : contentsOf(figure);
-  const made = { ...spec, background: "white", width: isNarrow(figure) ? 380 : 720 };
+  const made = { ...spec, background: "white", width: figure.dataset.curve || !isNarrow(figure) ? 720 : 380 };
   made.signals = spec.signals.filter((signal) => signal.name !== "width"); // which is the container's
   made.title = { text: figure.getAttribute("aria-label") };
   const view = await embed(make("div"), { spec: made, tables });
