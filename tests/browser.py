@@ -1,4 +1,4 @@
-"""Chromium for tests that look at pages: one browser for a module, and pages that note all that they ask for and say."""
+"""Chromium for tests of pages: one browser for a module, and pages that note all that they ask for and say."""
 
 import os
 import shutil
@@ -9,9 +9,8 @@ import pytest
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_a_browser = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here: apt install chromium")
 
-ALL_DRAWN = """
-() => [...document.querySelectorAll('main figure')].every((one) => one.offsetParent === null || one.dataset.drawn === 'yes')
-"""
+ALL_DRAWN = """() => [...document.querySelectorAll('main figure')]
+    .every((one) => one.offsetParent === null || one.dataset.drawn === 'yes')"""
 
 
 @contextmanager

@@ -278,9 +278,8 @@ def test_losses_may_have_a_log_scale_and_nothing_else_has(wide):
     page = wide.page
     panel_of(page).get_by_label("log scale for losses").check()
     wide.drawn()
-    kinds = page.evaluate(
-        "() => ['loss', 'flips'].map((name) => views.get(document.querySelector(`main [data-curve=${name}]`)).scale('y').type)"
-    )
+    kind = "name => views.get(document.querySelector(`main [data-curve=${name}]`)).scale('y').type"
+    kinds = [page.evaluate(kind, name) for name in ("loss", "flips")]
     panel_of(page).get_by_label("log scale for losses").uncheck()
     wide.drawn()
     assert kinds == ["log", "linear"]
@@ -701,10 +700,8 @@ def test_runs_that_diverged_or_have_one_epoch_are_drawn_without_a_word(open_page
     opened = open_page(write(tmp_path / "page.html", runs))
     page = opened.drawn()
     assert panel_of(page).locator("[data-curve=loss] .mark-symbol path").count() == 2 + 4
-    for _ in range(4):  # and with nothing to be seen
-        page.locator("main .curves").first.locator(".legend button[aria-pressed=true]").first.click() if panel_of(
-            page
-        ).locator(".legend button[aria-pressed=true]").count() else None
+    for button in panel_of(page).locator(".legend button").all():  # until nothing is to be seen
+        button.click()
     assert opened.is_quiet(), opened.complaints
 
 
