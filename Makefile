@@ -6,7 +6,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 QUICK_OUT := tests/lab src/bisam/lab tests/tensors/test_distributed.py tests/test_examples.py tests/test_docs.py
 
-.PHONY: test quick check verify lint types demo bench docs clean
+.PHONY: test quick check verify lint types demo bench docs browser clean
 
 test: $(VENV)/.installed  ## all tests and doctests
 	$(BIN)/pytest -n 2
@@ -29,6 +29,9 @@ lint: $(VENV)/.installed  ## style, and the import contracts of pyproject.toml
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
+
+browser:  ## Chromium, for the tests of the pages and their pictures: Debian's, where it is missing
+	.ci/browser
 
 demo: $(VENV)/.installed  ## sharpness-aware training on noisy digits, in about two minutes
 	OMP_NUM_THREADS=1 $(BIN)/bisam demo

@@ -426,7 +426,7 @@ def test_a_run_that_is_not_finished_has_the_curve_that_it_has(runs):
     said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights"))
     assert "status not finished done" in said
     assert "epochs 1 of 2 2 of 2" in said
-    assert "epoch 1 2 learning rate" in said
+    assert "epoch 1 2 – learning rate" in said
     seconds = json.loads(lines[0])["seconds"]
     assert f"seconds {seconds:.1f} " in said
 
@@ -440,7 +440,7 @@ def test_half_written_records_are_told_and_the_rest_is_shown(runs):
     assert "sam: metrics.jsonl: the last line is half-written." in done.output
     assert "sgd: result.json: it is half-written" in done.output
     assert "status done not finished" in words(done)
-    assert "epoch 2 2 learning rate" in words(done)
+    assert "epoch 2 2 – learning rate" in words(done)
 
 
 def test_a_run_that_diverged_has_no_accuracy(runs):

@@ -69,5 +69,5 @@ def test_the_report_writes_both(tmp_path, recorded, write_run):
         "handwritten-digits-40-of-the-labels-wrong-differences-in-points-of-test-accuracy.csv",
         "handwritten-digits-40-of-the-labels-wrong-test-accuracy-in-per-cent.csv",
     ]
-    (row,) = csv.DictReader(files[0].open())
+    (row,) = csv.DictReader(io.StringIO(files[0].read_text()))
     assert row["ours"] == "+0.00"
