@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from scipy.stats import t
+from typer.testing import CliRunner
 
 from bisam.lab import records
+from bisam.lab.cli import app
 from bisam.lab.methods import METHODS, title_of
 from bisam.lab.recipes import find
 from bisam.lab.records import Record
@@ -249,7 +251,9 @@ def test_a_drag_zooms_to_its_range_and_no_key_or_button_leaves_the_data(wide):
     assert moved[1] - moved[0] == pytest.approx(high - low)
     for _ in range(20):
         page.keyboard.press("ArrowRight")
-    assert domains(page)[0][1] == 60
+    at_the_end = domains(page)[0]
+    assert at_the_end[1] == 60
+    assert at_the_end[1] - at_the_end[0] == pytest.approx(high - low)
     for key in ("-", "-", "-", "-", "ArrowLeft", "0", "-"):
         page.keyboard.press(key)
     assert domains(page)[0] == [1, 60]
@@ -722,3 +726,25 @@ def test_the_curves_on_the_page_have_every_run(ledger_page):
     text = ledger_page.read_text()
     for run in collect(records.find(LEDGER)).runs:
         assert f'"label":"{curves.label(run)}"' in text
+
+
+# A figure's own page.
+
+
+@pytest.mark.parametrize("which", [["lower-bounds"], ["flips", str(LEDGER), "--recipe", "demo/40%"]])
+def test_the_page_of_a_figure_has_one_title_and_fills_the_window(which, open_page, tmp_path):
+    path = tmp_path / "figure.html"
+    assert CliRunner().invoke(app, ["figure", *which, "--out", str(path)]).exit_code == 0
+    opened = open_page(path)
+    page = opened.drawn()
+    title = page.locator("h1").inner_text()
+    shown = page.locator("h1, h2, h3, figcaption strong, svg text").all()
+    assert [one.text_content() for one in shown if one.text_content() == title and is_in_sight(one)] == [title]
+    box = page.locator("svg.marks").bounding_box()
+    assert box["height"] > 600
+    assert page.evaluate("document.documentElement.scrollHeight") <= 900
+    assert opened.is_quiet(), opened.complaints
+
+
+def is_in_sight(element):
+    return element.bounding_box()["x"] >= 0

@@ -27,7 +27,7 @@ async function embed(element, { spec, tables }) {
 
 function heightOf(figure) {
   if (!figure.closest(".alone")) return null;
-  return Math.max(240, innerHeight - figure.querySelector(".chart").getBoundingClientRect().top - (figure.dataset.curve ? 70 : 130));
+  return Math.max(240, innerHeight - figure.querySelector(".chart").getBoundingClientRect().top - (figure.dataset.curve ? 80 : 130));
 }
 
 async function draw(figure) {
