@@ -294,7 +294,7 @@ class Contract:
         optimizer.minimize(*batch())
         state = optimizer.state_dict()
         memories = [optimizer.perturbation.memory, optimizer.merge.memory]
-        remembers = memories != [None, None] or optimizer.merge.every > 1
+        remembers = memories != [None, None] or optimizer.skips_steps
         assert state.keys() == {"state", "param_groups", "sharpness"} - (set() if remembers else {"sharpness"})
         assert state["state"].keys() == optimizer.base.state_dict()["state"].keys()
         plain = BASES[pair[1]](mlp().parameters()).state_dict()

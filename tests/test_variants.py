@@ -470,6 +470,87 @@ def test_steps_between_perturbations_run_one_pass(name, passes):
     assert seen == passes
 
 
+# Late sharpness
+
+
+def weights_after(optimizer, model, seeds):
+    for seed in seeds:
+        optimizer.minimize(*batch(seed))
+    return weights_of(model)
+
+
+def test_steps_before_the_start_are_those_of_the_base_optimizer(variant):
+    model, late = build(variant, net=mlp, start=2)
+    plain_model, plain = build(variant, net=mlp, rho=0.0)
+    assert_identical(weights_after(late, model, range(2)), weights_after(plain, plain_model, range(2)))
+    late.minimize(*batch(2))
+    plain.minimize(*batch(2))
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), plain_model.parameters(), strict=True))
+
+
+def test_from_the_start_on_it_is_the_variant(plain_variant):
+    model, late = build(plain_variant, net=mlp, start=2)
+    weights_after(late, model, range(2))
+    begun, fresh = build(plain_variant, net=mlp)
+    begun.load_state_dict(model.state_dict())
+    fresh.base.load_state_dict(copy.deepcopy(late.base.state_dict()))
+    assert_identical(weights_after(late, model, range(2, 5)), weights_after(fresh, begun, range(2, 5)))
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ({"start": 2}, [1, 1, 2, 2, 2]),
+        ({"start": 1, "every": 3}, [1, 2, 1, 1, 2]),
+        ({"start": lambda step: step in (0, 3)}, [2, 1, 1, 2, 1]),
+    ],
+)
+def test_which_steps_perturb_is_a_matter_of_their_number(options, passes):
+    model, optimizer = build("SAM", net=mlp, **options)
+    counts, seen = [], []
+    model.register_forward_hook(lambda *_: counts.append(1))
+    for seed in range(5):
+        counts.clear()
+        optimizer.step(closure_of(model, optimizer, *batch(seed)))
+        seen.append(len(counts))
+    assert seen == passes
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+def test_a_checkpoint_remembers_how_many_steps_are_left_before_the_start(taken):
+    model, optimizer = build("SAM", net=mlp, start=2)
+    weights_after(optimizer, model, range(taken))
+    other, resumed = build("SAM", net=mlp, start=2)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    seeds = range(taken, 5)
+    assert_identical(weights_after(optimizer, model, seeds), weights_after(resumed, other, seeds))
+
+
+@pytest.mark.parametrize("start", [-1, 1.5, True, "2"])
+def test_a_start_that_is_no_step_is_refused(start):
+    with pytest.raises(ValueError, match="start must be the number of a step, from 0 on, or a function"):
+        build("SAM", net=mlp, start=start)
+
+
+def test_a_late_start_cannot_be_had_by_hand():
+    model, optimizer = build("SAM", net=mlp, start=2)
+    optimizer.criterion(model(batch()[0]), batch()[1]).backward()
+    with pytest.raises(RuntimeError, match="Use step\\(closure\\) or minimize"):
+        optimizer.ascend()
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_batch_statistics_of_a_model_that_was_not_given_are_warned_of_in_the_first_perturbed_step(start):
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 5))
+    optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), start=start)
+    closure = closure_of(model, optimizer, torch.randn(8, 6), torch.arange(8) % 5)
+    for _ in range(start):
+        optimizer.step(closure)
+    with pytest.warns(UserWarning, match="BatchNorm1d may update buffers"):
+        optimizer.step(closure)
+
+
 def test_looksam_remembers_in_the_same_storage_as_ever():
     _, optimizer = build("LookSAM", net=mlp)
     addresses = []
@@ -529,13 +610,29 @@ def test_an_overflow_is_not_remembered(name):
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_a_non_finite_ascent_gradient_reaches_every_perturbed_weight(hand_variant):
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_non_finite_ascent_gradient_makes_the_loss_of_the_second_pass_nan(hand_variant, value):
     model, optimizer = build(hand_variant, net=mlp)
-    optimizer.criterion(model(batch()[0]), batch()[1]).backward()
-    model[0].bias.grad[0] = float("inf")
+    x, y = batch()
+    optimizer.criterion(model(x), y).backward()
+    model[0].bias.grad[0] = value
     optimizer.ascend()
-    assert all(p.isnan().all() for p in model.parameters())
+    assert optimizer.criterion(model(x), y).isnan()
     optimizer.restore()
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e-40])
+def test_finite_gradients_of_any_size_give_finite_weights(variant, scale):
+    model, optimizer = build(variant, net=mlp, rho=5.0, clip_norm=1.0)
+    x, y = batch(8)
+    handles = [p.register_hook(lambda gradient: gradient * scale) for p in model.parameters()]
+    for _ in range(3):
+        optimizer.minimize(x, y)
+    assert all(p.isfinite().all() for p in model.parameters())
+    for handle in handles:
+        handle.remove()
+    optimizer.minimize(x, y)  # nothing of them is remembered that would spoil a step
     assert all(p.isfinite().all() for p in model.parameters())
 
 

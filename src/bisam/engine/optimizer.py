@@ -15,17 +15,22 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
+from bisam import numbers
 from bisam.engine.batch import Planned, Runner
 from bisam.engine.checks import (
     Closure,
+    Start,
     as_closures,
     check_ascent,
     check_base,
     check_by_hand,
+    check_caller,
     check_options,
     check_sees_batch,
+    check_start,
     check_vectorize,
     refuse_unknown_options,
+    refusing_third_pass,
     warn_unless_criterion,
 )
 from bisam.engine.criterion import Criterion, Pass, Phase
@@ -48,6 +53,7 @@ class Options(TypedDict, total=False):
     micro_batch: int | None
     vectorize: bool
     every: int
+    start: Start
     clip_norm: float | None
     sharpness: str | None
     scaler: torch.amp.GradScaler | None
@@ -71,7 +77,9 @@ class SharpnessAware(TwoPasses):
         micro_batch: `minimize` perturbs each micro-batch of this many samples by itself and averages gradients (mSAM).
         vectorize: run the micro-batches as one batched computation (`torch.func`). Faster on a GPU, for several times
             the memory; impossible with batch norm.
-        every: perturb in every k-th step only, beginning with the first.
+        every: perturb in every k-th step only, beginning with the first, or that of `start`.
+        start: the steps before this one, counted from 0, do not perturb and cost what the base optimizer's do. Or a
+            function of a step's number that returns whether it perturbs.
         clip_norm: clip the gradient that reaches the base optimizer to this norm.
         sharpness: with several ranks, perturb each by its own gradient ("local") or all alike ("global").
             Default: local for DistributedDataParallel, global for sharded parameters.
@@ -94,6 +102,7 @@ class SharpnessAware(TwoPasses):
         micro_batch: int | None = None,
         vectorize: bool = False,
         every: int = 1,
+        start: Start = 0,
         clip_norm: float | None = None,
         sharpness: str | None = None,
         scaler: torch.amp.GradScaler | None = None,
@@ -116,6 +125,7 @@ class SharpnessAware(TwoPasses):
         self.criterion = Criterion(ascent, descent)
         self.micro_batch = micro_batch
         self.vectorize = vectorize
+        self.start = check_start(start)
         self.clip_norm = clip_norm
         self.sharpness = sharpness
         self.scaler = scaler
@@ -126,6 +136,8 @@ class SharpnessAware(TwoPasses):
         self._weights = Snapshot()
         self._running = False
         self._stale = None
+        self._awaits_update = False
+        self._has_perturbed = False
         self._fixed_radii = None
         super().__init__(base)
 
@@ -151,7 +163,7 @@ class SharpnessAware(TwoPasses):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. Closures may call it, or not: in a step each of them starts with none."""
-        self._stale = None
+        self._stale, self._awaits_update = None, False
         for group in self.base.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
@@ -170,8 +182,29 @@ class SharpnessAware(TwoPasses):
 
         Returns what the closure returned at w; for the bilevel variants the descent's loss there, if it used
         `criterion` once. The gradient of the update stays in `.grad` until the next step, or `zero_grad`, clears it.
+
+        After `backward` no closure is needed: the update is all that is left to do. One that is given runs once,
+        without gradients, as frameworks clip in theirs.
         """
+        if self._awaits_update:
+            return self._update_after_backward(closure)
+        check_caller(self, closure)
         return self.run(self.plan_closure(closure))
+
+    def backward(self, closure: Closure | Sequence[Closure], *, scaler: torch.amp.GradScaler | None = None) -> Any:
+        """Both passes of `step` without the update: leaves its gradient in `.grad`, for `step()` to use.
+
+        For loops and frameworks that clip, skip and step by themselves. `scaler` is the GradScaler of such a loop: the
+        closure scales its loss, and the gradient in `.grad` is left scaled for `scaler.unscale_` and `scaler.step`.
+        Returns what `step` returns.
+        """
+        if scaler is not None and self.scaler is not None:
+            raise ValueError("the optimizer has a GradScaler of its own: give scaler= to one of them only")
+        own, self.scaler = self.scaler, self.scaler if scaler is None else scaler
+        try:
+            return self.run(self.plan_closure(closure), update=False)
+        finally:
+            self.scaler = own
 
     @torch.optim.Optimizer.profile_hook_step  # as torch decorates `step`: hooks and the profiler see one step
     def minimize(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Tensor:
@@ -252,10 +285,11 @@ class SharpnessAware(TwoPasses):
         """The work of `minimize`."""
         if self.model is None:
             raise RuntimeError(f"minimize() runs the model: give it, as in {type(self).__name__}(base, model)")
-        if accumulate < 1:
-            raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+        accumulate = numbers.count("accumulate", accumulate, "parts")
         if not isinstance(y, Tensor):
             raise TypeError(f"y must be a tensor of targets, got {type(y).__name__}. For others use step(closure)")
+        if y.dim() == 0:
+            raise ValueError(f"y must hold one target for each sample of x, got a single number, {y.item()}")
         if len(y) == 0:
             raise ValueError(f"the batch is empty: y has shape {tuple(y.shape)}")
         if not self._sync.averages and not self._sync.is_apart:
@@ -273,9 +307,9 @@ class SharpnessAware(TwoPasses):
         shares = [1.0 if len(micro_batches) == 1 else share(self.criterion.descent, b.y, y) for b in micro_batches]
         return [Planned(runner, b, accumulate, part) for b, part in zip(micro_batches, shares, strict=True)]
 
-    def run(self, work: Sequence[Work]) -> Any:
-        """The step on this work. Returns the loss, as `step` does."""
-        values = self._run(work)
+    def run(self, work: Sequence[Work], *, update: bool = True) -> Any:
+        """The step on this work, or its passes alone. Returns the loss, as `step` does."""
+        values = self._run(work, update=update)
         if not isinstance(work[0], Given):
             loss = self.telemetry.loss
             return self.telemetry.perturbed_loss if loss is None else loss
@@ -286,6 +320,16 @@ class SharpnessAware(TwoPasses):
         loss = self.criterion.telemetry.loss
         sums = closures > 1 and setting(self.criterion.descent, "reduction") == "sum"
         return value if loss is None else loss / closures if sums else loss
+
+    def _update_after_backward(self, closure: Closure | Sequence[Closure] | None) -> Any:
+        """The update with the gradient that `backward` left."""
+        value = None
+        if closure is not None:
+            with torch.no_grad(), refusing_third_pass():
+                value = as_closures(closure)[0]()
+        self._require_gradients("step()", "backward()")
+        self._update(self._parameters())
+        return value
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self.perturbation.defaults.items())

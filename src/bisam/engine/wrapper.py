@@ -36,6 +36,11 @@ class Wrapper(torch.optim.Optimizer):
         """Whether the weights are at w + ε now."""
         raise NotImplementedError
 
+    @property
+    def skips_steps(self) -> bool:
+        """Whether there may be steps that do not perturb."""
+        raise NotImplementedError
+
     def _attach(self) -> None:
         """Tie the base optimizer to this one: its checkpoint hooks are shared."""
         self.base.__dict__["_sharpness_aware"] = True
@@ -90,7 +95,7 @@ class Wrapper(torch.optim.Optimizer):
         self._complete_groups()
         state = self.base.state_dict()
         memories = self._memories()
-        if memories or self.merge.every > 1:
+        if memories or self.skips_steps:
             params = self._parameters()
             memory = {name: memory.state_dict(params) for name, memory in memories.items()}
             state["sharpness"] = {"steps": self._steps, "memory": memory}

@@ -276,6 +276,10 @@ def test_the_axis_is_epochs_gradient_evaluations_or_seconds(wide):
         page.wait_for_function("() => [...views.keys()].length > 0")
         wide.drawn()
         assert domains(page)[0][1] == pytest.approx(last, rel=1e-3)
+    button = panel_of(page).get_by_role("button", name="SGD")
+    button.click()
+    assert domains(page)[0] == [2, 60]  # SAM's 30 epochs of two gradients a step
+    button.click()
 
 
 def test_losses_may_have_a_log_scale_and_nothing_else_has(wide):

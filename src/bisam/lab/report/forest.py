@@ -36,7 +36,7 @@ LINE, NARROW_LINE = 24, 19
 """Pixels of a line of the plot, and of one of its narrow form, in which a label is above its interval."""
 
 
-def forest(verdict: Verdict, measure: str = "test accuracy") -> Chart:
+def forest(verdict: Verdict) -> Chart:
     """Right of 0 is better. An interval that leaves the plot ends with an arrow."""
     printed = [_printed(group, one) for group, one in verdict.placed]
     limits = _limits([one.found for one in verdict.differences], [one for one in printed if one is not None])
@@ -48,7 +48,7 @@ def forest(verdict: Verdict, measure: str = "test accuracy") -> Chart:
             rows.append({"wide": _key(f"h{place}", title, ""), "line": f"h{place}", "text": title, "weight": "bold"})
         before = group
         rows += _marks(place, one, paper, limits)
-    wide, narrow = (_layers(rows, limits, measure, is_narrow=is_narrow) for is_narrow in (False, True))
+    wide, narrow = (_layers(rows, limits, verdict.measure, is_narrow=is_narrow) for is_narrow in (False, True))
     heights = [step * len({row[field] for row in rows}) for step, field in ((LINE, "wide"), (NARROW_LINE, "line"))]
     return whole(wide, rows, heights[0], narrow, heights[1])
 

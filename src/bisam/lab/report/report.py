@@ -32,13 +32,10 @@ from bisam.lab.tables import effects, published, summary
 from bisam.lab.tables.cells import Collection, Group, Run, number
 from bisam.lab.tables.summary import OPEN, Sheet
 from bisam.lab.tables.sweeps import Sweep, sheet, sort_out
-from bisam.lab.tables.verdicts import Verdict, verdicts
+from bisam.lab.tables.verdicts import Verdict, measure_of, verdicts
 
 MOST_PROBLEMS = 12
 """Lines about folders that are not folded away."""
-
-MEASURE = "test accuracy"
-"""What the tables compare, in the words of the page."""
 
 
 class _Report:
@@ -91,7 +88,7 @@ def figures(collection: Collection) -> dict[str, charts.Chart]:
     drawn: dict[str, charts.Chart] = {}
     groups, found = sort_out(collection)
     for verdict in verdicts(groups):
-        drawn[_file_name("differences", verdict.title, drawn)] = forest(verdict, MEASURE)
+        drawn[_file_name("differences", verdict.title, drawn)] = forest(verdict)
     for sweep in found:
         name = f"{sweep.name}, {sweep.changes}" if sweep.changes else sweep.name
         drawn[_file_name(name, sweep.fields[0], drawn)] = grid(sweep)
@@ -128,9 +125,9 @@ def _answers(groups: Sequence[Group]) -> list[Block]:
     if not found:
         return [Sentences(["No two methods of a table have finished runs: no comparison is possible yet."])]
     caption = "With 95 % intervals: one that excludes 0 is resolved."
-    plots = [Figure(f"{one.name} − {one.baseline}", forest(one, MEASURE), caption * (one is found[0])) for one in found]
+    plots = [Figure(f"{one.name} − {one.baseline}", forest(one), caption * (one is found[0])) for one in found]
     blocks: list[Block] = [Cards(found), Figures(plots, "forest"), _in_words(found)]
-    plans = effects.sheet_of_plans(effects.seed_plans(groups), MEASURE)
+    plans = effects.sheet_of_plans(effects.seed_plans(groups), found[0].measure)
     return blocks if plans is None else [*blocks, Grid(plans)]
 
 
@@ -168,7 +165,7 @@ def _blocks(found: _Report, group: Group) -> list[Block]:
     if drawn:
         caption = "Every seed a dot, joined across methods; below, the mean with its 95 % interval."
         first = next(iter(drawn))
-        plots = [Figure(f"{row}: {MEASURE}", chart, caption * (row == first)) for row, chart in drawn.items()]
+        plots = [Figure(f"{row}: {measure_of(group)}", chart, caption * (row == first)) for row, chart in drawn.items()]
         blocks.append(Figures(plots))
     differences = summary.sheet_of_comparisons(group)
     if differences is not None:
@@ -190,7 +187,7 @@ def _dots(group: Group) -> dict[str, charts.Chart]:
     """The dot plot of each row of the printed table that has finished runs."""
     drawn = {}
     for label, row, name in group.recipe.lines:
-        chart = dots(group, row, name, f"{MEASURE}, per cent") if row in group.rows else None
+        chart = dots(group, row, name, f"{measure_of(group)}, per cent") if row in group.rows else None
         if chart is not None:
             drawn[label] = chart
     return drawn

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bisam.lab.methods import METHODS
+from bisam.lab.methods import METHODS, title_of
 from bisam.lab.tables.cells import Group
 from bisam.lab.tables.summary import MethodDifference, comparisons
 
@@ -29,6 +29,11 @@ class Verdict:
     @property
     def title(self) -> str:
         return f"{self.name} vs {self.baseline}"
+
+    @property
+    def measure(self) -> str:
+        """What the tables compare, such as "test accuracy"."""
+        return ", ".join(dict.fromkeys(measure_of(group) for group, _ in self.placed))
 
     @property
     def resolved(self) -> int:
@@ -86,5 +91,10 @@ def verdicts(groups: Iterable[Group]) -> list[Verdict]:
 
 def _family(one: MethodDifference) -> tuple[str, str]:
     """With Q in the ascent, whatever the ball, it is BiSAM against SAM."""
-    method = METHODS[one.method]
-    return ("BiSAM", "SAM") if method.phi is not None else (method.title, METHODS[one.baseline].title)
+    has_q = one.method in METHODS and METHODS[one.method].phi is not None
+    return ("BiSAM", "SAM") if has_q else (title_of(one.method), title_of(one.baseline))
+
+
+def measure_of(group: Group) -> str:
+    """What a table compares, in words."""
+    return "test accuracy"
