@@ -321,7 +321,7 @@ def test_differences_are_drawn_with_their_intervals(folder):
         drawing, differences = Drawing(path), found[title].differences
         spans = [e for e in drawing.marks("rule mark") if e.get("stroke-dasharray") is None]
         (zero,) = (e for e in drawing.root.iter(f"{SVG}line") if e.get("stroke-dasharray") is not None)
-        assert abs(float(zero.get("y2"))) >= 24 * len(differences)  # from top to bottom
+        assert abs(float(zero.get("y2"))) >= 22 * len(differences)  # from top to bottom
         shown = [e for e in drawing.marks("point") if e.get("opacity") != "0"]
         assert len(spans) == len(shown) == len(differences)
         scale = abs(float(spans[0].get("x2"))) / (differences[0].found.high - differences[0].found.low)

@@ -32,7 +32,7 @@ LONGEST = 64
 BREAK = "¦"
 """Between the parts of a label; texts have it replaced."""
 
-LINE, NARROW_LINE = 24, 19
+LINE, NARROW_LINE = 22, 19
 """Pixels of a line of the plot, and of one of its narrow form, in which a label is above its interval."""
 
 
@@ -163,7 +163,7 @@ def _one_kind(
     for flag, end, shape in (("left", "low", "triangle-left"), ("right_end", "high", "triangle-right")):
         arrows = part.transform_filter(f"datum.{flag}").mark_point(shape=shape, size=50, strokeWidth=3, yOffset=offset)
         drawn.append(arrows.encode(x=alt.X(f"{end}:Q", **x), y=y, stroke=stroke))
-    points = part.mark_point(size=80 if offset == 0 else 55, opacity=1, strokeWidth=1.5, yOffset=offset)
+    points = part.mark_point(size=50, opacity=1, strokeWidth=1.5, yOffset=offset)
     drawn.append(
         points.encode(
             x=alt.X("at:Q", **x),
