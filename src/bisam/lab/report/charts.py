@@ -35,7 +35,7 @@ class Chart:
     """The same chart for a container that is too narrow for it."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.drawn.to_dict(), "datasets": dict(self.data)}
+        return {**self.drawn.to_dict(validate=False), "datasets": dict(self.data)}
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def methods_of(found: Iterable[str]) -> list[str]:
 
 def compiled(drawn: alt.Chart | alt.LayerChart) -> dict[str, Any]:
     """The chart as Vega: a browser draws it faster, and says nothing about how it reads Vega-Lite."""
-    return vl_convert.vegalite_to_vega(drawn.to_dict())
+    return vl_convert.vegalite_to_vega(drawn.to_dict(validate=False))  # its parts were when they were made
 
 
 def of(rows: Rows) -> alt.Chart:
