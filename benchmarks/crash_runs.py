@@ -168,22 +168,27 @@ def resume(runs: Path, log: Path, what: str, expected: Any, tally: Tally) -> Non
 
 
 def kill_at_random(kills: int, seconds: float, new_place: Callable[[], Path], expected: Any, tally: Tally) -> None:
-    """Kill a training and each that resumes it, at random moments, until one is faster."""
+    """Kill trainings at random moments, and half of those that resume them too."""
     chance = random.Random(0)
     while tally.counts["killed"] < kills:
         place = new_place()
         runs, log, count = place / "runs", place / "log", 0
-        while tally.counts["killed"] < kills:
+        while tally.counts["killed"] < kills and (count == 0 or chance.random() < 0.5):
+            began = time.monotonic()
             pid = started([*TRAIN, "--runs", runs], log)
-            time.sleep(chance.uniform(0, 1.1 * seconds))
+            time.sleep(chance.uniform(0, seconds))
             os.kill(pid, signal.SIGKILL)
             if ended(pid) == 0:
+                seconds = time.monotonic() - began  # the machine may be faster or slower than at first
                 break
             count += 1
             tally.counts["killed"] += 1
-        tally.counts["trainings"] += 1
-        tally.counts["most kills of one training"] = max(count, tally.counts["most kills of one training"])
+            lines = sum(path.read_bytes().count(b"\n") for path in runs.rglob("metrics.jsonl"))
+            tally.counts[f"killed after {lines} epochs"] += 1
+        began = time.monotonic()
         resume(runs, log, f"killed {count} times", expected, tally)
+        seconds = max(seconds, time.monotonic() - began)
+        tally.counts["trainings"] += 1
         shutil.rmtree(place)
 
 
@@ -191,7 +196,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", type=int, default=100, help="kills at random moments")
     parser.add_argument("--every", type=int, default=1, help="disturb every n-th call only")
-    parser.add_argument("--save", action="store_true", help="write results/crash_runs.json")
+    parser.add_argument("--no-save", action="store_true", help="do not write results/crash_runs.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         numbers = iter(range(10**9))
@@ -219,8 +224,8 @@ def main() -> int:
     for fault in faults:
         print(fault)
     print(dict(tally.counts), dict(chance.counts), f"{len(faults)} faults")
-    if arguments.save:
-        found = {"calls": by_name, "every_call": dict(sorted(tally.counts.items())), "random": dict(chance.counts)}
+    if not arguments.no_save:
+        found = {"calls": by_name, "every_call": dict(sorted(tally.counts.items())), "random": dict(sorted(chance.counts.items()))}
         print(receipt.save("crash_runs", {"command": TRAIN, **found, "faults": faults}))
     return bool(faults)
 

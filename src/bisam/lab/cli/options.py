@@ -28,6 +28,15 @@ MOST_SEEDS = 10_000
 SMALL = 100_000
 """Parameters of a model that more threads make slower: the demo's has 30,762."""
 
+
+
+def folder(text: str | Path) -> Path:
+    """A path that was given; an empty one, as of a variable that is not set, would be the current folder."""
+    if not str(text):
+        raise typer.BadParameter("a folder has a name, got an empty text: write . for the current one")
+    return Path(text)
+
+
 Name = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A table, table/row or table/row/method: see `bisam list`.")
 ]
@@ -36,9 +45,15 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the configuration; again for more."),
 ]
-Root = Annotated[Path, typer.Option("--runs", help="Folder of the runs.")]
+Root = Annotated[Path, typer.Option("--runs", metavar="PATH", parser=folder, help="Folder of the runs.")]
 Folder = Annotated[
-    Path | None, typer.Option("--data", help="Folder with the data set's Parquet files; without it, the hub's.")
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        parser=folder,
+        help="Folder with the data set's Parquet files; without it, the hub's.",
+    ),
 ]
 Partial = Annotated[
     bool, typer.Option("--partial-data", help="The folder may hold only a part of the data set: to try things out.")
