@@ -101,7 +101,9 @@ def traced(arguments: Sequence[object], log: Path, trace: Path, *options: str) -
     """Run a command under strace; its exit code."""
     pid = started(arguments, log, stopped=True)
     os.waitpid(pid, os.WUNTRACED)
-    strace = subprocess.Popen(["strace", "-q", "-y", "-s", "0", "-o", trace, "-p", str(pid), "-e", f"trace={CALLS}", *options])
+    strace = subprocess.Popen(
+        ["strace", "-q", "-y", "-s", "0", "-o", trace, "-p", str(pid), "-e", f"trace={CALLS}", *options]
+    )
     while "TracerPid:\t0" in Path(f"/proc/{pid}/status").read_text():
         if strace.poll() is not None:
             os.kill(pid, signal.SIGKILL)
@@ -140,7 +142,9 @@ def disturb(call: Call, kind: str, place: Path, expected: Any, tally: Tally) -> 
     inject = f"inject={call.name}:{DISTURBANCES[kind]}:when={call.number}"
     code = traced([*TRAIN, "--runs", runs], log, trace, "-e", inject)
     what = f"{kind} at {call.name} {call.number}, {call.text}"
-    hit = next((line for line in reversed(trace.read_text().splitlines()) if "+++" not in line and "---" not in line), "")
+    hit = next(
+        (line for line in reversed(trace.read_text().splitlines()) if "+++" not in line and "---" not in line), ""
+    )
     if kind != "SIGKILL":
         hit = next((line for line in trace.read_text().splitlines() if "INJECTED" in line), "")
     if _text(hit, runs).removesuffix(" <unfinished ...>").rstrip(")") != call.text.rstrip(")"):
@@ -208,7 +212,9 @@ def main() -> int:
 
         place = new_place()
         began = time.monotonic()
-        assert traced([*TRAIN, "--runs", place / "runs"], place / "log", place / "trace") == 0, place.joinpath("log").read_text()
+        assert traced([*TRAIN, "--runs", place / "runs"], place / "log", place / "trace") == 0, place.joinpath(
+            "log"
+        ).read_text()
         seconds = time.monotonic() - began
         calls, expected = calls_below(place / "runs", place / "trace"), outcome(place / "runs")
         by_name = dict(collections.Counter(call.name for call in calls))
@@ -225,7 +231,11 @@ def main() -> int:
         print(fault)
     print(dict(tally.counts), dict(chance.counts), f"{len(faults)} faults")
     if not arguments.no_save:
-        found = {"calls": by_name, "every_call": dict(sorted(tally.counts.items())), "random": dict(sorted(chance.counts.items()))}
+        found = {
+            "calls": by_name,
+            "every_call": dict(sorted(tally.counts.items())),
+            "random": dict(sorted(chance.counts.items())),
+        }
         print(receipt.save("crash_runs", {"command": TRAIN, **found, "faults": faults}))
     return bool(faults)
 

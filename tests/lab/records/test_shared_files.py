@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from bisam.lab import files
 from bisam.lab.cli import app
-from bisam.lab.records import RecordError, RunFolder, RunInUse, checkpoint, read
+from bisam.lab.records import RecordError, RunFolder, RunInUse, checkpoint, digests, read
 from bisam.lab.records.checkpoint import CheckpointError
 from bisam.lab.records.digests import sha256_of
 from bisam.lab.records.lock import Lock
@@ -97,15 +97,22 @@ def test_a_digest_is_of_the_file_as_it_was_when_it_was_opened(tmp_path, monkeypa
     path = tmp_path / "file"
     path.write_bytes(b"a" * 100)
     expected = sha256_of(path)
-    opened = os.fdopen
 
-    def growing(handle, mode):
-        with path.open("ab") as file:
-            file.write(b"b" * 2**20)
-        return opened(handle, mode)
+    class Growing:
+        def __init__(self):
+            self.digest, self.chunks = sha256(), 0
 
-    monkeypatch.setattr(files.os, "fstat", lambda handle, stat=os.fstat(os.open(path, os.O_RDONLY)): stat)
-    monkeypatch.setattr(files.os, "fdopen", growing)
+        def update(self, chunk):
+            self.chunks += 1
+            self.digest.update(chunk)
+            with path.open("ab") as file:
+                file.write(b"b" * (self.chunks < 5))
+
+        def hexdigest(self):
+            return self.digest.hexdigest()
+
+    sha256 = digests.hashlib.sha256
+    monkeypatch.setattr(digests.hashlib, "sha256", Growing)
     assert sha256_of(path) == expected
 
 

@@ -29,7 +29,6 @@ SMALL = 100_000
 """Parameters of a model that more threads make slower: the demo's has 30,762."""
 
 
-
 def folder(text: str | Path) -> Path:
     """A path that was given; an empty one, as of a variable that is not set, would be the current folder."""
     if not str(text):
