@@ -5,6 +5,7 @@ import os
 import pickle
 import tempfile
 import traceback
+from contextlib import contextmanager
 from multiprocessing import connection
 
 import torch
@@ -98,6 +99,20 @@ def _serve(rank: int, folder: str, pipe) -> None:
         except BaseException:
             answer = traceback.format_exc(), None
         pipe.send_bytes(pickle.dumps(answer))
+
+
+@contextmanager
+def launched():
+    """The environment that a launcher such as torchrun gives to frameworks."""
+    rank = str(dist.get_rank())
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "localhost"}
+    before = {name: os.environ.get(name) for name in (*names, "LOCAL_WORLD_SIZE", "MASTER_PORT")}
+    os.environ.update(names)
+    try:
+        yield int(rank)
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 def mine(whole: torch.Tensor) -> torch.Tensor:

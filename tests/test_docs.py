@@ -14,7 +14,10 @@ import bisam
 from family import ConvNet, TwoInputs, batch, mlp
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/training-loops.md", "docs/speed.md", "docs/diagnostics.md"]
+PAGES = [
+    "README.md", "docs/index.md", "docs/getting-started.md", "docs/training-loops.md", "docs/speed.md",
+    "docs/diagnostics.md",
+]  # fmt: skip
 
 
 def snippets():
@@ -55,7 +58,8 @@ def test_every_snippet_runs_and_trains(code, tmp_path):
 def test_links_between_pages_lead_somewhere():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            built = target == "report.html"  # by make site, which checks the links of its pages too
+            assert built or (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_tables_of_the_docs_are_what_docstrings_and_measurements_make_them():
@@ -70,7 +74,8 @@ def test_tables_of_the_docs_are_what_docstrings_and_measurements_make_them():
 
 
 def test_every_public_name_is_on_the_page_of_names():
-    shown = set(re.findall(r"^### bisam\.(\S+)", (ROOT / "docs/api.md").read_text(), re.MULTILINE))
+    shown = set(re.findall(r"^(?:::: | +heading: )bisam\.(\S+)", (ROOT / "docs/api.md").read_text(), re.MULTILINE))
+    shown -= {"capture.steps.capture"}  # `bisam.capture` names the package too, so its page has the full path
     assert shown == {*bisam.__all__, *(f"diagnostics.{name}" for name in bisam.diagnostics.__all__), "compat.SAM"}
 
 
@@ -80,17 +85,6 @@ def test_every_variant_says_where_its_other_options_are():
     family = [value for value in vars(variants).values() if getattr(value, "__module__", "") == variants.__name__]
     for cls in (value for value in family if isinstance(value, type)):
         assert cls.__doc__.count("Other options: see `SharpnessAware`.") == 1, cls.__name__
-
-
-def test_the_page_of_the_docs_is_that_of_the_ledger(monkeypatch):
-    """`make docs` writes it."""
-    from bisam.lab import records
-    from bisam.lab.report import report
-    from bisam.lab.tables import cells
-
-    monkeypatch.chdir(ROOT)
-    ledger = Path("results")
-    assert (ROOT / "docs" / "report.html").read_text() == report.write(cells.collect(records.find(ledger)), [ledger])
 
 
 FLIPS = ["results", "--recipe", "cifar10/vgg19bn"]

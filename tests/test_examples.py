@@ -18,6 +18,9 @@ def run(command):
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "examples").glob("*.py"))])
 def test_the_example_runs_and_learns(name):
+    if "timm" in name:
+        reason = "timm cannot be imported here: it needs torchvision, which does not import beside a torch for CPUs"
+        pytest.importorskip("timm", reason=reason, exc_type=Exception)
     done = run([sys.executable, ROOT / "examples" / f"{name}.py"])
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]

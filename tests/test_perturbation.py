@@ -54,6 +54,15 @@ def test_each_group_has_its_own_rho_and_all_share_one_norm():
     assert_close(epsilon, [rho * g / norm for rho, g in zip(radii, gradients, strict=True)], 1e-12)
 
 
+@pytest.mark.parametrize("gradient", [1e-40, 1e-38, 3e25])
+def test_one_gradient_at_the_ends_of_float32_gives_a_finite_perturbation(gradient):
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = SAM(torch.optim.SGD([weight], lr=0.1), rho=5.0)
+    weight.grad = torch.full((1,), gradient)
+    optimizer.ascend()
+    assert weight.isfinite().all()
+
+
 def test_a_perturbation_does_not_depend_on_the_scale_of_the_loss(plain_variant):
     results = []
     for scale in (1.0, 1e3):

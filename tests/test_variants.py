@@ -529,13 +529,29 @@ def test_an_overflow_is_not_remembered(name):
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_a_non_finite_ascent_gradient_reaches_every_perturbed_weight(hand_variant):
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_non_finite_ascent_gradient_makes_the_loss_of_the_second_pass_nan(hand_variant, value):
     model, optimizer = build(hand_variant, net=mlp)
-    optimizer.criterion(model(batch()[0]), batch()[1]).backward()
-    model[0].bias.grad[0] = float("inf")
+    x, y = batch()
+    optimizer.criterion(model(x), y).backward()
+    model[0].bias.grad[0] = value
     optimizer.ascend()
-    assert all(p.isnan().all() for p in model.parameters())
+    assert optimizer.criterion(model(x), y).isnan()
     optimizer.restore()
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e-40])
+def test_finite_gradients_of_any_size_give_finite_weights(variant, scale):
+    model, optimizer = build(variant, net=mlp, rho=5.0, clip_norm=1.0)
+    x, y = batch(8)
+    handles = [p.register_hook(lambda gradient: gradient * scale) for p in model.parameters()]
+    for _ in range(3):
+        optimizer.minimize(x, y)
+    assert all(p.isfinite().all() for p in model.parameters())
+    for handle in handles:
+        handle.remove()
+    optimizer.minimize(x, y)  # nothing of them is remembered that would spoil a step
     assert all(p.isfinite().all() for p in model.parameters())
 
 

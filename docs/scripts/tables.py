@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import api
 import ledger
 from ledger import markdown
 
@@ -62,7 +61,7 @@ def costs(result: str = "variants_h200") -> dict[str, dict[str, Any]]:
 
 
 def variant_table() -> str:
-    known = {**costs("variants_cpu"), **costs()}  # FLOPs are the same on a CPU, where no memory is measured
+    known = costs()
     head = [
         "variant",
         "what it changes",
@@ -78,8 +77,7 @@ def variant_table() -> str:
         name, bilevel = cls.__name__, {"BiSAM", "ABiSAM", "EBiSAM"}
         plain = known[name] if name not in bilevel else None
         climbing = known[name] if name in bilevel else known.get(f"{name} · Q")
-        memory = (plain or climbing or {})["memory"]
-        copies = "–" if memory is None else f"{memory:.1f}"
+        copies = f"{(plain or climbing or {})['memory']:.1f}"
         flops = [f"{row['flops']:.2f}" if row else "–" for row in (plain, climbing)]
         cells = [f"`{name}`", first_sentence(cls), paper(cls), defaults(cls), *flops, copies, GAINS[name]]
         rows.append(f"| {' | '.join(cells)} |")
@@ -101,7 +99,10 @@ def defaults(cls: type) -> str:
 
 def wall_table() -> str:
     known, wide = costs(), costs("variants_h200_wide")
-    names = ["SAM", "BiSAM", "ESAM", "EBiSAM", "KSAM", "LookSAM", "every=5", "mSAM", "GSAM", "GSAM · Q", "FriendlySAM"]
+    names = [
+        "SAM", "BiSAM", "ESAM", "EBiSAM", "KSAM", "LookSAM", "every=5", "mSAM", "GSAM", "GSAM · Q", "FriendlySAM",
+        "WSAM", "WSAM · Q", "MSAM",
+    ]  # fmt: skip
     rows = ["| variant | FLOPs ÷ SGD | time ÷ SGD, wide net | time ÷ SGD, narrow net |", "| --- | --- | --- | --- |"]
     rows += [
         f"| {name} | {known[name]['flops']:.2f} | {wide[name]['wall']:.2f} | {known[name]['wall']:.2f} |"
@@ -288,7 +289,6 @@ PAGES = {
         "ties": ties_table, "cutout": cutout_table,
     },
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
-    ROOT / "docs/api.md": {"api": api.page},
     ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
     ROOT / "docs/speed.md": {
         "epoch": epoch_table, "together": together_table, "loss": loss_table, "ten_thousand": ten_thousand_table,

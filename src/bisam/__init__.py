@@ -5,6 +5,7 @@ from bisam.capture import capture, capture_together
 from bisam.engine.criterion import Criterion
 from bisam.engine.optimizer import SharpnessAware
 from bisam.engine.telemetry import Telemetry
+from bisam.integrations import callers as _callers  # noqa: F401  (checks who calls `step`)
 from bisam.merge import Merge
 from bisam.objectives import CrossEntropy, LowerBound, bound, lower_bound, zero_one_error
 from bisam.perturbation import Around, Ball, Perturbation
@@ -14,7 +15,7 @@ from bisam.tensors.memory import Memory
 from bisam.tuning import RhoSweep, find_rho
 from bisam.variants import ASAM, ESAM, GSAM, KSAM, MSAM, RSAM, SAM, WSAM, ABiSAM, BiSAM, EBiSAM, FriendlySAM, LookSAM
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ASAM",

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from bisam.engine.checks import check_caller
 from bisam.engine.optimizer import SharpnessAware
 from bisam.engine.wrapper import TWO_STEP_KEYS
 from bisam.perturbation import Ball
@@ -28,12 +29,13 @@ from bisam.perturbation import Ball
 class SAM(SharpnessAware):
     """SAM(params, base_optimizer_class, rho=0.05, adaptive=False, **arguments_of_the_class).
 
-    >>> model = torch.nn.Linear(4, 3)
-    >>> optimizer = SAM(model.parameters(), torch.optim.SGD, rho=0.05, lr=0.1)
-    >>> model(torch.randn(8, 4)).square().mean().backward()
-    >>> optimizer.first_step(zero_grad=True)
-    >>> model(torch.randn(8, 4)).square().mean().backward()
-    >>> optimizer.second_step(zero_grad=True)
+    Examples:
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = SAM(model.parameters(), torch.optim.SGD, rho=0.05, lr=0.1)
+        >>> model(torch.randn(8, 4)).square().mean().backward()
+        >>> optimizer.first_step(zero_grad=True)
+        >>> model(torch.randn(8, 4)).square().mean().backward()
+        >>> optimizer.second_step(zero_grad=True)
     """
 
     def __init__(
@@ -73,6 +75,9 @@ class SAM(SharpnessAware):
 
     def step(self, closure: Any = None) -> Any:
         """The form of that class: the first backward pass is done already, the closure does the second."""
+        if self._awaits_update:
+            return super().step(closure)
+        check_caller(self, closure)
         if closure is None:
             raise TypeError(
                 "step() needs a closure that runs the second forward and backward pass and returns the loss"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from bisam import numbers
 from bisam.tensors import buckets
 from bisam.tensors.gradients import Gradients
 from bisam.tensors.memory import Memory
@@ -26,7 +26,7 @@ class Merge:
     """What it keeps from step to step, and in checkpoints."""
 
     def __init__(self, every: int = 1) -> None:
-        self.every = _period(every)
+        self.every = numbers.count("every", every, "steps")
         """The weights are perturbed in every k-th step, beginning with the first."""
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
@@ -47,7 +47,7 @@ class SurrogateGap(Merge):
 
     def __init__(self, alpha: float, every: int = 1) -> None:
         super().__init__(every)
-        self.alpha = _non_negative("alpha", alpha)
+        self.alpha = numbers.non_negative("alpha", alpha)
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
         pairs = [(p.grad, g) for p, g in zip(params, at_weights, strict=True) if _dense(p.grad) and _dense(g)]
@@ -55,7 +55,7 @@ class SurrogateGap(Merge):
             return
         at_perturbed: list[Tensor] = [p for p, _ in pairs]  # type: ignore[misc]
         plain: list[Tensor] = [g for _, g in pairs]  # type: ignore[misc]
-        along = _ratio(buckets.dot(plain, at_perturbed), buckets.dot(at_perturbed, at_perturbed))
+        along = _finite_ratio(buckets.dot(plain, at_perturbed), buckets.dot(at_perturbed, at_perturbed))
         # g_p − α(g − c g_p) = (1 + αc) g_p − α g, in place
         torch._foreach_mul_(_local(at_perturbed), 1 + self.alpha * along)
         torch._foreach_sub_(_local(at_perturbed), _local(plain), alpha=self.alpha)
@@ -71,9 +71,7 @@ class WeightedSharpness(Merge):
 
     def __init__(self, gamma: float, every: int = 1) -> None:
         super().__init__(every)
-        if not 0 <= gamma < 1:
-            raise ValueError(f"gamma must lie in [0, 1), got {gamma}")
-        self.gamma = gamma
+        self.gamma = numbers.share("gamma", gamma, zero=True)
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
         pairs = [(p.grad, g) for p, g in zip(params, at_weights, strict=True) if _dense(p.grad) and _dense(g)]
@@ -95,7 +93,7 @@ class Reuse(Merge):
 
     def __init__(self, every: int, alpha: float) -> None:
         super().__init__(every)
-        self.alpha = _non_negative("alpha", alpha)
+        self.alpha = numbers.non_negative("alpha", alpha)
         self.memory: Memory | None = Memory()
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
@@ -126,7 +124,7 @@ class Reuse(Merge):
         if not known:
             return
         plain, orthogonal = [g for g, _ in known], [v for _, v in known]
-        factor = self.alpha * _ratio(buckets.dot(plain, plain), buckets.dot(orthogonal, orthogonal)).sqrt()
+        factor = self.alpha * _finite_ratio(buckets.dot(plain, plain), buckets.dot(orthogonal, orthogonal)).sqrt()
         torch._foreach_add_(_local(plain), torch._foreach_mul(_local(orthogonal), factor))
 
 
@@ -144,13 +142,7 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(b == 0, 0.0, a / b)
 
 
-def _period(every: int) -> int:
-    if isinstance(every, bool) or not (isinstance(every, int) and every >= 1):
-        raise ValueError(f"every must be a whole number of steps, at least 1, got {every!r}")
-    return every
-
-
-def _non_negative(name: str, value: float) -> float:
-    if not (value >= 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be non-negative and finite, got {value}")
-    return value
+def _finite_ratio(a: Tensor, b: Tensor) -> Tensor:
+    """The same, and 0 where the gradients are finite but their products are too large: no NaN from finite gradients."""
+    ratio = _ratio(a, b)
+    return torch.where(ratio.isfinite(), ratio, 0.0)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from bisam.kernels.lower_bound import Formula, can_fuse
 from bisam.kernels.lower_bound import lower_bound as fused_lower_bound
+from bisam.numbers import positive
 
 __all__ = [
     "GAMMA",
@@ -54,8 +55,9 @@ PAPER_MU = {"log": 1.0, "tanh": 10.0}
 def log_phi(x: Tensor) -> Tensor:
     """φ(x) = 1 − log(1 + e^(γ−x)) with γ = log(e − 1): zero at zero, one at infinity, linear on the left.
 
-    >>> log_phi(torch.tensor([-2.0, 0.0, 2.0]))
-    tensor([-1.6171,  0.0000,  0.7909])
+    Examples:
+        >>> log_phi(torch.tensor([-2.0, 0.0, 2.0]))
+        tensor([-1.6171,  0.0000,  0.7909])
     """
     # log-sigmoid, not softplus: torch's softplus turns linear at 20, which float64 notices
     return 1 + F.logsigmoid(x - GAMMA)
@@ -64,8 +66,9 @@ def log_phi(x: Tensor) -> Tensor:
 def tanh_phi(x: Tensor, alpha: float = 0.1) -> Tensor:
     """φ(x) = tanh(αx).
 
-    >>> tanh_phi(torch.tensor([-2.0, 0.0, 2.0]))
-    tensor([-0.1974,  0.0000,  0.1974])
+    Examples:
+        >>> tanh_phi(torch.tensor([-2.0, 0.0, 2.0]))
+        tensor([-0.1974,  0.0000,  0.1974])
     """
     return torch.tanh(alpha * x)
 
@@ -73,8 +76,9 @@ def tanh_phi(x: Tensor, alpha: float = 0.1) -> Tensor:
 def margins(logits: Tensor, labels: Tensor) -> Tensor:
     """F_j = z_j − z_y for logits (N, K, …) and class indices (N, …) in int64.
 
-    >>> margins(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([2])).tolist()
-    [[-1.0, 1.0, 0.0]]
+    Examples:
+        >>> margins(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([2])).tolist()
+        [[-1.0, 1.0, 0.0]]
     """
     return logits - _of_label(logits, labels)
 
@@ -104,8 +108,9 @@ def lower_bound(
         ignore_index: class index that does not count.
         reduction: "mean", "sum" or "none".
 
-    >>> round(lower_bound(torch.zeros(4, 10), torch.zeros(4, dtype=torch.long)).item(), 4)  # log(10)
-    2.3026
+    Examples:
+        >>> round(lower_bound(torch.zeros(4, 10), torch.zeros(4, dtype=torch.long)).item(), 4)  # log(10)
+        2.3026
     """
     objective = LowerBound(phi, mu, alpha, weight=weight, ignore_index=ignore_index, reduction=reduction)
     return objective(logits, target)
@@ -126,9 +131,10 @@ def bound(
 
     With probabilities as target it is below the error that is to be expected of a label drawn from them.
 
-    >>> logits, target = torch.tensor([[5.0, 0.0, 0.0], [0.0, 9.0, 0.0]]), torch.tensor([0, 0])
-    >>> bound(logits, target, phi="tanh").item() <= zero_one_error(logits, target).item()
-    True
+    Examples:
+        >>> logits, target = torch.tensor([[5.0, 0.0, 0.0], [0.0, 9.0, 0.0]]), torch.tensor([0, 0])
+        >>> bound(logits, target, phi="tanh").item() <= zero_one_error(logits, target).item()
+        True
     """
     objective = LowerBound(phi, mu, alpha, weight=weight, ignore_index=ignore_index, reduction=reduction)
     return objective.bound(logits, target)
@@ -137,8 +143,9 @@ def bound(
 class LowerBound(nn.Module):
     """Q as a module, as `torch.nn.CrossEntropyLoss` is for cross entropy. Arguments as for `lower_bound`.
 
-    >>> LowerBound("tanh", mu=20)
-    LowerBound(phi=tanh, mu=20, alpha=0.1)
+    Examples:
+        >>> LowerBound("tanh", mu=20)
+        LowerBound(phi=tanh, mu=20, alpha=0.1)
     """
 
     weight: Tensor | None
@@ -156,7 +163,7 @@ class LowerBound(nn.Module):
         super().__init__()
         self.phi = phi
         self.mu = _checked_mu(phi, mu)
-        self.alpha = _positive("alpha", alpha)
+        self.alpha = positive("alpha", alpha)
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
         self.register_buffer("weight", weight)
@@ -248,9 +255,10 @@ class LowerBound(nn.Module):
 class CrossEntropy(nn.CrossEntropyLoss):
     """`torch.nn.CrossEntropyLoss`, value for value, that explains itself when logits and labels do not fit.
 
-    >>> CrossEntropy()(torch.zeros(1, 3), torch.tensor([3]))
-    Traceback (most recent call last):
-    IndexError: labels must lie in 0 … 2, for logits of 3 classes; got labels from 3 to 3
+    Examples:
+        >>> CrossEntropy()(torch.zeros(1, 3), torch.tensor([3]))
+        Traceback (most recent call last):
+        IndexError: labels must lie in 0 … 2, for logits of 3 classes; got labels from 3 to 3
     """
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -273,8 +281,9 @@ def correct(logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Tens
     What is not a number is wrong. With probabilities as target, the label is the most probable class. What is ignored
     counts as class 0.
 
-    >>> correct(torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 1, 0])).tolist()
-    [True, False, False]
+    Examples:
+        >>> correct(torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 1, 0])).tolist()
+        [True, False, False]
     """
     dim = _class_dim(logits)
     target = as_target(target)
@@ -288,8 +297,9 @@ def zero_one_error(logits: Tensor, target: Tensor, *, weight: Tensor | None = No
 
     With probabilities as target, the label is the most probable class.
 
-    >>> zero_one_error(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.tensor([0, 0])).item()
-    0.5
+    Examples:
+        >>> zero_one_error(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.tensor([0, 0])).item()
+        0.5
     """
     check_classification(logits, target)
     wrong = (~correct(logits, target, ignore_index=ignore_index)).float()
@@ -383,15 +393,9 @@ def _resolve(phi: str | Phi, alpha: float) -> Phi:
 
 def _checked_mu(phi: str | Phi, mu: float | None) -> float:
     if mu is not None:
-        return _positive("mu", mu)
+        return positive("mu", mu)
     if not isinstance(phi, str):
         raise ValueError("mu must be given for a phi of your own: the paper's values are for its own two")
     if phi not in PAPER_MU:
         raise ValueError(f'phi must be "log", "tanh" or a callable, got {phi!r}')
     return PAPER_MU[phi]
-
-
-def _positive(name: str, value: float) -> float:
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be positive and finite, got {value}")
-    return float(value)

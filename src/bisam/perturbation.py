@@ -15,8 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bisam import numbers
 from bisam.tensors.buckets import Bucket, norm_of
 from bisam.tensors.memory import Memory
+
+_LEAST_NORM = 1e-30
+"""A gradient with a smaller norm counts as zero: ρ divided by it could be infinite."""
 
 
 class Perturbation:
@@ -98,9 +102,9 @@ class Ball(Perturbation):
             if bucket.options["adaptive"]:
                 _scale_by_weights(bucket)
         norm = norm_of([bucket.whole_gradients for bucket in buckets])
-        # ε is 0 where the gradient is, and all NaN where it is not finite: then the second pass is not finite either,
-        # and a GradScaler skips the update, with no need to read the norm on the host
-        unit = torch.where(norm == 0, 0.0, torch.where(norm.isfinite(), 1 / norm, math.nan))
+        # the host need not read the norm. If infinite, 1/norm is 0, and 0 g is 0 where g is finite (its square was
+        # too large) and NaN where it is not; then the second pass is NaN too, and a GradScaler skips the update
+        unit = torch.where(norm < _LEAST_NORM, 0.0, 1 / norm)
         for bucket in buckets:
             bucket.multiply(bucket.radius * unit)
             if bucket.options["adaptive"]:
@@ -223,9 +227,7 @@ class RandomTensors(Drawing):
 
     def __init__(self, inner: Perturbation, beta: float) -> None:
         super().__init__(inner)
-        if not 0 < beta <= 1:
-            raise ValueError(f"beta must lie in (0, 1], got {beta}")
-        self.beta = beta
+        self.beta = numbers.share("beta", beta, zero=False)
         self._captured = False
         self._dropped: list[Tensor] = []
         self._frozen: list[Tensor] = []
@@ -287,8 +289,7 @@ class RandomStart(Drawing):
 
     def __init__(self, inner: Perturbation, sigma: float) -> None:
         super().__init__(inner)
-        _check_radius("sigma", sigma)
-        self.sigma = sigma
+        self.sigma = numbers.non_negative("sigma", sigma)
 
     def check(self, group: dict[str, Any]) -> None:
         super().check(group)
@@ -309,15 +310,14 @@ class MinusMean(Around):
     """Friendly SAM: ascend the gradient without the running mean of those before it, g − σ m; then m ← λ m + (1 − λ) g.
 
     The mean follows the gradients themselves, not their differences. It begins as a parameter's first gradient, which
-    is used whole.
+    is used whole. After a step whose second pass raised, the mean includes the gradient of the first: to take it back
+    exactly would take one more copy of the weights.
     """
 
     def __init__(self, inner: Perturbation, sigma: float, decay: float) -> None:
         super().__init__(inner)
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay must lie in [0, 1), got {decay}")
-        _check_radius("sigma", sigma)
-        self.sigma, self.decay = sigma, decay
+        self.decay = numbers.share("decay", decay, zero=True)
+        self.sigma = numbers.non_negative("sigma", sigma)
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         assert self.memory is not None
@@ -329,13 +329,12 @@ class MinusMean(Around):
             seen = torch.stack(counts)
             shares = torch.full_like(seen, 1 - self.decay).masked_fill_(seen == 0, 1.0)  # the first gradient is whole
             torch._foreach_add_(counts, [here.to(seen.dtype)] * len(counts))
-            for gradient, mean in zip(gradients, means, strict=True):  # an overflow is not to be remembered
-                gradient.copy_(torch.where(here, gradient, mean))
             torch._foreach_sub_(gradients, means, alpha=self.sigma)
-            # λ m + (1 − λ) g, from g − σ m, which is all that is left of g
-            torch._foreach_mul_(means, self.decay + (1 - self.decay) * self.sigma)
-            torch._foreach_addcmul_(means, gradients, shares.unbind())
-            torch._foreach_mul_(gradients, torch.where(here, 1.0, math.nan))  # but to be noticed
+            # λ m + (1 − λ) g, from g − σ m, which is all that is left of g; an overflow is not remembered
+            kept = self.decay + (1 - self.decay) * self.sigma
+            torch._foreach_mul_(means, torch.full_like(here, kept, dtype=torch.float64).masked_fill_(~here, 1.0))
+            for mean, gradient, share in zip(means, gradients, shares.unbind(), strict=True):  # `where` has no foreach
+                mean.addcmul_(torch.where(here, gradient, 0.0), share)
         return self.inner(buckets)
 
 
@@ -387,7 +386,5 @@ def _check_radius(name: str, value: Any) -> None:
     if isinstance(value, Tensor):  # only its shape: reading it would wait for the device
         if value.dim() != 0:
             raise ValueError(f"{name} must be a number or a tensor with no dimensions, got {tuple(value.shape)}")
-    elif not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    elif not (value >= 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be non-negative and finite, got {value}")
+    else:
+        numbers.non_negative(name, value)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from bisam import numbers
+
 
 @dataclass
 class Batch:
@@ -39,16 +41,18 @@ class Batch:
     def split(self, pieces: int) -> list[Batch]:
         """Up to `pieces` parts along the first dimension; what is not per sample goes to every part.
 
-        >>> [part.y.tolist() for part in Batch(torch.arange(3), torch.arange(3)).split(2)]
-        [[0, 1], [2]]
+        Examples:
+            >>> [part.y.tolist() for part in Batch(torch.arange(3), torch.arange(3)).split(2)]
+            [[0, 1], [2]]
         """
         return self.cut(-(-len(self) // pieces))
 
     def cut(self, size: int) -> list[Batch]:
         """Parts of `size` samples, the last one smaller if need be.
 
-        >>> [len(part) for part in Batch(torch.arange(5), torch.arange(5)).cut(2)]
-        [2, 2, 1]
+        Examples:
+            >>> [len(part) for part in Batch(torch.arange(5), torch.arange(5)).cut(2)]
+            [2, 2, 1]
         """
         if size >= len(self):
             return [self]
@@ -107,9 +111,7 @@ class MostSensitive(Plan):
     """
 
     def __init__(self, gamma: float) -> None:
-        if not 0 < gamma <= 1:
-            raise ValueError(f"gamma must lie in (0, 1], got {gamma}")
-        self.gamma = gamma
+        self.gamma = numbers.share("gamma", gamma, zero=False)
         self.chooses = self.needs_scores_of_ascent = gamma < 1
 
     def for_descent(self, batch: Batch, before: Tensor | None, look: Look) -> Batch:
@@ -127,9 +129,7 @@ class HighestLoss(Plan):
     chooses = True
 
     def __init__(self, k: int | None) -> None:
-        if k is not None and not (isinstance(k, int) and k >= 1):
-            raise ValueError(f"k must be a whole number of samples, at least 1, got {k!r}")
-        self.k = k
+        self.k = None if k is None else numbers.count("k", k, "samples")
 
     def for_ascent(self, batch: Batch, look: Look) -> Batch:
         k = math.ceil(len(batch) / 2) if self.k is None else min(self.k, len(batch))

@@ -41,9 +41,10 @@ class SAM(SharpnessAware):
     Foret, Kleiner, Mobahi, Neyshabur: Sharpness-Aware Minimization for Efficiently Improving Generalization, 2021.
     Other options: see `SharpnessAware`.
 
-    >>> model = nn.Linear(4, 3)
-    >>> optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    >>> loss = optimizer.minimize(torch.randn(8, 4), torch.randint(3, (8,)))
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.randint(3, (8,)))
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class ASAM(SharpnessAware):
     the BiSAM paper uses; ASAM's has 0.5 with η = 0.01. A parameter group with `"adaptive": False` has T = 1.
     Other options: see `SharpnessAware`.
 
-    >>> model = nn.Linear(4, 3)
-    >>> base = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "adaptive": False}], lr=0.1)
-    >>> loss = ASAM(base, model).minimize(torch.randn(8, 4), torch.randint(3, (8,)))
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> base = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "adaptive": False}], lr=0.1)
+        >>> loss = ASAM(base, model).minimize(torch.randn(8, 4), torch.randint(3, (8,)))
     """
 
     def __init__(
@@ -88,9 +90,10 @@ class BiSAM(SharpnessAware):
     `phi`, `mu` and `alpha` are those of `bisam.LowerBound`; the defaults are what the paper recommends. What `descent`
     ignores (`ignore_index`) and how it weights classes (`weight`) holds for Q too. Other options: see `SharpnessAware`.
 
-    >>> model = nn.Linear(4, 3)
-    >>> optimizer = BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, phi="tanh")
-    >>> loss = optimizer.minimize(torch.randn(8, 4), torch.randint(3, (8,)))
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, phi="tanh")
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.randint(3, (8,)))
     """
 
     def __init__(
@@ -113,9 +116,10 @@ class ABiSAM(SharpnessAware):
 
     Other options: see `SharpnessAware`.
 
-    >>> model = nn.Linear(4, 3)
-    >>> optimizer = ABiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    >>> loss = optimizer.minimize(torch.randn(8, 4), torch.randint(3, (8,)))
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = ABiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.randint(3, (8,)))
     """
 
     def __init__(
@@ -145,8 +149,10 @@ class ESAM(SharpnessAware):
     Networks, 2022. The BiSAM paper writes ρ/(1 − β); ESAM's code, and we, keep with probability β and divide by β.
     Other options: see `SharpnessAware`.
 
-    >>> model = nn.Linear(4, 3)
-    >>> loss = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
     """
 
     def __init__(
@@ -167,9 +173,10 @@ class EBiSAM(ESAM):
 
     Other options: see `SharpnessAware`.
 
-    >>> model = nn.Linear(4, 3)
-    >>> optimizer = EBiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = EBiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
     """
 
     def __init__(
@@ -195,8 +202,10 @@ class KSAM(SharpnessAware):
     Ni, Chiang, Geiping, Goldblum, Wilson, Goldstein: K-SAM: Sharpness-Aware Minimization at the Speed of SGD, 2022.
     The loss that it returns is that of the chosen samples. Other options: see `SharpnessAware`.
 
-    >>> model = nn.Linear(4, 3)
-    >>> loss = KSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = KSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
     """
 
     def __init__(
@@ -217,8 +226,10 @@ class RSAM(SharpnessAware):
     Liu, Mai, Cheng, Chen, Hsieh, You: Random Sharpness-Aware Minimization, 2022. What it reports as the loss at w is
     the loss at w + δ. Other options: see `SharpnessAware`.
 
-    >>> model = nn.Linear(4, 3)
-    >>> loss = RSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = RSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
     """
 
     def __init__(
@@ -243,8 +254,10 @@ class GSAM(SharpnessAware):
     Zhuang, Gong, Yuan, Cui, Adam, Dvornek, Tatikonda, Duncan, Liu: Surrogate Gap Minimization Improves Sharpness-Aware
     Training, 2022. With another ascent, ∇L(w) takes a pass of its own. Other options: see `SharpnessAware`.
 
-    >>> model = nn.Linear(4, 3)
-    >>> loss = GSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = GSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
     """
 
     def __init__(
@@ -271,9 +284,10 @@ class LookSAM(SharpnessAware):
     are the whole model's. With another ascent, ∇L(w) takes a pass of its own in the perturbed steps.
     Other options: see `SharpnessAware`.
 
-    >>> model = nn.Linear(4, 3)
-    >>> optimizer = LookSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, every=2)
-    >>> losses = [optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(4)]
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = LookSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, every=2)
+        >>> losses = [optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(4)]
     """
 
     def __init__(  # type: ignore[misc]  # every has another default here
@@ -297,9 +311,10 @@ class FriendlySAM(SharpnessAware):
 
     Li, Zhou, He, Cheng, Huang: Friendly Sharpness-Aware Minimization, 2024. Other options: see `SharpnessAware`.
 
-    >>> model = nn.Linear(4, 3)
-    >>> optimizer = FriendlySAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = FriendlySAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
     """
 
     def __init__(
@@ -322,9 +337,10 @@ class MSAM(SharpnessAware):
     momentum or Adam's first moment; the first step, which has none yet, does not perturb. There is no ascent, so there
     is no bilevel form, and the loss that it returns is that at w + ε. Other options: see `SharpnessAware`.
 
-    >>> model = nn.Linear(4, 3)
-    >>> optimizer = MSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
-    >>> losses = [optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(2)]
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = MSAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+        >>> losses = [optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3) for _ in range(2)]
     """
 
     def __init__(
@@ -346,8 +362,10 @@ class WSAM(SharpnessAware):
     update, which for SGD without momentum is the same. With another ascent, ∇L(w) takes a pass of its own.
     Other options: see `SharpnessAware`.
 
-    >>> model = nn.Linear(4, 3)
-    >>> loss = WSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = WSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
     """
 
     def __init__(

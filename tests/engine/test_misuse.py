@@ -12,7 +12,7 @@ import bisam
 from bisam.capture import capture_together
 from bisam.engine.replay import Replay
 
-from contract import HostReads
+from contract import HostReads, closure_of
 from family import assert_close, assert_identical, batch, build, mlp, tensors, weights_of
 
 # A running step
@@ -263,7 +263,11 @@ def test_a_replayed_step_leaves_gradients_that_the_next_step_clears():
     [
         ({"rho": torch.tensor(float("nan"))}, ValueError, "rho must be non-negative and finite, got nan"),
         ({"rho": torch.tensor(-0.1)}, ValueError, "rho must be non-negative and finite, got -0.1"),
-        ({"autocast": torch.int64}, TypeError, "autocast must be a floating-point type"),
+        ({"rho": True}, TypeError, "rho must be a number, got True"),
+        ({"autocast": torch.int64}, TypeError, "autocast must be torch.bfloat16, torch.float16 or None"),
+        ({"autocast": torch.float32}, TypeError, "autocast must be torch.bfloat16, torch.float16 or None"),
+        ({"micro_batch": True}, ValueError, "micro_batch must be a whole number of samples, at least 1"),
+        ({"clip_norm": "1"}, ValueError, "clip_norm must be a positive number or None, got '1'"),
         ({"same_dropout": "yes"}, TypeError, "same_dropout must be True or False, got 'yes'"),
         ({"vectorize": 1}, TypeError, "vectorize must be True or False, got 1"),
         ({"roh": 0.1}, TypeError, r"SAM has no option 'roh': did you mean rho\?"),
@@ -273,6 +277,63 @@ def test_a_replayed_step_leaves_gradients_that_the_next_step_clears():
 def test_options_that_mean_nothing_are_refused(options, error, words):
     with pytest.raises(error, match=words):
         build("SAM", net=mlp, **options)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (lambda: bisam.LowerBound("log", mu=True), "mu must be a number, got True"),
+        (lambda: bisam.KSAM(torch.optim.SGD(mlp().parameters()), k=True), "k must be a whole number of samples"),
+        (lambda: bisam.WSAM(torch.optim.SGD(mlp().parameters()), gamma="a"), r"gamma must lie in \[0, 1\), got 'a'"),
+    ],
+)
+def test_numbers_of_another_type_are_refused(part, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        part()
+
+
+@pytest.mark.parametrize("accumulate", [0, 2.0, True, "2"])
+def test_parts_of_a_batch_are_counted_in_whole_numbers(accumulate):
+    _, optimizer = build("SAM", net=mlp)
+    with pytest.raises(ValueError, match="accumulate must be a whole number of parts, at least 1"):
+        optimizer.minimize(*batch(), accumulate=accumulate)
+
+
+def test_one_target_for_a_whole_batch_is_refused():
+    _, optimizer = build("SAM", net=mlp)
+    x, y = batch()
+    with pytest.raises(ValueError, match="y must hold one target for each sample of x, got a single number"):
+        optimizer.minimize(x, y[0])
+
+
+def test_a_loss_in_the_place_of_the_closure_is_refused():
+    model, optimizer = build("SAM", net=mlp)
+    closure = closure_of(model, optimizer, *batch())
+    with pytest.raises(TypeError, match=r"step\(\) was given a loss\. Give it the closure itself"):
+        optimizer.step(closure())
+
+
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_a_forward_pass_outside_of_the_closure_is_refused_with_the_remedy(retain_graph):
+    model, optimizer = build("SAM", net=mlp)
+    x, y = batch()
+    output, before = model(x), weights_of(model)
+
+    def closure():
+        loss = optimizer.criterion(output, y)
+        loss.backward(retain_graph=retain_graph)
+        return loss
+
+    with pytest.raises(RuntimeError, match="run the model and compute the loss inside of the closure"):
+        optimizer.step(closure)
+    assert_identical(weights_of(model), before)
+
+
+def test_a_model_with_every_parameter_frozen_is_refused_with_the_remedy():
+    model, optimizer = build("SAM", net=mlp)
+    model.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="every parameter of the optimizer has requires_grad=False"):
+        optimizer.minimize(*batch())
 
 
 def test_parameters_in_the_place_of_a_base_optimizer():

@@ -390,7 +390,7 @@ def test_base_optimizers_that_cannot_be(make_base, error, message):
     [
         ({"rho": -0.05}, ValueError, "rho must be non-negative and finite, got -0.05"),
         ({"mu": 0}, ValueError, "mu must be positive and finite, got 0"),
-        ({"clip_norm": 0.0}, ValueError, "clip_norm must be positive, got 0.0"),
+        ({"clip_norm": 0.0}, ValueError, "clip_norm must be a positive number or None, got 0.0"),
         ({"phi": "hinge"}, ValueError, "phi must be"),
         ({"rh0": 0.1}, TypeError, "rh0"),
     ],
@@ -431,12 +431,10 @@ def test_bad_batches_leave_weights_and_state_as_they_were(variant, x, y, error, 
     optimizer.minimize(*batch())
 
 
-def test_minimize_needs_the_model_and_whole_parts():
+def test_minimize_needs_the_model():
     model = mlp()
     with pytest.raises(RuntimeError, match=r"give it, as in SAM\(base, model\)"):
         SAM(sgd(model)).minimize(*batch())
-    with pytest.raises(ValueError, match="accumulate must be at least 1, got 0"):
-        SAM(sgd(model), model).minimize(*batch(), accumulate=0)
 
 
 def test_an_objective_that_returns_one_loss_per_sample():
@@ -570,7 +568,7 @@ def test_what_the_descent_ignores_and_weights_the_ascent_does_too(ignore_index):
 def test_options_of_the_wrong_kind_are_named_at_once():
     for options, message in (
         ({"ascent": "log"}, "ascent must be an objective to call.*got 'log'"),
-        ({"autocast": True}, "autocast must be a floating-point type such as torch.bfloat16.*got True"),
+        ({"autocast": True}, "autocast must be torch.bfloat16, torch.float16 or None, got True"),
         ({"scaler": True}, "scaler must be a torch.amp.GradScaler or None, got True"),
         ({"rho": None}, "rho must be a number, got None"),
     ):

@@ -194,6 +194,16 @@ def test_what_is_not_fused_is_left_to_the_plain_form(case, place):
     assert "Fused" not in type(value.grad_fn).__name__
 
 
+def test_the_kernel_is_not_tried_for_the_first_time_inside_of_a_transform(monkeypatch):
+    tried = []
+    monkeypatch.setattr(module, "backend", tried.append)
+    logits, target = torch.randn(3, 4, 5), torch.zeros(4, dtype=torch.long)
+    torch.func.vmap(LowerBound(), (0, None))(logits, target)
+    assert not tried
+    LowerBound()(logits[0], target)
+    assert tried == ["cpu"]
+
+
 @pytest.mark.parametrize("transform", ["vmap", "forward mode", "func.grad"])
 def test_functional_transforms_see_the_plain_form(transform, place):
     logits, target = torch.randn(4, 3, device=place), torch.tensor([0, 1, 2, 0], device=place)

@@ -66,14 +66,15 @@ def capture_together(
     a large GPU idle, train several times as fast in all. With `generators`, each draws its dropout from its own.
     `after` is called with each optimizer, as in `capture`.
 
-    >>> models = [torch.nn.Linear(4, 3) for _ in range(2)]
-    >>> bases = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    >>> optimizers = [bisam.BiSAM(base, model) for base, model in zip(bases, models)]
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore")  # that there is no GPU here
-    ...     step = capture_together(optimizers)
-    >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
-    >>> losses = step([(x, y), (x, y)])
+    Examples:
+        >>> models = [torch.nn.Linear(4, 3) for _ in range(2)]
+        >>> bases = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        >>> optimizers = [bisam.BiSAM(base, model) for base, model in zip(bases, models)]
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")  # that there is no GPU here
+        ...     step = capture_together(optimizers)
+        >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
+        >>> losses = step([(x, y), (x, y)])
     """
     if not optimizers:
         raise ValueError("there is nothing to train: the list of optimizers is empty")

@@ -45,11 +45,12 @@ def surface(
     dimension, is normal noise scaled to ‖d_i‖ = ‖w_i‖. Parameters of one dimension, which biases and normalisation
     layers have, stay where they are. An odd number of points has w itself in the centre.
 
-    >>> model, batch = torch.nn.Linear(3, 2), (torch.eye(3), torch.tensor([0, 1, 1]))
-    >>> surface(model, batch, points=5).coordinates
-    [-1.0, -0.5, 0.0, 0.5, 1.0]
-    >>> len(surface(model, batch, points=5, dimensions=2).losses[0])
-    5
+    Examples:
+        >>> model, batch = torch.nn.Linear(3, 2), (torch.eye(3), torch.tensor([0, 1, 1]))
+        >>> surface(model, batch, points=5).coordinates
+        [-1.0, -0.5, 0.0, 0.5, 1.0]
+        >>> len(surface(model, batch, points=5, dimensions=2).losses[0])
+        5
     """
     check_count("points", points, 2)
     if dimensions not in (1, 2):

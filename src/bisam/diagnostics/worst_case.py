@@ -57,19 +57,21 @@ def sharpness(
 
     Args:
         rho: the radius.
-        adaptive, eta: T = |w| + η instead of 1.
+        adaptive: T = |w| + η instead of 1.
+        eta: that η.
         steps: gradients to follow; the data is passed over once more.
         ascent: the objective to maximise, which decides which point is the highest. Default: `objective`. With
             a `LowerBound` the result has the value of the bound too.
 
-    >>> x, y = torch.eye(3), torch.tensor([0, 1, 2])
-    >>> model = torch.nn.Linear(3, 3, bias=False)
-    >>> _ = model.weight.data.copy_(torch.eye(3))
-    >>> found = sharpness(model, (x, y), rho=2.0, ascent=bisam.LowerBound())
-    >>> found.error, found.perturbed_error, found.flips, round(found.norm, 4)
-    (0.0, 1.0, 3, 2.0)
-    >>> found.bound <= found.perturbed_error
-    True
+    Examples:
+        >>> x, y = torch.eye(3), torch.tensor([0, 1, 2])
+        >>> model = torch.nn.Linear(3, 3, bias=False)
+        >>> _ = model.weight.data.copy_(torch.eye(3))
+        >>> found = sharpness(model, (x, y), rho=2.0, ascent=bisam.LowerBound())
+        >>> found.error, found.perturbed_error, found.flips, round(found.norm, 4)
+        (0.0, 1.0, 3, 2.0)
+        >>> found.bound <= found.perturbed_error
+        True
     """
     check_radius("rho", rho)
     check_radius("eta", eta)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -14,11 +15,18 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bisam.engine.criterion import Criterion, Pass
 from bisam.merge import Merge
+from bisam.numbers import is_count, is_number
 from bisam.perturbation import Perturbation
 from bisam.plan import Plan
 from bisam.tensors.distributed import GradientSync
 
 Closure = Callable[[], Any]
+
+FRAMEWORKS = "docs/frameworks.md"
+"""The page on Lightning, Accelerate and others."""
+
+CALLER_CHECKS: list[Callable[[Any, Any], None]] = []
+"""Checks of who calls `step`, with the optimizer and the closure: `bisam.integrations.callers` adds those."""
 
 
 def check_base(base: Any, perturbation: Perturbation) -> None:
@@ -91,16 +99,16 @@ def refuse_unknown_options(cls: type, unknown: dict[str, Any]) -> None:
 
 
 def check_options(clip_norm: Any, scaler: Any, autocast: Any, micro_batch: Any, switches: dict[str, Any]) -> None:
-    if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+    if not (clip_norm is None or (is_number(clip_norm) and clip_norm > 0)):
+        raise ValueError(f"clip_norm must be a positive number or None, got {clip_norm!r}")
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
     if not (scaler is None or isinstance(scaler, torch.amp.GradScaler)):
         raise TypeError(f"scaler must be a torch.amp.GradScaler or None, got {scaler!r}")
-    if not (autocast is None or (isinstance(autocast, torch.dtype) and autocast.is_floating_point)):
-        raise TypeError(f"autocast must be a floating-point type such as torch.bfloat16, or None, got {autocast!r}")
-    if not (micro_batch is None or (isinstance(micro_batch, int) and micro_batch >= 1)):
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise TypeError(f"autocast must be torch.bfloat16, torch.float16 or None, got {autocast!r}")
+    if not (micro_batch is None or is_count(micro_batch)):
         raise ValueError(f"micro_batch must be a whole number of samples, at least 1, or None, got {micro_batch!r}")
 
 
@@ -132,7 +140,7 @@ def check_sees_batch(variant: Variant, method: str) -> None:
     if variant.plan.chooses or variant.micro_batch is not None:
         raise RuntimeError(
             f"{type(variant).__name__} chooses samples, or perturbs micro-batches, and cannot see them in {method}. "
-            "Use minimize(x, y)"
+            f"Use minimize(x, y); inside of a framework see {FRAMEWORKS}"
         )
 
 
@@ -145,7 +153,8 @@ def check_by_hand(variant: Variant) -> None:
         reason = "same_dropout" if variant.same_dropout else type(variant).__name__
         raise RuntimeError(
             f"{reason} has something to do before the first pass, or after the second, that ascend() and descend() "
-            "cannot do between them. Use step(closure) or minimize(x, y), which run the passes"
+            "cannot do between them. Use step(closure) or minimize(x, y), which run the passes; inside of a framework "
+            f"see {FRAMEWORKS}"
         )
 
 
@@ -156,6 +165,15 @@ def refuse_loss_without_criterion(name: str) -> None:
         "F.cross_entropy(output, target) with optimizer.criterion(output, target). A closure that computes both "
         "losses by itself, by optimizer.phase, goes with bisam.SAM, which takes any loss"
     )
+
+
+def explain_graph_of_first_pass(error: RuntimeError) -> None:
+    """Raise with the remedy if this is torch's error for a graph that an earlier pass has used or outdated."""
+    if "backward through the graph a second time" in str(error) or "modified by an inplace operation" in str(error):
+        raise RuntimeError(
+            "the closure calls backward() on a graph that was built before the weights moved. A step runs the closure "
+            "twice, at w and at w + ε: run the model and compute the loss inside of the closure"
+        ) from error
 
 
 class WatchBuffers:
@@ -175,6 +193,25 @@ class WatchBuffers:
                 f"{', '.join(sorted(self._found))} may update buffers (batch statistics) in both passes of a step, and "
                 f"without the model {name} cannot bring them back: give it, as in {name}(base, model)",
                 stacklevel=6,
+            )
+
+    def stop(self) -> None:
+        self._handle.remove()
+
+
+class RefuseUnknownReplicas:
+    """That the first step runs no DistributedDataParallel that the optimizer was not given: it would average all."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._handle = register_module_forward_pre_hook(self._look)
+
+    def _look(self, module: nn.Module, _: Any) -> None:
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise RuntimeError(
+                f"the closure runs a model that DistributedDataParallel wraps, and {self._name} was not given the "
+                "wrapper: all ranks would be perturbed alike. Set optimizer.model to the wrapped model, to perturb "
+                f'each rank by its own gradient, or give sharpness="global". Inside of a framework see {FRAMEWORKS}'
             )
 
     def stop(self) -> None:
@@ -213,13 +250,36 @@ def check_vectorize(variant: Variant, model: nn.Module | None, sync: GradientSyn
         )
 
 
+def check_caller(optimizer: Any, closure: Any) -> None:
+    """That no framework between the user and `step` changes what the closure means."""
+    for check in CALLER_CHECKS:
+        check(optimizer, closure)
+
+
+@contextmanager
+def refusing_third_pass() -> Iterator[None]:
+    """A closure after `backward` runs without gradients: explain torch's error if it computes them."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise RuntimeError(
+            "backward() has run both passes already, and the closure of this step() calls backward once more. Call "
+            "step() without it"
+        ) from error
+
+
 def as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure]:
     closures = [closure] if callable(closure) else closure
     if closures is None:
         raise TypeError(
             "step() needs a closure that computes the loss, calls backward() and returns it, because a step runs it "
-            "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes."
+            "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes. "
+            f"Inside of a framework see {FRAMEWORKS}"
         )
+    if isinstance(closures, Tensor):
+        raise TypeError("step() was given a loss. Give it the closure itself, step(closure), which it calls twice")
     if not (isinstance(closures, Sequence) and closures and all(callable(c) for c in closures)):
         raise TypeError(f"step() takes a closure or a non-empty list of closures, got {closure!r}")
     return closures

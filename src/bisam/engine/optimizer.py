@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
+from bisam import numbers
 from bisam.engine.batch import Planned, Runner
 from bisam.engine.checks import (
     Closure,
@@ -22,10 +23,12 @@ from bisam.engine.checks import (
     check_ascent,
     check_base,
     check_by_hand,
+    check_caller,
     check_options,
     check_sees_batch,
     check_vectorize,
     refuse_unknown_options,
+    refusing_third_pass,
     warn_unless_criterion,
 )
 from bisam.engine.criterion import Criterion, Pass, Phase
@@ -126,6 +129,7 @@ class SharpnessAware(TwoPasses):
         self._weights = Snapshot()
         self._running = False
         self._stale = None
+        self._awaits_update = False
         self._fixed_radii = None
         super().__init__(base)
 
@@ -151,7 +155,7 @@ class SharpnessAware(TwoPasses):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. Closures may call it, or not: in a step each of them starts with none."""
-        self._stale = None
+        self._stale, self._awaits_update = None, False
         for group in self.base.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
@@ -170,8 +174,29 @@ class SharpnessAware(TwoPasses):
 
         Returns what the closure returned at w; for the bilevel variants the descent's loss there, if it used
         `criterion` once. The gradient of the update stays in `.grad` until the next step, or `zero_grad`, clears it.
+
+        After `backward` no closure is needed: the update is all that is left to do. One that is given runs once,
+        without gradients, as frameworks clip in theirs.
         """
+        if self._awaits_update:
+            return self._update_after_backward(closure)
+        check_caller(self, closure)
         return self.run(self.plan_closure(closure))
+
+    def backward(self, closure: Closure | Sequence[Closure], *, scaler: torch.amp.GradScaler | None = None) -> Any:
+        """Both passes of `step` without the update: leaves its gradient in `.grad`, for `step()` to use.
+
+        For loops and frameworks that clip, skip and step by themselves. `scaler` is the GradScaler of such a loop: the
+        closure scales its loss, and the gradient in `.grad` is left scaled for `scaler.unscale_` and `scaler.step`.
+        Returns what `step` returns.
+        """
+        if scaler is not None and self.scaler is not None:
+            raise ValueError("the optimizer has a GradScaler of its own: give scaler= to one of them only")
+        own, self.scaler = self.scaler, self.scaler if scaler is None else scaler
+        try:
+            return self.run(self.plan_closure(closure), update=False)
+        finally:
+            self.scaler = own
 
     @torch.optim.Optimizer.profile_hook_step  # as torch decorates `step`: hooks and the profiler see one step
     def minimize(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Tensor:
@@ -252,10 +277,11 @@ class SharpnessAware(TwoPasses):
         """The work of `minimize`."""
         if self.model is None:
             raise RuntimeError(f"minimize() runs the model: give it, as in {type(self).__name__}(base, model)")
-        if accumulate < 1:
-            raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+        accumulate = numbers.count("accumulate", accumulate, "parts")
         if not isinstance(y, Tensor):
             raise TypeError(f"y must be a tensor of targets, got {type(y).__name__}. For others use step(closure)")
+        if y.dim() == 0:
+            raise ValueError(f"y must hold one target for each sample of x, got a single number, {y.item()}")
         if len(y) == 0:
             raise ValueError(f"the batch is empty: y has shape {tuple(y.shape)}")
         if not self._sync.averages and not self._sync.is_apart:
@@ -273,9 +299,9 @@ class SharpnessAware(TwoPasses):
         shares = [1.0 if len(micro_batches) == 1 else share(self.criterion.descent, b.y, y) for b in micro_batches]
         return [Planned(runner, b, accumulate, part) for b, part in zip(micro_batches, shares, strict=True)]
 
-    def run(self, work: Sequence[Work]) -> Any:
-        """The step on this work. Returns the loss, as `step` does."""
-        values = self._run(work)
+    def run(self, work: Sequence[Work], *, update: bool = True) -> Any:
+        """The step on this work, or its passes alone. Returns the loss, as `step` does."""
+        values = self._run(work, update=update)
         if not isinstance(work[0], Given):
             loss = self.telemetry.loss
             return self.telemetry.perturbed_loss if loss is None else loss
@@ -286,6 +312,16 @@ class SharpnessAware(TwoPasses):
         loss = self.criterion.telemetry.loss
         sums = closures > 1 and setting(self.criterion.descent, "reduction") == "sum"
         return value if loss is None else loss / closures if sums else loss
+
+    def _update_after_backward(self, closure: Closure | Sequence[Closure] | None) -> Any:
+        """The update with the gradient that `backward` left."""
+        value = None
+        if closure is not None:
+            with torch.no_grad(), refusing_third_pass():
+                value = as_closures(closure)[0]()
+        self._require_gradients("step()", "backward()")
+        self._update(self._parameters())
+        return value
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self.perturbation.defaults.items())

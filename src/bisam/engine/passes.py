@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from bisam.engine.batch import Planned, are_equal_batches, precision
-from bisam.engine.checks import Closure, WatchBuffers, refuse_loss_without_criterion
+from bisam.engine.checks import (
+    FRAMEWORKS,
+    Closure,
+    RefuseUnknownReplicas,
+    WatchBuffers,
+    explain_graph_of_first_pass,
+    refuse_loss_without_criterion,
+)
 from bisam.engine.criterion import Criterion, Pass
 from bisam.engine.telemetry import Telemetry
 from bisam.engine.vectorized import Vectorized
@@ -72,6 +80,8 @@ class TwoPasses(Wrapper):
     """Whether `step` or `minimize` is running: closures cannot begin, end or give up another one."""
     _stale: Gradients | None
     """Gradients from before the step, until its first closure clears them by `zero_grad`."""
+    _awaits_update: bool
+    """Whether `.grad` holds the gradient that `backward` left for `step()`."""
     _fixed_radii: list[Tensor] | None
     """The radius of each group as a tensor on the device: in a captured step."""
 
@@ -88,7 +98,7 @@ class TwoPasses(Wrapper):
         """Whether the weights are at w + ε now."""
         return self._weights.originals is not None
 
-    def _run(self, work: Sequence[Work]) -> list[Any]:
+    def _run(self, work: Sequence[Work], *, update: bool = True) -> list[Any]:
         """Both passes of all the work, and the update. Returns the values of the closures at w."""
         params = self._parameters()
         self._refuse_inference("step()")
@@ -96,27 +106,33 @@ class TwoPasses(Wrapper):
         perturbs = self._perturbs()
         self._begin(work, params)
         watch = WatchBuffers() if perturbs and self._steps == 0 and self.model is None else None
+        is_first_of_many = self._steps == 0 and self._sync.may_miss_replicas
+        replicas = RefuseUnknownReplicas(type(self).__name__) if is_first_of_many else None
         try:
             self._running = True
             values = self._perturbed_step(work, params) if perturbs else self._plain_step(work, params)
             self.criterion.current = Pass.NONE  # the passes are over: the base optimizer may step
             if watch is not None:
                 watch.warn(type(self).__name__)
-            self._update(params)
+            if update:
+                self._update(params)
+            self._awaits_update = not update
             torch.clear_autocast_cache()
             self._steps += 1
         except BaseException:
             self._give_up(params)
             raise
         finally:
-            if watch is not None:
-                watch.stop()
+            for look in (watch, replicas):
+                if look is not None:
+                    look.stop()
             self._stale, self._running, self.criterion.parts = None, False, None
             self.criterion.finish()
         return values
 
     def _begin(self, work: Sequence[Work], params: list[Tensor]) -> None:
         """Take away the gradients from before the step."""
+        self._awaits_update = False
         self.criterion.begin()
         torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
         if gradients.present(params):
@@ -268,18 +284,19 @@ class TwoPasses(Wrapper):
         for closure in closures:
             if weights is not None:
                 weights.begin_closure()
-            with torch.enable_grad():
-                if replicas:
-                    with self._sync.during(averaged=during):
-                        value = closure()
-                else:
+            with torch.enable_grad(), self._sync.during(averaged=during) if replicas else nullcontext():
+                try:
                     value = closure()
+                except RuntimeError as error:
+                    explain_graph_of_first_pass(error)
+                    raise
             if self._stale is not None:
                 raise RuntimeError(
                     "step() found gradients from before it, and the closure did not clear them by "
                     "optimizer.zero_grad(). Gradients cannot be accumulated outside, because the second pass would "
                     "miss them: give step() a list of closures, one for each micro-batch, or use "
-                    "minimize(x, y, accumulate=n). If they are left over, call zero_grad() first."
+                    "minimize(x, y, accumulate=n). If they are left over, call zero_grad() first. Inside of a "
+                    f"framework that accumulates see {FRAMEWORKS}"
                 )
             values.append(value.detach() if isinstance(value, Tensor) else value)
             if weights is not None and scaling.is_unscaled(self.scaler, self):
@@ -292,7 +309,7 @@ class TwoPasses(Wrapper):
             del found  # else it would live beside the next closure's
         assert total is not None
         if not may_be_empty and all(gradient is None for gradient in total):
-            raise _no_gradients("step()", "the closure")
+            raise self._no_gradients("step()", "the closure")
         if weights is not None:
             weights.finish(total)
         return (self._sync.average(params, total) if averaged and not during else total), values
@@ -383,6 +400,7 @@ class TwoPasses(Wrapper):
         finally:
             if self.scaler is not None:
                 self.scaler.update()
+        self._awaits_update = False
         self._opt_called = True  # what torch's schedulers look at; descend() is a step too
         gradients.mark(params)
 
@@ -453,14 +471,18 @@ class TwoPasses(Wrapper):
 
     def _require_gradients(self, method: str, source: str) -> None:
         if not gradients.present(self._parameters()):
-            raise _no_gradients(method, source)
+            raise self._no_gradients(method, source)
 
-
-def _no_gradients(method: str, source: str) -> RuntimeError:
-    return RuntimeError(
-        f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on the loss, "
-        "on a model whose parameters this optimizer holds."
-    )
+    def _no_gradients(self, method: str, source: str) -> RuntimeError:
+        if not any(param.requires_grad for param in self._parameters()):
+            return RuntimeError(
+                "the step found no gradients: every parameter of the optimizer has requires_grad=False. Unfreeze those "
+                "that are to be trained"
+            )
+        return RuntimeError(
+            f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on the "
+            "loss, on a model whose parameters this optimizer holds."
+        )
 
 
 def _is_compiled(model: nn.Module | None) -> bool:

@@ -61,9 +61,9 @@ def can_fuse(formula: Formula, logits: Tensor, target: Tensor, weight: Tensor | 
         and logits.dim() > 1
         and not target.is_floating_point()
         and not (weight is not None and weight.requires_grad)
-        and backend(logits.device.type) is not None
         and not torch._C._are_functorch_transforms_active()
         and torch.autograd.forward_ad._current_level < 0
+        and backend(logits.device.type) is not None  # last: it tries the kernel once, which must not be inside of vmap
     )
 
 

@@ -78,6 +78,11 @@ class GradientSync:
         return not self._sharded and (self.is_local or ranks() == 1)
 
     @property
+    def may_miss_replicas(self) -> bool:
+        """Whether there are several ranks, each to be perturbed by itself, and no DistributedDataParallel is known."""
+        return self.is_local and ranks() > 1 and not self.replicas
+
+    @property
     def averages(self) -> bool:
         """Whether the ranks, if there are several, end up with the same gradients."""
         return ranks() == 1 or bool(self.replicas) or self._sharded

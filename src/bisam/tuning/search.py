@@ -47,7 +47,8 @@ def find_rho(
         model: what to train, or a function that makes it.
         make_optimizer: from a model and a ρ to a sharpness-aware optimizer for that model, of any variant. Also the
             place to freeze layers, or to attach a schedule by `optimizer.register_step_post_hook`.
-        train_batches, validation_batches: `(x, y)` or an iterable of such batches, as for `bisam.diagnostics`.
+        train_batches: `(x, y)` or an iterable of such batches, as for `bisam.diagnostics`.
+        validation_batches: the same, to choose ρ with.
         rhos: the grid. 0 is the base optimizer alone. Adaptive variants need larger values, around 1.
         epochs: how long each training is; 1 if neither this nor `steps` is given.
         steps: how long each training is, in steps in place of epochs.
@@ -58,15 +59,16 @@ def find_rho(
     A training whose weights, or validation loss, are not finite any more is cut short. Its ρ has diverged: it is not
     tried again and never chosen.
 
-    >>> import bisam, torch
-    >>> batch = torch.randn(64, 4), torch.arange(64) % 3
-    >>> found = find_rho(
-    ...     lambda: torch.nn.Linear(4, 3),
-    ...     lambda model, rho: bisam.BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, rho=rho),
-    ...     [batch], [batch], rhos=(0, 0.05), steps=5,
-    ... )
-    >>> found.rho in (0, 0.05), len(found.points[0].accuracies)
-    (True, 3)
+    Examples:
+        >>> import bisam, torch
+        >>> batch = torch.randn(64, 4), torch.arange(64) % 3
+        >>> found = find_rho(
+        ...     lambda: torch.nn.Linear(4, 3),
+        ...     lambda model, rho: bisam.BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, rho=rho),
+        ...     [batch], [batch], rhos=(0, 0.05), steps=5,
+        ... )
+        >>> found.rho in (0, 0.05), len(found.points[0].accuracies)
+        (True, 3)
     """
     grid = _checked_grid(rhos)
     check_count("repeats", repeats, 1)

@@ -147,4 +147,45 @@ def test_a_log_is_120_columns_wide_unless_it_is_told_otherwise(columns, width, i
         monkeypatch.setenv("COLUMNS", columns)
     done = in_process("list")
     assert done.exit_code == 0
-    assert max(map(len, done.stdout.splitlines())) == width
+    assert width - 15 < max(map(len, done.stdout.splitlines())) <= width
+
+
+def test_no_line_of_help_or_list_is_cut_in_eighty_columns(in_process, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for arguments in (["--help"], ["list"]):
+        done = in_process(*arguments)
+        assert done.exit_code == 0
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        assert "..." not in done.stdout.replace("[ARGS]...", "")
+        assert "…" not in done.stdout
+
+
+def test_each_time_in_the_list_has_the_machine_that_it_is_of(in_process):
+    lines = in_process("list").stdout.splitlines()
+    assert any(line.startswith("demo") and "2 min, two CPU cores" in line for line in lines)
+    assert any(line.startswith("label_noise") and "11 h, one H200" in line for line in lines)
+
+
+def test_the_version_is_printed_without_loading_torch(in_process):
+    code = "import sys, bisam_command as c; sys.argv = ['bisam', '--version']; c.main(); print('torch' in sys.modules)"
+    version, loaded = bisam(folder=None, code=code).stdout.splitlines()
+    assert loaded == "False"
+    assert in_process("--version").stdout.splitlines() == [version]
+    assert version.startswith("bisam 0.")
+
+
+def test_a_terminal_shows_something_before_torch_is_loaded():
+    code = (
+        "import sys, bisam_command as c\n"
+        "sys.stderr.isatty = lambda: True\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch': sys.stderr.write('|torch|')\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "sys.argv = ['bisam', '--help']\n"
+        "c.main()\n"
+    )
+    done = bisam(folder=None, code=code)
+    assert done.stderr.startswith("loading torch …")
+    assert done.stderr.index("loading torch") < done.stderr.index("|torch|")
+    assert "Usage: bisam" in done.stdout

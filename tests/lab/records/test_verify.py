@@ -94,7 +94,12 @@ def test_weights_that_are_missing_are_named_unless_they_were_left_out(run, tmp_p
     assert f"{run}: best.safetensors: it is missing, and receipt.json lists it" in done.output
     done = bisam("verify", tmp_path, "--without-weights")
     assert (done.exit_code, done.output) == (0, "note: weights not kept, 1 of 1 runs\n1 run, 0 problems\n")
-    assert f"1 finished run has lost the best.safetensors in the receipt: {run}" in bisam("report", tmp_path).output
+    note = f"1 finished run has lost the best.safetensors in the receipt: {run}"
+    assert note in bisam("report", tmp_path).output
+    done = bisam("report", tmp_path, "--without-weights")
+    assert done.exit_code == 0
+    assert note not in done.output
+    assert "best.safetensors" not in (tmp_path / "report.html").read_text()
     assert "best.safetensors: it is missing" in bisam(*TRAIN, tmp_path).output
 
 

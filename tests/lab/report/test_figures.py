@@ -75,8 +75,8 @@ def test_svg_is_xml_with_a_line_for_each_curve(name, tmp_path):
     output = drawn("figure", "lower-bounds", "--out", tmp_path / name)
     assert output == f"wrote {tmp_path / name}\n"
     drawing = Drawing(tmp_path / name)
-    assert len(drawing.marks("line mark")) == 3
-    assert {"0-1 loss", "φ = −log", "φ = tanh, α = 0.1"} <= {*drawing.texts}
+    assert len(drawing.marks("line mark")) == 4
+    assert {"0-1 loss", "φ = −log", "φ = tanh, α = 0.1", "cross entropy/log 2"} <= {*drawing.texts}
 
 
 def test_png_is_an_image_in_which_something_is_drawn(tmp_path):
@@ -166,17 +166,17 @@ def test_neither_curve_exceeds_the_step(alpha):
             assert value <= (1 if x > 0 else 0)
 
 
-def test_the_step_is_drawn_upright_and_no_curve_above_it(tmp_path):
+def test_the_step_is_drawn_upright_between_its_bounds(tmp_path):
     drawn("figure", "lower-bounds", "--out", tmp_path / "a.svg")
     lines = [points(path) for path in Drawing(tmp_path / "a.svg").marks("line mark")]
     (step,) = (line for line in lines if len(line) == 4)
     (left, zero), (middle, also_zero), (still, one), (right, also_one) = step
     assert left < middle == still < right
     assert zero == also_zero > one == also_one  # pixels count downwards
-    curves = [line for line in lines if line is not step]
-    assert len(curves) == 2
-    for line in curves:
+    log, tanh, upper = (line for line in lines if line is not step)
+    for line in (log, tanh):
         assert all(y >= (one if x > middle else zero) - 1e-3 for x, y in line)
+    assert all(y <= (one if x >= middle else zero) + 1e-3 for x, y in upper)
 
 
 # Flips.

@@ -485,7 +485,7 @@ def test_a_bar_is_named_by_the_values_of_its_run():
     console = Console(file=shown, force_terminal=True, width=200)
     with Progress(console, label=partial(_label_of, fields=["alpha", "mu"])) as progress:
         progress.begin({OWN: 0}, batches=3)
-    assert "resnet56 BiSAM (tanh) seed 0, alpha = 0.1, mu = 10" in shown.getvalue()
+    assert "BiSAM (tanh) seed 0 resnet56, alpha = 0.1, mu = 10" in shown.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_bars_come_and_go_with_the_runs(tmp_path):
     class Watched(Progress):
         def epoch(self, *arguments):
             super().epoch(*arguments)
-            shown.append(sorted((task.description[-6:], task.completed, task.total) for task in self._bars.tasks))
+            shown.append(sorted((task.description[4:10], task.completed, task.total) for task in self._bars.tasks))
 
     console = Console(file=io.StringIO(), force_terminal=True)
     with Watched(console) as progress:
@@ -289,7 +289,7 @@ def test_in_a_narrow_terminal_texts_are_cut_and_bar_count_and_time_stay(width, t
         shown.print(progress._bars.get_renderable())
     (line,) = shown.file.getvalue().splitlines()
     assert len(line) <= width
-    assert re.fullmatch(r"\[b\] Conf.*… ━{5,}\S* +35200/70400 -:--:-- loss 1.*…", line)
+    assert re.fullmatch(r"\[b\] Conf.*… ━{5,}\S* +35200/70400 -:--:-- validation 9.*…", line)
 
 
 def test_asked_to_stop_when_a_run_is_finished_the_next_is_not_begun(tmp_path):

@@ -11,6 +11,7 @@ from typing import Annotated
 import torch
 import typer
 
+import bisam
 from bisam.lab.bench import suite as benchmark
 from bisam.lab.bench import tables as bench_tables
 from bisam.lab.cli import compare as cli_compare
@@ -21,7 +22,6 @@ from bisam.lab.files import refuse_foreign
 from bisam.lab.models import build
 
 app = typer.Typer(
-    help="Sharpness-aware training: the paper's experiments.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain text, which can be searched and copied
@@ -48,18 +48,33 @@ class Compile(str, Enum):
 
 
 app.command("list")(cli_runs.list_recipes)
-app.command()(cli_runs.train)
-app.command()(cli_runs.reproduce)
-app.command()(cli_sweep.sweep)
-app.command()(cli_runs.demo)
-app.command()(cli_runs.data)
-app.command()(cli_compare.compare)
-app.command()(cli_report.report)
-app.command()(cli_report.figure)
-app.command()(cli_report.verify)
+app.command(short_help="Train every cell of a recipe, or a part of it.")(cli_runs.train)
+app.command(short_help="Train what is missing of a table of the paper.")(cli_runs.reproduce)
+app.command(short_help="Train over a grid, choose by validation accuracy.")(cli_sweep.sweep)
+app.command(short_help="Noisy labels on small images, in two minutes.")(cli_runs.demo)
+app.command(short_help="Prepare a data set, check it, describe it.")(cli_runs.data)
+app.command(short_help="Two runs: settings, curves, sharpness, surfaces.")(cli_compare.compare)
+app.command(short_help="Tables beside the paper's, and a page with curves.")(cli_report.report)
+app.command(short_help="Draw a figure of the paper.")(cli_report.figure)
+app.command(short_help="Check runs: files, digests, epochs, accuracy.")(cli_report.verify)
 
 
-@app.command()
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bisam {bisam.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Sharpness-aware training: the paper's experiments."""
+
+
+@app.command(short_help="Measure the paper's timing tables on this machine.")
 def bench(
     only: Annotated[str, typer.Option(metavar="SECTIONS", help="What to measure, with commas between.")] = SECTIONS,
     models: Annotated[str | None, typer.Option(metavar="NAMES", help="Models to train.", show_default=MODELS)] = None,

@@ -34,11 +34,15 @@ Folders = Annotated[
     list[Path] | None,
     typer.Argument(metavar="FOLDER...", parser=folder, help="Folders of runs.  [default: runs]"),
 ]
+WithoutWeights = Annotated[
+    bool, typer.Option("--without-weights", help="Weights were left out on purpose: they are no problem.")
+]
 
 
 def report(
     folders: Folders = None,
     out: Annotated[Path | None, typer.Option(help="The page.", show_default="report.html in the first folder")] = None,
+    without_weights: WithoutWeights = False,
     figures: Annotated[Path | None, typer.Option(help="Write every chart as a file into this folder too.")] = None,
     form: Annotated[Form, typer.Option("--format", help="What --figures writes.")] = Form.svg,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file too.")] = None,
@@ -46,7 +50,7 @@ def report(
     """The tables of the paper with the runs of some folders, here and as a page with their curves."""
     with errors_in_one_line():
         roots = folders or [RUNS]
-        collection = _verified(roots)
+        collection = _verified(roots, without_weights=without_weights)
         groups, sweeps = sort_out(collection)
         sheets = [*summary.sheets(groups), *map(sheet_of_sweep, sweeps)]
         page, wrote = out or roots[0] / "report.html", []
@@ -92,7 +96,7 @@ def figure(
         if which is PaperFigure.lower_bounds:
             if folders:
                 raise ValueError("lower-bounds are drawn from their formulas: remove the folder")
-            chart, title = charts.lower_bounds(), "Lower bounds of the 0-1 loss"
+            chart, title = charts.lower_bounds(), "Bounds of the 0-1 loss"
         else:
             runs = _runs_of(recipe, folders or [RUNS])
             chart = charts.flips(runs, interactive=path.suffix.lower() == ".html")
@@ -120,7 +124,7 @@ def _collected(roots: Sequence[Path]) -> cells.Collection:
     return cells.collect(_found(roots))
 
 
-def _verified(roots: Sequence[Path]) -> cells.Collection:
+def _verified(roots: Sequence[Path], *, without_weights: bool = False) -> cells.Collection:
     """The runs, with what is wrong with their weights among their problems."""
     found, lost = [], []
     for record in _found(roots):
@@ -131,7 +135,7 @@ def _verified(roots: Sequence[Path]) -> cells.Collection:
                 record = replace(record, problems=[*record.problems, *problems])
         found.append(record)
     collection = cells.collect(found)
-    if lost:
+    if lost and not without_weights:
         runs = "1 finished run has" if len(lost) == 1 else f"{len(lost)} finished runs have"
         first = "" if len(lost) == 1 else "the first "
         collection.notes.append(f"{runs} lost the {records.WEIGHTS} in the receipt: {first}{lost[0].folder}")
@@ -140,9 +144,7 @@ def _verified(roots: Sequence[Path]) -> cells.Collection:
 
 def verify(
     folders: Folders = None,
-    without_weights: Annotated[
-        bool, typer.Option("--without-weights", help="Weights were left out on purpose: note them, as no problem.")
-    ] = False,
+    without_weights: WithoutWeights = False,
 ) -> None:
     """Check runs: files, digests, complete epochs and the accuracy of the best one. Exits with 1 for problems."""
     with errors_in_one_line():

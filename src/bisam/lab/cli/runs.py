@@ -41,19 +41,20 @@ from bisam.lab.training.trackers import trackers
 
 def list_recipes() -> None:
     """All recipes, and what each costs."""
-    table = Table(title="Recipes: bisam train RECIPE, bisam reproduce RECIPE")
-    for column in ("recipe", "what", "rows", "methods", "seeds", "hours on an H200"):
-        table.add_column(column, overflow="fold")
+    table = Table(box=None, padding=(0, 2, 1, 0), header_style="bold")
+    for column in ("recipe", "time for all", "seeds"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("rows and methods", overflow="fold")
     for name, make in RECIPES.items():
         recipe = make()
-        rows, methods = "\n".join(recipe.rows), ", ".join(recipe.methods)
-        table.add_row(name, recipe.title, rows, methods, str(recipe.seeds), costs.describe(recipe))
+        cells = f"{recipe.title}\n{' '.join(recipe.rows)}\n{' '.join(recipe.methods)}"
+        table.add_row(name, costs.describe(recipe), str(recipe.seeds), cells)
     here = console()
     here.print(table)
     here.print(
-        "Hours are those of all cells and seeds, one after the other, with --set compile=true (except densenet121), "
-        "from the measured milliseconds of a step; a question mark: that model was not measured. A part of a table is "
-        "table/row/method, such as label_noise/80%/bisam-log."
+        "bisam train RECIPE trains a table; a part of it is RECIPE/ROW/METHOD, such as label_noise/80%/bisam-log. "
+        "Times are those of all cells and seeds, one after the other, from the measured milliseconds of a step with "
+        "--set compile=true (densenet121 without)."
     )
 
 

@@ -90,7 +90,7 @@ def sweep(
         )
         here, place = console(), cli_options.device(device)
         jobs = [job for plan in planned for job in plan.jobs]
-        shown = Progress(here, label=partial(_label_of, fields=fields), outcome=_validated)
+        shown = Progress(here, label=partial(_label_of, fields=fields), outcome=_validated, score="validation_accuracy")
         with cli_options.threads_for(place, {job.config.model for job in jobs}), shown as progress:
             for plan in planned:
                 progress.note(plan.description)

@@ -221,9 +221,13 @@ def grid(sweep: Sweep) -> Chart:
 
 
 def lower_bounds(alpha: float = 0.1) -> Chart:
-    """The paper's figure: both φ against the step function of the 0-1 loss."""
+    """The paper's figure: both φ below the step function of the 0-1 loss, and cross entropy of two classes above it."""
     x = torch.linspace(-10, 10, 401, dtype=torch.float64)
-    curves = {"φ = −log": objectives.log_phi(x), f"φ = tanh, α = {alpha:g}": objectives.tanh_phi(x, alpha)}
+    curves = {
+        "φ = −log": objectives.log_phi(x),
+        f"φ = tanh, α = {alpha:g}": objectives.tanh_phi(x, alpha),
+        "cross entropy/log 2": torch.nn.functional.softplus(x) / math.log(2),
+    }
     rows = [
         {"x": round(at, 4), "value": value, "curve": name}
         for name, values in curves.items()
@@ -233,7 +237,7 @@ def lower_bounds(alpha: float = 0.1) -> Chart:
     rows += [{"x": at, "value": value, "curve": name} for at, value in [(-10, 0), (0, 0), (0, 1), (10, 1)]]
     colour = alt.Color(
         "curve:N",
-        scale=alt.Scale(domain=[name, *curves], range=[_COLOURS[key] for key in ("plain", "log", "tanh")]),
+        scale=alt.Scale(domain=[name, *curves], range=[_COLOURS[key] for key in ("plain", "log", "tanh", "sam")]),
         legend=alt.Legend(title=None, orient="top"),
     )
     tooltip = [alt.Tooltip("curve:N"), alt.Tooltip("x:Q", format=".3~g"), alt.Tooltip("value:Q", format=".4~g")]
@@ -242,17 +246,19 @@ def lower_bounds(alpha: float = 0.1) -> Chart:
         .mark_line(clip=True, strokeWidth=2.5)
         .encode(
             x=alt.X("x:Q", title="margin of a wrong class, x = z_j − z_y"),
-            y=alt.Y("value:Q", title="φ(x)", scale=alt.Scale(domain=[-3, 1.25])),
+            y=alt.Y("value:Q", title="value", scale=alt.Scale(domain=[-3, 3])),
             color=colour,
             strokeDash=alt.StrokeDash(
                 "curve:N",
-                scale=alt.Scale(domain=[name, *curves], range=[_DASHES[key] for key in ("sam", "log", "tanh")]),
+                scale=alt.Scale(
+                    domain=[name, *curves], range=[_DASHES[key] for key in ("sam", "log", "tanh", "plain")]
+                ),
                 legend=None,
             ),
             tooltip=tooltip,
         )
     )
-    return whole(lines.properties(description="two lower bounds of the 0-1 loss"), rows)
+    return whole(lines.properties(description="two lower bounds and an upper bound of the 0-1 loss"), rows)
 
 
 def numbers(epoch: Mapping[str, Any]) -> dict[str, Any]:

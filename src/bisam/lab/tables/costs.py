@@ -33,8 +33,8 @@ def hours(recipe: Recipe) -> float | None:
 
 
 def describe(recipe: Recipe) -> str:
-    """The hours as text; a question mark where they are not measured."""
+    """The time as text, with what it is of."""
     found = hours(recipe)
     if recipe.name == "demo":
-        return "2 minutes on two CPU cores"
-    return "?" if found is None else f"{found:.0f}"
+        return "2 min, two CPU cores"
+    return "not measured" if found is None else f"{found:.0f} h, one H200"

@@ -108,6 +108,7 @@ def run(
                 f"{record.folder} is not counted; move the folder elsewhere to train it again: {record.not_counted}"
             )
     pending = [job for job, one in zip(jobs, there, strict=True) if one.result is None and not one.not_counted]
+    progress.expect(job.config for job in pending)
     sources = {name: load(name) for name in dict.fromkeys(job.config.data for job in pending)}
     for source in sources.values():
         source.prepare()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Column
 from rich.text import Text
@@ -19,6 +19,7 @@ from rich.text import Text
 from bisam.lab.config import Config
 from bisam.lab.files import printable
 from bisam.lab.methods import title_of
+from bisam.lab.training.overall import Overall
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -42,6 +43,22 @@ class ClippedText(TextColumn):
         return text
 
 
+class LiveBars(Bars):
+    """A bar for each run, and below them how far all runs are and their results."""
+
+    def __init__(self, overall: Overall, score: str, *columns: ProgressColumn, console: Console) -> None:
+        self.overall, self.score = overall, score.replace("_", " ")
+        super().__init__(*columns, console=console)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        table = self.overall.table(self.score)
+        if table is not None:
+            yield table
+        if self.overall.line:
+            yield Text(self.overall.line, style="bold")
+
+
 class Progress:
     """Shows steps, epochs and results, and passes epochs to the trackers."""
 
@@ -52,12 +69,17 @@ class Progress:
         *,
         label: Callable[[Config], str] | None = None,
         outcome: Callable[[dict[str, Any]], str] | None = None,
+        score: str = "test_accuracy",
     ) -> None:
-        """`label` returns the name of a run, `outcome` the text for the result of a finished one."""
-        self.label, self.outcome = label or name_of, outcome or _tested
+        """`label` returns the name of a run, `outcome` the text for the result of a finished one.
+
+        `score` is the number of a result that the live table has.
+        """
+        self.label, self.outcome, self.score = label or name_of, outcome or _tested, score
+        self.overall = Overall()
         self.console = Console() if console is None else console
         self.trackers = list(trackers)
-        self._bars: Bars | None = None
+        self._bars: LiveBars | None = None
         self._tasks: dict[Config, TaskID] = {}
         self._line = 0.0
         self._epochs: dict[Config, int] = {}
@@ -66,7 +88,9 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
-            self._bars = Bars(
+            self._bars = LiveBars(
+                self.overall,
+                self.score,
                 ClippedText("{task.description}"),
                 BarColumn(min(40, self.console.width // 5), table_column=Column(no_wrap=True)),
                 MofNCompleteColumn(table_column=Column(no_wrap=True)),
@@ -87,12 +111,17 @@ class Progress:
     def begin(self, epochs: Mapping[Config, int], batches: int) -> None:
         """These runs step together from now on; `epochs` is how many each has finished."""
         self._epochs, self._batches = dict(epochs), batches
+        self.overall.begin(epochs)
         if self._bars is not None:
             for config, epoch in epochs.items():
                 if config not in self._tasks:
                     self._tasks[config] = self._bars.add_task(
                         self.label(config), total=config.epochs * batches, completed=epoch * batches, status=""
                     )
+
+    def expect(self, configs: Iterable[Config]) -> None:
+        """All runs that are to be trained."""
+        self.overall.expect(configs)
 
     def step(self, number: int) -> None:
         """The first `number` batches of the epoch are done."""
@@ -104,6 +133,7 @@ class Progress:
     def epoch(self, config: Config, folder: Path, metrics: dict[str, Any]) -> None:
         epoch = self._epochs[config] = metrics["epoch"] + 1
         status = _status(metrics)
+        self.overall.epoch(config, epoch)
         for tracker in [*self.trackers]:
             self._try(tracker, partial(tracker.log, folder, config, metrics))
         if self._bars is not None:
@@ -122,6 +152,13 @@ class Progress:
         if self._bars is not None and config in self._tasks:
             self._bars.remove_task(self._tasks.pop(config))
         self.note(f"{self.label(config)}  {text}, {_time(result['seconds'])}")
+        self.overall.finish(config, self.group(config), result.get(self.score))
+        if self._bars is None and self.overall.line:
+            self.note(self.overall.line)
+
+    def group(self, config: Config) -> str:
+        """The name of a run without its seed."""
+        return self.label(config).replace(f" seed {config.seed}", "")
 
     def note(self, text: str) -> None:
         """Print a line: brackets in the name of a folder are no markup.
@@ -144,10 +181,10 @@ class Progress:
 def name_of(config: Config) -> str:
     """
     >>> name_of(Config(noise=0.4))
-    'resnet56 40% noise BiSAM (-log) seed 0'
+    'BiSAM (-log) seed 0 resnet56 40% noise'
     """
-    noise = f" {config.noise:.0%} noise" if config.noise else ""
-    return f"{config.model}{noise} {title_of(config.method)} seed {config.seed}"
+    noise = f" {config.noise:.0%} noise" if config.noise else ""  # the method first: a narrow terminal cuts the end
+    return f"{title_of(config.method)} seed {config.seed} {config.model}{noise}"
 
 
 def _tested(result: dict[str, Any]) -> str:
@@ -156,8 +193,8 @@ def _tested(result: dict[str, Any]) -> str:
 
 def _status(metrics: dict[str, Any]) -> str:
     parts = [
-        f"loss {metrics['loss']:.3f}",
         f"validation {metrics['validation_accuracy']:.2f} %",
+        f"loss {metrics['loss']:.3f}",
         f"flips {metrics['flips']:.1f}" if "flips" in metrics else "",
         f"{metrics['samples_per_second']:,.0f} samples/s",
     ]

@@ -1,0 +1,98 @@
+"""Accelerate: `SharpnessAwareBackward` takes the place of `accelerator.backward`; the rest of the loop stays.
+
+model, optimizer, loader, scheduler = accelerator.prepare(model, bisam.BiSAM(base, model), loader, scheduler)
+backward = SharpnessAwareBackward(accelerator, model, optimizer)
+
+def loss_of(x, y):
+    return backward.criterion(model(x), y)
+
+for x, y in loader:
+    with accelerator.accumulate(model):
+        loss = backward(loss_of, x, y)
+        if accelerator.sync_gradients:
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import accelerate
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+
+from bisam.engine.criterion import Criterion
+from bisam.engine.optimizer import SharpnessAware
+from bisam.integrations.micro_batches import run_all
+
+_REFUSED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
+"""They run backward passes, or average gradients, by themselves."""
+
+
+class SharpnessAwareBackward:
+    """Both passes of a step, over the micro-batches that `accelerator.accumulate` puts together.
+
+    Args:
+        accelerator: the Accelerator.
+        model: the model, as `accelerator.prepare` returned it. It becomes the optimizer's: under
+            DistributedDataParallel each rank perturbs by its own gradient, or all alike with `sharpness="global"`.
+        optimizer: the optimizer, as `accelerator.prepare` returned it.
+    """
+
+    def __init__(self, accelerator: accelerate.Accelerator, model: nn.Module, optimizer: AcceleratedOptimizer) -> None:
+        inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else None
+        if not isinstance(inner, SharpnessAware):
+            given = type(optimizer).__name__ if inner is None else f"that around a {type(inner).__name__}"
+            raise TypeError(
+                "optimizer must be what accelerator.prepare() returned for a sharpness-aware one, such as "
+                f"bisam.BiSAM(base, model), got {given}"
+            )
+        if accelerator.distributed_type in _REFUSED:
+            raise RuntimeError(
+                f"{accelerator.distributed_type} runs or averages backward passes by itself, and a step of two passes "
+                "needs each micro-batch twice: use DistributedDataParallel or FSDP2"
+            )
+        inner.model = model
+        if not inner._sync.averages:
+            raise ValueError(
+                f"{accelerator.num_processes} processes train together, and the model is not wrapped: give the one "
+                "that accelerator.prepare() returned"
+            )
+        self._accelerator = accelerator
+        self._optimizer = inner
+        self._waiting: list[Callable[[], Tensor]] = []
+
+    @property
+    def criterion(self) -> Criterion:
+        """The optimizer's criterion: the ascent's objective in the first pass, the descent's in the second."""
+        return self._optimizer.criterion
+
+    def __call__(self, loss_of: Callable[..., Tensor], *batch: Any, **named: Any) -> Any:
+        """Note this micro-batch; with the last of an accumulation, run both passes over all of them.
+
+        `loss_of(*batch, **named)` runs the model and returns the loss: it is called once in each pass. Returns the
+        mean loss of the micro-batches at w, and None before the last of them. The gradient is in `.grad` then, for
+        clipping and `optimizer.step()`.
+        """
+        if not batch and not named:
+            raise TypeError(
+                "give the batch beside the function, as in backward(loss_of, x, y): the function runs after the loop "
+                "has moved on, and would find the last batch only"
+            )
+        self._waiting.append(partial(loss_of, *batch, **named))
+        if not self._accelerator.sync_gradients:
+            return None
+        losses, self._waiting = self._waiting, []
+        runs = [partial(self._run, loss) for loss in losses]
+        return self._optimizer.backward(partial(run_all, runs, self._optimizer.model), scaler=self._accelerator.scaler)
+
+    def _run(self, loss_of_batch: Callable[[], Tensor]) -> Tensor:
+        loss = loss_of_batch()
+        self._accelerator.backward(loss)
+        return loss.detach()

@@ -1,0 +1,89 @@
+"""How far all runs of a command are: which run, how long it still takes, and the results by method so far."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from statistics import mean, stdev
+
+from rich.table import Table
+
+from bisam.lab.config import Config
+from bisam.lab.methods import METHODS
+
+
+class Overall:
+    """Counts finished runs and epochs. Time is estimated from epochs, each weighed by the passes of its method."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._epochs: dict[Config, int] = {}
+        self._began: float | None = None
+        self._before = 0.0
+        self._finished: set[Config] = set()
+        self._scores: dict[str, list[float]] = defaultdict(list)
+
+    def expect(self, configs: Iterable[Config]) -> None:
+        """These runs are to be trained."""
+        self._epochs.update(dict.fromkeys(configs, 0))
+
+    def begin(self, epochs: Mapping[Config, int]) -> None:
+        """These runs begin, or resume after that many epochs, which cost no time now."""
+        if self._began is None:
+            self._began = self._clock()
+        for config, epoch in epochs.items():
+            if epoch > self._epochs.get(config, 0):
+                self._before += (epoch - self._epochs.get(config, 0)) * _passes(config)
+            self._epochs[config] = epoch
+
+    def epoch(self, config: Config, epochs: int) -> None:
+        self._epochs[config] = epochs
+
+    def finish(self, config: Config, name: str, score: float | None) -> None:
+        """A run has ended; one that has diverged has no score."""
+        self._epochs[config] = config.epochs
+        self._finished.add(config)
+        if score is not None and math.isfinite(score):
+            self._scores[name].append(score)
+
+    @property
+    def line(self) -> str:
+        """Such as `run 3 of 12, 1:10 left`; empty for a single run, which has a bar of its own."""
+        if len(self._epochs) < 2:
+            return ""
+        number = min(len(self._finished) + 1, len(self._epochs))
+        left = self._seconds_left()
+        return f"run {number} of {len(self._epochs)}" + ("" if left is None else f", {clock_time(left)} left")
+
+    def table(self, title: str) -> Table | None:
+        """Mean scores of what has finished, by method."""
+        if not self._scores:
+            return None
+        table = Table("finished", title, "", box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for name, scores in self._scores.items():
+            scatter = f" ± {stdev(scores):.2f}" if len(scores) > 1 else ""
+            table.add_row(name, f"{mean(scores):.2f}{scatter}", f"n = {len(scores)}")
+        return table
+
+    def _seconds_left(self) -> float | None:
+        total = sum(config.epochs * _passes(config) for config in self._epochs)
+        done = sum(epochs * _passes(config) for config, epochs in self._epochs.items())
+        trained = done - self._before
+        if self._began is None or trained <= 0:
+            return None
+        return (self._clock() - self._began) / trained * (total - done)
+
+
+def clock_time(seconds: float) -> str:
+    """
+    >>> clock_time(70), clock_time(3 * 3600 + 62)
+    ('1:10', '3:01:02')
+    """
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def _passes(config: Config) -> float:
+    return METHODS[config.method].passes if config.method in METHODS else 1.0

@@ -1,0 +1,427 @@
+"""Lightning's Trainer against a step written by hand."""
+
+import copy
+
+import lightning
+import pytest
+import torch
+import torchmetrics
+from lightning.fabric.utilities.warnings import PossibleUserWarning
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import bisam
+from bisam.integrations.lightning import SharpnessAwareModule
+
+import ranks
+import two_passes
+from two_passes import RHO, assert_equal_weights
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore::{PossibleUserWarning.__module__}.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec"),
+]
+
+
+class Classifier(SharpnessAwareModule):
+    def __init__(self, variant=bisam.BiSAM, net=None, **options):
+        super().__init__()
+        self.net = two_passes.net() if net is None else net
+        self.variant, self.options = variant, {"rho": RHO, **options}
+        self.updates = []
+        self.counted = torchmetrics.SumMetric()
+        self.called = torchmetrics.MeanMetric()
+
+    def loss_of(self, x, y):
+        return self.sharpness_loss(self.net(x), y)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = self.loss_of(x, y)
+        self.counted.update(len(y))
+        self.called(loss.detach())
+        self.log("loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def on_before_optimizer_step(self, optimizer):
+        self.updates.append(optimizer)
+
+    def configure_optimizers(self):
+        base = two_passes.base_of(self.net.parameters())
+        optimizer = base if self.variant is None else self.variant(base, self, **self.options)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, two_passes.DECAY)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Plain(lightning.LightningModule):
+    """Not derived from SharpnessAwareModule."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.net, self.make = two_passes.net(), make
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return self.make(self)
+
+
+def fit(module, epochs=1, batches=None, checkpoint=None, rank=None, **options):
+    x, y = two_passes.samples() if batches is None else batches
+    options = {"accumulate_grad_batches": 2, "gradient_clip_val": two_passes.CLIP["norm"], **options}
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        **{"accelerator": "cpu", "logger": False, "enable_checkpointing": False, **options},
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1, barebones=False,
+    )  # fmt: skip
+    data = TensorDataset(x, y)
+    sampler = None if rank is None else DistributedSampler(data, ranks.RANKS, rank, shuffle=False)
+    trainer.fit(module, DataLoader(data, batch_size=8, sampler=sampler), ckpt_path=checkpoint)
+    return trainer
+
+
+@pytest.mark.parametrize(("name", "clip"), [("SAM", "norm"), ("BiSAM", "norm"), ("BiSAM", "value")])
+def test_accumulation_clipping_and_a_schedule_equal_the_reference(name, clip):
+    """36 samples are five batches: the last update has one, of four samples."""
+    module = Classifier(getattr(bisam, name))
+    start = copy.deepcopy(module.net)
+    trainer = fit(module, epochs=2, gradient_clip_val=two_passes.CLIP[clip], gradient_clip_algorithm=clip)
+    expected, _ = two_passes.train(start, two_passes.windows(*two_passes.samples()) * 2, name, clip=clip)
+    assert_equal_weights(module.net, expected)
+    assert trainer.global_step == len(module.updates) == 6
+
+
+def test_float32_equals_the_reference_too():
+    module = Classifier(net=two_passes.net(torch.float32))
+    start = copy.deepcopy(module.net)
+    batches = two_passes.samples(dtype=torch.float32)
+    fit(module, batches=batches)
+    expected, _ = two_passes.train(start, two_passes.windows(*batches), "BiSAM")
+    assert_equal_weights(module.net, expected, 1e-6)
+
+
+def test_radius_zero_is_lightning_with_the_base_optimizer_bit_for_bit():
+    modules = [Classifier(net=two_passes.net()), Classifier(None, net=two_passes.net())]
+    modules[0].options["rho"] = 0.0
+    modules[1].loss_of = lambda x, y: torch.nn.functional.cross_entropy(modules[1].net(x), y)
+    for module in modules:
+        fit(module, epochs=2)
+    for a, b in zip(modules[0].net.state_dict().values(), modules[1].net.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_logged_loss_is_that_at_the_weights_and_metrics_count_once():
+    """28 samples: the last update has batches of 8 and 4, which weigh differently in the mean over the epoch."""
+    module = Classifier()
+    start = copy.deepcopy(module.net)
+    x, y = two_passes.samples(28)
+    trainer = fit(module, batches=(x, y))
+    _, losses = two_passes.train(start, two_passes.windows(x, y), "BiSAM")
+    sizes = [len(part) for part in y.split(8)]
+    expected = sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / len(y)
+    assert float(trainer.callback_metrics["loss"]) == pytest.approx(expected, rel=1e-6)
+    assert module.counted.compute() == len(y)
+    assert float(module.called.compute()) == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+    module.counted.update(1)  # metrics work again after the step
+    assert module.counted.compute() == len(y) + 1
+
+
+@pytest.mark.parametrize("kind", [bisam.BiSAM, bisam.GSAM, bisam.LookSAM, bisam.FriendlySAM, bisam.RSAM, bisam.MSAM])
+def test_every_kind_of_variant_runs_as_by_its_own_step(kind):
+    """Extra passes, plain steps, memory, random starts, no ascent pass: the engine runs them all on micro-batches."""
+    module = Classifier(kind, same_dropout=True)
+    other = copy.deepcopy(module.net)
+    torch.manual_seed(5)
+    optimizer = kind(two_passes.base_of(other.parameters()), other, rho=RHO, same_dropout=True)
+    for window in two_passes.windows(*two_passes.samples()):
+
+        def closure(window=window):
+            for x, y in window:
+                (optimizer.criterion(other(x), y) / 2).backward()
+
+        optimizer.step(closure)
+        for group in optimizer.param_groups:
+            group["lr"] *= two_passes.DECAY
+    torch.manual_seed(5)
+    fit(module, gradient_clip_val=None)
+    assert_equal_weights(module.net, other)
+
+
+def test_batches_of_an_accumulation_that_was_broken_off_are_dropped():
+    """As Lightning clears their gradients."""
+
+    class Steady(Classifier):
+        def configure_optimizers(self):
+            return super().configure_optimizers()["optimizer"]
+
+    class Breaking(Steady):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if self.current_epoch == 0 and batch_idx == 1 else None
+
+    module, whole = Breaking(), Steady()
+    fit(module, epochs=2)
+    fit(whole)
+    assert_equal_weights(module.net, whole.net, 0.0)
+
+
+def test_a_checkpoint_resumes_bit_for_bit(tmp_path):
+    def saving(folder):
+        return lightning.pytorch.callbacks.ModelCheckpoint(folder, save_last=True, save_top_k=0)
+
+    whole = Classifier(every=2)
+    fit(whole, epochs=2)
+    first = Classifier(every=2)
+    fit(first, epochs=1, enable_checkpointing=True, callbacks=[saving(tmp_path)])
+    assert not torch.equal(first.net[0].weight, whole.net[0].weight)
+    second = Classifier(every=2)
+    options = {"enable_checkpointing": True, "callbacks": [saving(tmp_path)]}
+    fit(second, epochs=2, checkpoint=tmp_path / "last.ckpt", **options)
+    for a, b in zip(whole.net.state_dict().values(), second.net.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_two_step_class_is_right_in_the_module():
+    module = Classifier(lambda base, _, rho: bisam.compat.SAM(module.net.parameters(), two_passes.base_of, rho=rho))
+    start = copy.deepcopy(module.net)
+    fit(module)
+    expected, _ = two_passes.train(start, two_passes.windows(*two_passes.samples()), "SAM")
+    assert_equal_weights(module.net, expected)
+
+
+# Precision
+
+
+def train_with_autocast(net, dtype):
+    """The same accumulation by the optimizer alone. Returns the net, and the norm of the last ascent gradient."""
+    optimizer = bisam.BiSAM(two_passes.base_of(net.parameters()), net, rho=RHO)
+    for window in two_passes.windows(*two_passes.samples(dtype=torch.float32)):
+
+        def closure(window=window):
+            for x, y in window:
+                with torch.autocast("cpu", dtype, cache_enabled=False):
+                    loss = optimizer.criterion(net(x), y)
+                (loss / 2).backward()
+
+        optimizer.step(closure)
+        for group in optimizer.param_groups:
+            group["lr"] *= two_passes.DECAY
+    return net, optimizer.telemetry.ascent_norm
+
+
+def in_half_precision(precision, **options):
+    module = Classifier(net=two_passes.net(torch.float32))
+    before = copy.deepcopy(module.net)
+    fit(module, batches=two_passes.samples(dtype=torch.float32), gradient_clip_val=None, **precision, **options)
+    return module.net, before
+
+
+def test_bfloat16_is_that_of_the_optimizer_alone():
+    net, before = in_half_precision({"precision": "bf16-mixed"})
+    assert_equal_weights(net, train_with_autocast(before, torch.bfloat16)[0], 1e-6)
+
+
+def test_float16_is_unscaled_in_both_passes():
+    """The factor is a power of two. The norm is what the perturbation is divided by."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6)
+    plugins = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
+    norms = []
+
+    class Norms(lightning.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            norms.append(trainer.optimizers[0].telemetry.ascent_norm)
+
+    net, before = in_half_precision(plugins, callbacks=[Norms()])
+    expected, norm = train_with_autocast(before, torch.float16)
+    assert_equal_weights(net, expected, 1e-4)
+    assert float(norms[-1]) == pytest.approx(float(norm), rel=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # Lightning's schedule does not wait
+def test_an_overflow_skips_the_update_and_lowers_the_scale():
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    net, before = in_half_precision({"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]})
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), before.parameters(), strict=True))
+    assert scaler.get_scale() == 2.0**57
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Trainer(precision='16-mixed') needs a GPU")
+def test_float16_trains_on_a_gpu():
+    net, before = in_half_precision({"precision": "16-mixed", "accelerator": "gpu", "devices": 1})
+    assert any(not torch.equal(a.cpu(), b) for a, b in zip(net.parameters(), before.parameters(), strict=True))
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+# Manual optimization
+
+
+class Manual(Classifier):
+    form = "step"
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        optimizer = self.optimizers()
+
+        def closure(x=x, y=y):
+            loss = self.sharpness_loss(self.net(x), y)
+            self.counted.update(len(y))
+            self.log("loss", loss, on_step=False, on_epoch=True)
+            self.manual_backward(loss)
+            return loss
+
+        if self.form == "list":
+            optimizer.step([lambda a=a, b=b: closure(a, b) for a, b in zip(x.chunk(2), y.chunk(2), strict=True)])
+        elif self.form == "minimize":
+            optimizer.minimize(x, y)
+        elif self.form == "hand":
+            optimizer.zero_grad()
+            closure()
+            optimizer.ascend()
+            closure()
+            optimizer.descend()
+        else:
+            optimizer.step(closure)
+        self.lr_schedulers().step()
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@pytest.mark.parametrize("form", ["step", "list", "minimize", "hand"])
+def test_manual_optimization_counts_each_update_once_and_equals_the_reference(form):
+    module = Manual(net=two_passes.net(batch_norm=False))
+    module.form = form
+    start = copy.deepcopy(module.net)
+    trainer = fit(module, accumulate_grad_batches=1, gradient_clip_val=None)
+    batches = two_passes.samples()
+    expected, losses = two_passes.train(start, two_passes.windows(*batches, count=1), "BiSAM", divisor=1, clip=None)
+    assert_equal_weights(module.net, expected)
+    assert trainer.global_step == 5
+    if form == "step":
+        assert module.counted.compute() == len(batches[1])
+        mean = sum(loss * len(y) for loss, y in zip(losses, batches[1].split(8), strict=True)) / len(batches[1])
+        assert float(trainer.callback_metrics["loss"]) == pytest.approx(mean, rel=1e-6)
+
+
+# Two processes
+
+
+def on_a_rank(module, **options):
+    with ranks.launched() as rank:
+        strategy = DDPStrategy(process_group_backend="gloo")
+        options = {"strategy": strategy, "devices": ranks.RANKS, "plugins": [TorchElasticEnvironment()], **options}
+        fit(module, batches=two_passes.samples(64), use_distributed_sampler=False, rank=rank, **options)
+    return module
+
+
+def train_on_a_rank(variant, sharpness, manual=False):
+    options = {"variant": getattr(bisam, variant), "net": two_passes.net(batch_norm=False), "sharpness": sharpness}
+    if manual:
+        return on_a_rank(Manual(**options), accumulate_grad_batches=1, gradient_clip_val=None).net
+    return on_a_rank(Classifier(**options)).net
+
+
+def shards(x, y, count):
+    """The micro-batches of each update, by rank, as torch's sampler deals them out."""
+    of_ranks = [two_passes.windows(x[rank :: ranks.RANKS], y[rank :: ranks.RANKS], count=count) for rank in (0, 1)]
+    return [list(update) for update in zip(*of_ranks, strict=True)]
+
+
+@pytest.mark.parametrize(("name", "sharpness"), [("BiSAM", None), ("SAM", "global")])
+def test_two_ranks_perturb_as_the_user_has_chosen(name, sharpness):
+    first, second = ranks.run(train_on_a_rank, name, sharpness)
+    updates = shards(*two_passes.samples(64), 2)
+    expected, _ = two_passes.train(two_passes.net(batch_norm=False), updates, name, sharpness=sharpness or "local")
+    for net in (first, second):
+        assert_equal_weights(net, expected)
+
+
+def test_two_ranks_in_manual_optimization_perturb_each_by_its_own_gradient():
+    first, second = ranks.run(train_on_a_rank, "BiSAM", None, True)
+    updates = shards(*two_passes.samples(64), 1)
+    expected, _ = two_passes.train(two_passes.net(batch_norm=False), updates, "BiSAM", divisor=1, clip=None)
+    for net in (first, second):
+        assert_equal_weights(net, expected)
+
+
+# Misuse
+
+
+def two_step_class(module):
+    return bisam.compat.SAM(module.parameters(), torch.optim.SGD, lr=0.1)
+
+
+def sam(module):
+    return bisam.SAM(torch.optim.SGD(module.parameters(), lr=0.1), module)
+
+
+@pytest.mark.parametrize(
+    ("make", "accumulation", "message"),
+    [
+        (two_step_class, 2, r"compat.SAM.step.*SharpnessAwareModule"),
+        (two_step_class, 1, r"compat.SAM.step.*SharpnessAwareModule"),
+        (sam, 2, r"found gradients from before.*docs/frameworks.md"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Plain runs training_step")
+def test_a_plain_module_that_would_mix_batches_is_refused(make, accumulation, message):
+    module = Plain(make)
+    before = [p.detach().clone() for p in module.parameters()]
+    with pytest.raises(RuntimeError, match=message):
+        fit(module, accumulate_grad_batches=accumulation)
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), before, strict=True))
+
+
+def test_a_plain_module_without_accumulation_trains_and_warns():
+    module = Plain(sam)
+    with pytest.warns(UserWarning, match=r"in both passes.*SharpnessAwareModule"):
+        fit(module, accumulate_grad_batches=1)
+
+
+def test_a_plain_module_in_float16_is_sent_to_the_page_on_frameworks():
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    with pytest.raises(TypeError, match=r"needs a closure.*docs/frameworks.md"):
+        fit(
+            Plain(sam).float(),
+            accumulate_grad_batches=1,
+            plugins=[plugin],
+            batches=two_passes.samples(8, torch.float32),
+        )
+
+
+def plain_on_a_rank():
+    with pytest.raises(RuntimeError, match=r"DistributedDataParallel wraps.*perturbed alike.*sharpness=.global"):
+        on_a_rank(Plain(sam), accumulate_grad_batches=1)
+
+
+@pytest.mark.filterwarnings("ignore:Plain runs training_step")
+def test_a_plain_module_on_two_ranks_is_refused_because_all_would_be_perturbed_alike():
+    ranks.run(plain_on_a_rank)
+
+
+def test_an_optimizer_step_that_does_not_call_super_is_refused():
+    class Own(Classifier):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            optimizer.step(closure=optimizer_closure)
+
+    with pytest.raises(RuntimeError, match=r"optimizer_step\(\) of Own.*super\(\)\.optimizer_step"):
+        fit(Own())
+
+
+def test_a_training_step_that_fetches_its_batches_is_refused():
+    with pytest.raises(TypeError, match=r"training_step\(self, batch, batch_idx\)"):
+
+        class Fetching(SharpnessAwareModule):
+            def training_step(self, dataloader_iter):
+                pass
+
+
+def test_the_loss_outside_of_fit_is_explained():
+    with pytest.raises(RuntimeError, match=r"no sharpness-aware one here.*configure_optimizers"):
+        Classifier().sharpness_loss(torch.zeros(1, 3), torch.zeros(1).long())

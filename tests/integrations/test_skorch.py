@@ -1,0 +1,178 @@
+"""skorch's nets against a step written by hand."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from skorch import NeuralNetClassifier, NeuralNetRegressor
+from skorch.callbacks import Callback, Checkpoint, GradientNormClipping, LRScheduler
+from torch import nn
+
+import bisam
+from bisam.integrations.skorch import SharpnessAwareClassifier, SharpnessAwareNet
+
+import two_passes
+from two_passes import RHO, assert_equal_weights
+
+
+class Counting(Callback):
+    """How often the gradient of an update was there to be clipped."""
+
+    def initialize(self):
+        self.updates_ = 0
+        return self
+
+    def on_grad_computed(self, net, named_parameters, **kwargs):
+        self.updates_ += 1
+
+
+def samples():
+    x, y = two_passes.samples()
+    return x.numpy(), y.numpy()
+
+
+def make(variant=bisam.BiSAM, epochs=1, callbacks=(), cls=SharpnessAwareClassifier, net=None, **options):
+    schedule = LRScheduler(torch.optim.lr_scheduler.ExponentialLR, gamma=two_passes.DECAY, step_every="batch")
+    callbacks = [GradientNormClipping(two_passes.CLIP["norm"]), schedule, *callbacks]
+    return cls(
+        module=two_passes.net() if net is None else net, optimizer=variant, lr=two_passes.LR, max_epochs=epochs,
+        batch_size=16, train_split=None, verbose=0, callbacks=callbacks,
+        **{
+            "criterion": nn.CrossEntropyLoss, "optimizer__momentum": two_passes.MOMENTUM, "optimizer__rho": RHO,
+            **options,
+        },
+    )  # fmt: skip
+
+
+def reference(variant, epochs=1, size=16, **options):
+    """Skorch divides nothing: a batch that is cut into parts has the mean over its samples."""
+    updates = two_passes.windows(*two_passes.samples(), size=size, count=1) * epochs
+    return two_passes.train(two_passes.net(), updates, variant, divisor=1, **options)
+
+
+@pytest.mark.parametrize("name", ["SAM", "BiSAM"])
+def test_clipping_and_a_schedule_equal_the_reference(name):
+    net = make(getattr(bisam, name), epochs=2, callbacks=[Counting()]).fit(*samples())
+    expected, losses = reference(name, epochs=2)
+    assert_equal_weights(net.module_, expected)
+    found = net.history[:, "batches", :, "train_loss"]
+    np.testing.assert_allclose([*found[0], *found[1]], losses, rtol=1e-6)
+    assert dict(net.callbacks_)["Counting"].updates_ == 6
+
+
+def test_parts_of_a_batch_equal_the_whole():
+    """Without batch norm, whose statistics are those of a part; 36 = 16 + 16 + 4 samples, each in three parts."""
+    weights = []
+    for parts in (1, 3):
+        net = make(net=two_passes.net(batch_norm=False), accumulate=parts).fit(*samples())
+        weights.append(net.module_)
+    assert_equal_weights(*weights)
+    np.testing.assert_allclose(net.history[-1, "batches", :, "train_loss"][0], reference_loss(), rtol=1e-6)
+
+
+def reference_loss():
+    x, y = two_passes.samples()
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(two_passes.net(batch_norm=False)(x[:16]), y[:16]))
+
+
+def test_probabilities_train_as_their_logits():
+    """skorch's default: the module ends in softmax, and the criterion is NLLLoss on its logarithm."""
+    logits = make(net=two_passes.net()).fit(*samples())
+    module = nn.Sequential(*two_passes.net(), nn.Softmax(-1))
+    probabilities = make(net=module, criterion=nn.NLLLoss).fit(*samples())
+    assert_equal_weights(probabilities.module_, logits.module_, 1e-6)
+
+
+def test_radius_zero_is_skorch_with_the_base_optimizer_bit_for_bit():
+    ours = make(optimizer__rho=0.0, epochs=2).fit(*samples())
+    plain = make(torch.optim.SGD, cls=NeuralNetClassifier, epochs=2)
+    del plain.optimizer__rho
+    plain._params_to_validate.discard("optimizer__rho")
+    plain.fit(*samples())
+    for a, b in zip(ours.module_.state_dict().values(), plain.module_.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert ours.history[:, "train_loss"] == plain.history[:, "train_loss"]
+
+
+def test_a_checkpoint_resumes_bit_for_bit(tmp_path):
+    """The schedule is not part of skorch's checkpoint, so there is none here."""
+    whole = make(epochs=2, optimizer__every=2).set_params(callbacks__LRScheduler=None).fit(*samples())
+    saving = Checkpoint(dirname=str(tmp_path), monitor=None)
+    make(optimizer__every=2, callbacks=[saving]).set_params(callbacks__LRScheduler=None).fit(*samples())
+    net = make(net=two_passes.net(), optimizer__every=2).set_params(callbacks__LRScheduler=None).initialize()
+    net.load_params(checkpoint=saving)
+    net.partial_fit(*samples())
+    for a, b in zip(whole.module_.state_dict().values(), net.module_.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_options_go_to_the_variant_or_the_base_and_can_be_set():
+    net = make(optimizer__base=torch.optim.AdamW, optimizer__momentum=None, optimizer__weight_decay=0.1)
+    del net.optimizer__momentum
+    net = clone(net)
+    net.set_params(optimizer__rho=0.2).initialize()
+    assert isinstance(net.optimizer_.base, torch.optim.AdamW)
+    assert net.optimizer_.param_groups[0]["rho"] == 0.2
+    assert net.optimizer_.param_groups[0]["weight_decay"] == 0.1
+    assert net.optimizer_.model is net.module_
+    net.set_params(optimizer__rho=0.3)
+    assert net.optimizer_.param_groups[0]["rho"] == 0.3
+    net.fit(*samples())
+    again = pickle.loads(pickle.dumps(net))
+    np.testing.assert_array_equal(again.predict(samples()[0]), net.predict(samples()[0]))
+
+
+def test_other_nets_take_the_mixin_with_their_own_loss():
+    class Regressor(SharpnessAwareNet, NeuralNetRegressor):
+        pass
+
+    x, _ = two_passes.samples()
+    target = x[:, :3].numpy()
+    net = make(bisam.SAM, cls=Regressor, net=two_passes.net(), criterion=nn.MSELoss).fit(x.numpy(), target)
+    other = two_passes.net()
+    base = two_passes.base_of(other.parameters())
+    optimizer = bisam.SAM(base, other, rho=RHO, descent=nn.MSELoss(), clip_norm=two_passes.CLIP["norm"])
+    for a, b in zip(x.split(16), torch.as_tensor(target).split(16), strict=True):
+        optimizer.minimize(a, b)
+        base.param_groups[0]["lr"] *= two_passes.DECAY
+    assert_equal_weights(net.module_, other)
+
+
+def test_a_plain_optimizer_and_the_two_step_class_train_in_the_same_net():
+    plain = make(torch.optim.SGD)
+    del plain.optimizer__rho
+    plain._params_to_validate.discard("optimizer__rho")
+    plain.fit(*samples())
+    two_step = make(bisam.compat.SAM, optimizer__base_optimizer=torch.optim.SGD).fit(*samples())
+    assert_equal_weights(two_step.module_, reference("SAM")[0])
+
+
+# Misuse
+
+
+def test_skorchs_own_classifier_is_refused_before_the_weights_change():
+    """Q needs the optimizer's criterion, and the two-step class a first pass."""
+    x, y = samples()
+    module = two_passes.net()
+    start = copy.deepcopy(module)
+
+    def bilevel(params, lr):
+        return bisam.BiSAM(torch.optim.SGD(params, lr=lr), module)
+
+    def two_step(params, lr):
+        return bisam.compat.SAM(params, torch.optim.SGD, lr=lr)
+
+    for optimizer, message in ((bilevel, "did not call its criterion"), (two_step, "found no gradients")):
+        net = NeuralNetClassifier(module, criterion=nn.CrossEntropyLoss, optimizer=optimizer, verbose=0)
+        with pytest.raises(RuntimeError, match=message):
+            net.fit(x, y)
+        assert all(torch.equal(a, b) for a, b in zip(module.parameters(), start.parameters(), strict=True))
+
+
+def test_parts_below_one_are_refused():
+    with pytest.raises(ValueError, match="accumulate must be at least 1, got 0"):
+        make(accumulate=0).fit(*samples())

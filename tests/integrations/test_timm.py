@@ -1,0 +1,181 @@
+"""timm's way to call a loss scaler, against a step written by hand; timm itself where it can be imported."""
+
+import copy
+import importlib
+from functools import partial
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import bisam
+from bisam.integrations.timm import SharpnessAwareScaler
+
+import ranks
+import two_passes
+from two_passes import RHO, assert_equal_weights
+
+
+def timm():
+    """The package, or a skip with the reason: it needs torchvision, which has no build for a torch without CUDA."""
+    try:
+        return importlib.import_module("timm")
+    except Exception as error:
+        pytest.skip(f"timm cannot be imported here: {error}")
+
+
+def train(net, updates, variant="BiSAM", scaler=None, clip="norm", model=None, **options):
+    """As timm's training script does: losses are divided, and updated at the last of each accumulation."""
+    model = net if model is None else model
+    optimizer = getattr(bisam, variant)(two_passes.base_of(net.parameters()), model, **{"rho": RHO, **options})
+    scaler = SharpnessAwareScaler("cpu", enabled=False) if scaler is None else scaler
+    losses = []
+
+    def loss_of(x, y):
+        return optimizer.criterion(model(x), y) / 2
+
+    for update in updates:
+        for number, (x, y) in enumerate(update, start=1):
+            loss = scaler(
+                partial(loss_of, x, y), optimizer, clip_grad=two_passes.CLIP[clip], clip_mode=clip,
+                parameters=net.parameters(), need_update=number == len(update),
+            )  # fmt: skip
+            losses.append(loss)
+        optimizer.zero_grad()
+        for group in optimizer.param_groups:
+            group["lr"] *= two_passes.DECAY
+    return losses, optimizer
+
+
+@pytest.mark.parametrize(("name", "clip"), [("SAM", "norm"), ("BiSAM", "norm"), ("BiSAM", "value")])
+@pytest.mark.parametrize("scale", [None, 2.0**10])
+def test_accumulation_clipping_and_a_schedule_equal_the_reference(name, clip, scale):
+    net = two_passes.net()
+    start = copy.deepcopy(net)
+    scaler = None
+    if scale is not None:
+        scaler = SharpnessAwareScaler("cpu")
+        scaler._scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    updates = two_passes.windows(*two_passes.samples())
+    found, _ = train(net, updates, name, scaler, clip)
+    expected, losses = two_passes.train(start, updates, name, clip=clip)
+    assert_equal_weights(net, expected)
+    assert [loss is None for loss in found] == [True, False, True, False, False]
+    assert float(found[1]) == pytest.approx(sum(losses[:2]) / 2, rel=1e-6)
+
+
+def test_a_checkpoint_resumes_bit_for_bit():
+    updates = two_passes.windows(*two_passes.samples())
+    whole, half = two_passes.net(), two_passes.net()
+    train(whole, [*updates, *updates], scaler=SharpnessAwareScaler("cpu"))
+    scaler = SharpnessAwareScaler("cpu")
+    _, optimizer = train(half, updates, scaler=scaler)
+    state = {"optimizer": optimizer.state_dict(), scaler.state_dict_key: scaler.state_dict()}
+    resumed = bisam.BiSAM(two_passes.base_of(half.parameters()), half, rho=RHO)
+    resumed.load_state_dict(state["optimizer"])
+    again = SharpnessAwareScaler("cpu")
+    again.load_state_dict(state["amp_scaler"])
+
+    def loss_of(x, y):
+        return resumed.criterion(half(x), y) / 2
+
+    for update in updates:
+        for number, (x, y) in enumerate(update, start=1):
+            again(
+                partial(loss_of, x, y), resumed, clip_grad=two_passes.CLIP["norm"], parameters=half.parameters(),
+                need_update=number == len(update),
+            )  # fmt: skip
+        for group in resumed.param_groups:
+            group["lr"] *= two_passes.DECAY
+    for a, b in zip(whole.state_dict().values(), half.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def train_on_a_rank():
+    net = two_passes.net(batch_norm=False)
+    model = DistributedDataParallel(net)
+    updates = [[tuple(ranks.mine(t) for t in batch) for batch in update] for update in windows()]
+    train(net, updates, model=model)
+    return net
+
+
+def windows():
+    return two_passes.windows(*two_passes.samples(64), size=16)
+
+
+def test_two_ranks_perturb_each_by_its_own_gradient():
+    first, second = ranks.run(train_on_a_rank)
+    updates = [
+        [[(x.chunk(2)[rank], y.chunk(2)[rank]) for x, y in update] for rank in range(ranks.RANKS)]
+        for update in windows()
+    ]
+    expected, _ = two_passes.train(two_passes.net(batch_norm=False), updates, "BiSAM")
+    for net in (first, second):
+        assert_equal_weights(net, expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="float16 with a scaler needs a GPU")
+def test_float16_trains_on_a_gpu():
+    net = two_passes.net(torch.float32).cuda()
+    before = copy.deepcopy(net)
+    updates = [
+        [(x.cuda(), y.cuda()) for x, y in update]
+        for update in two_passes.windows(*two_passes.samples(dtype=torch.float32))
+    ]
+    with torch.autocast("cuda", torch.float16):
+        train(net, updates, scaler=SharpnessAwareScaler("cuda"))
+    assert all(p.isfinite().all() for p in net.parameters())
+    assert any(not torch.equal(a, b) for a, b in zip(net.parameters(), before.parameters(), strict=True))
+
+
+# Misuse
+
+
+def test_what_is_not_a_function_with_its_batch_is_refused():
+    net = two_passes.net()
+    optimizer = bisam.SAM(two_passes.base_of(net.parameters()), net)
+    scaler = SharpnessAwareScaler("cpu", enabled=False)
+    loss = torch.zeros((), requires_grad=True)
+    for wrong, name in ((loss, "Tensor"), (lambda: loss, "function"), (partial(lambda: loss), "partial")):
+        with pytest.raises(TypeError, match=rf"must be functools.partial\(loss_of, x, y\), got {name}"):
+            scaler(wrong, optimizer)
+    given = partial(lambda x: x, loss)
+    with pytest.raises(TypeError, match=r"must be a sharpness-aware one.*got SGD"):
+        scaler(given, optimizer.base)
+    with pytest.raises(ValueError, match="create_graph"):
+        scaler(given, optimizer, create_graph=True)
+    with pytest.raises(ValueError, match="needs the parameters to clip"):
+        scaler(given, optimizer, clip_grad=1.0)
+    with pytest.raises(ValueError, match=r'clip_mode must be "norm", "value" or "agc", got .other.'):
+        scaler(partial(lambda x: net(x).sum(), two_passes.samples(8)[0]), optimizer, 1.0, "other", net.parameters())
+
+
+# With timm
+
+
+def test_the_call_is_that_of_native_scaler():
+    import inspect
+
+    timm()
+    from timm.utils import NativeScaler
+
+    ours, theirs = (inspect.signature(cls.__call__).parameters for cls in (SharpnessAwareScaler, NativeScaler))
+    assert list(ours) == list(theirs)
+    assert SharpnessAwareScaler.state_dict_key == NativeScaler.state_dict_key
+
+
+def test_a_model_of_timm_is_fine_tuned_with_adaptive_clipping():
+    model = timm().create_model("test_resnet", num_classes=3)
+    optimizer = bisam.BiSAM(torch.optim.AdamW(model.parameters(), lr=1e-3), model, rho=0.05)
+    scaler = SharpnessAwareScaler("cpu", enabled=False)
+    x, y = torch.randn(8, 3, 32, 32), torch.randint(3, (8,))
+    losses = [
+        float(
+            scaler(
+                partial(lambda x, y: optimizer.criterion(model(x), y), x, y), optimizer, clip_grad=0.1,
+                clip_mode="agc", parameters=model.parameters(),
+            )
+        )
+        for _ in range(5)
+    ]  # fmt: skip
+    assert losses[-1] < losses[0]

@@ -1,0 +1,91 @@
+"""How far all runs of a command are."""
+
+import io
+import re
+
+from rich.console import Console
+
+from bisam.lab.config import Config
+from bisam.lab.training.overall import Overall
+from bisam.lab.training.progress import Progress
+
+SAM, SAM_AGAIN = (Config(method="sam", seed=seed, epochs=10) for seed in range(2))
+SGD = Config(method="sgd", epochs=20)
+TOLD = {"loss": 1.0, "validation_accuracy": 90.0, "flips": 1.5, "samples_per_second": 1e4}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_line_has_the_number_of_the_run_and_the_time_left():
+    clock = Clock()
+    overall = Overall(clock)
+    overall.expect([SAM, SAM_AGAIN, SGD])
+    assert overall.line == "run 1 of 3"  # nothing is measured yet
+    overall.begin({SAM: 0})
+    clock.now = 30.0
+    overall.epoch(SAM, 5)
+    # an epoch of SAM is two passes: 10 passes in 30 s, and 10 + 20 + 20 are left
+    assert overall.line == "run 1 of 3, 2:30 left"
+    overall.finish(SAM, "SAM", 90.0)
+    assert overall.line.startswith("run 2 of 3")
+
+
+def test_epochs_from_before_an_interruption_do_not_count_as_fast_ones():
+    clock = Clock()
+    overall = Overall(clock)
+    overall.expect([SAM, SAM_AGAIN])
+    overall.begin({SAM: 8})
+    clock.now = 10.0
+    overall.epoch(SAM, 9)
+    assert overall.line == "run 1 of 2, 1:50 left"
+
+
+def test_a_single_run_has_no_line_beside_its_bar():
+    overall = Overall()
+    overall.expect([SAM])
+    assert overall.line == ""
+
+
+def drawn(progress, width):
+    shown = Console(file=io.StringIO(), width=width)
+    shown.print(progress._bars.get_renderable())
+    return shown.file.getvalue()
+
+
+def test_eighty_columns_have_the_method_its_value_the_results_and_the_time_left(tmp_path):
+    with Progress(Console(file=io.StringIO(), force_terminal=True, width=80)) as progress:
+        progress.expect([SAM, SAM_AGAIN, SGD])
+        progress.begin({SAM: 0, SAM_AGAIN: 0}, 352)
+        progress.epoch(SAM, tmp_path, {"epoch": 4, **TOLD})
+        for config, accuracy in ((SAM, 91.0), (SAM_AGAIN, 93.0)):
+            progress.finish(config, {"status": "done", "best_epoch": 3, "test_accuracy": accuracy, "seconds": 70})
+        progress.begin({SGD: 0}, 352)
+        progress.epoch(SGD, tmp_path, {"epoch": 4, **TOLD})
+        bar, head, results, line = drawn(progress, 80).splitlines()
+    assert re.match(r"SGD seed 0 .*1760/7040 .* validation 90.00 %", bar)
+    assert head.split() == ["finished", "test", "accuracy"]
+    assert results.split() == ["SAM", "resnet56", "92.00", "±", "1.41", "n", "=", "2"]
+    assert re.fullmatch(r"run 3 of 3, \d+:\d\d left", line)
+
+
+def test_a_run_that_diverged_has_no_score(tmp_path):
+    with Progress(Console(file=io.StringIO(), force_terminal=True, width=80)) as progress:
+        progress.expect([SAM, SGD])
+        progress.begin({SAM: 0}, 4)
+        progress.finish(SAM, {"status": "diverged", "epochs": 3, "seconds": 70})
+        assert progress.overall.table("x") is None
+        assert progress.overall.line.startswith("run 2 of 2")
+
+
+def test_without_a_terminal_the_line_follows_each_result():
+    console = Console(file=io.StringIO(), width=80)
+    with Progress(console) as progress:
+        progress.expect([SAM, SGD])
+        progress.begin({SAM: 0}, 4)
+        progress.finish(SAM, {"status": "done", "best_epoch": 3, "test_accuracy": 91.0, "seconds": 70})
+    assert re.search(r"test accuracy 91.00 %.*\nrun 2 of 2", console.file.getvalue())
