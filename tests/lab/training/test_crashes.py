@@ -1,7 +1,7 @@
 """A training that is killed, or meets a full disk, at calls that write files: resumed, it ends with the same bits.
 
-A few calls, chosen by a fixed seed. `benchmarks/crash_runs.py` disturbs every system call, and kills at 100 random
-moments.
+The writes of some files, and a few other calls, chosen by a fixed seed. `benchmarks/crash_runs.py` disturbs every
+system call, and kills at 100 random moments.
 """
 
 import errno
@@ -17,6 +17,7 @@ from pathlib import Path
 
 TRAIN = ["train", "demo/40%/sgd", "--set", "epochs=2", "--set", "batch=512", "--checkpoint-seconds", "0", "--runs"]
 EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
+ALWAYS = ("write config", "write metrics", "write result")
 CALLS, MOMENTS = 5, 2
 
 
@@ -30,7 +31,7 @@ def disturb(folder, number, kind, log):
         if not str(path).startswith(folder):
             return
         seen += 1
-        print(name, file=log, flush=True)
+        print(name, Path(path).name.split(".")[0], file=log, flush=True)
         if seen == number and kind == "SIGKILL":
             os.kill(os.getpid(), signal.SIGKILL)
         if seen == number:
@@ -110,7 +111,7 @@ def crash(place):
     began = time.monotonic()
     assert ended(start(place / "whole")) == 0, (place / "whole.log").read_text()
     seconds = time.monotonic() - began
-    expected, calls = outcome(place / "whole"), (place / "whole.calls").read_text().split()
+    expected, calls = outcome(place / "whole"), (place / "whole.calls").read_text().splitlines()
     done = dict.fromkeys(["SIGKILL", "ENOSPC", "moments"], 0)
 
     def resumed(runs, what):
@@ -119,7 +120,9 @@ def crash(place):
         (record,) = records.find(runs)
         assert records.verify(record) + records.weights_problems(record) == [], what
 
-    for number in sorted(chance.sample(range(1, len(calls) + 1), CALLS)):
+    always = [calls.index(call) + 1 for call in ALWAYS]
+    others = [number for number in range(1, len(calls) + 1) if number not in always]
+    for number in sorted([*always, *chance.sample(others, CALLS - len(always))]):
         for kind in ("SIGKILL", "ENOSPC"):
             runs, what = place / f"{kind}{number}", f"{kind} at call {number}, {calls[number - 1]}"
             code, text = ended(start(runs, number, kind)), runs.with_suffix(".log").read_text()
@@ -136,7 +139,7 @@ def crash(place):
         ended(pid)
         resumed(runs, f"moment {moment}")
         done["moments"] += 1
-    print(json.dumps({**done, "calls": sorted({*calls})}))
+    print(json.dumps({**done, "calls": sorted({call.split()[0] for call in calls})}))
 
 
 def test_killed_or_out_of_space_at_any_call_that_writes_a_training_ends_with_the_same_bits(tmp_path):
