@@ -469,14 +469,14 @@ def allocations(function):
     return most, max(event.nbytes() for event in events)
 
 
-WORDS, ROWS = 2**13, 4 * by_hand.TOKENS * 16
+WORDS, ROWS = 2**13, 4 * trainer_by_hand.TOKENS * 16
 """Of a vocabulary large enough for its logits to be most of what a step allocates."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_q_over_a_vocabulary_needs_no_more_memory_than_cross_entropy(dtype, tmp_path):
     draws = torch.Generator().manual_seed(0)
-    words = torch.randint(WORDS, (ROWS // by_hand.TOKENS, by_hand.TOKENS), generator=draws)
+    words = torch.randint(WORDS, (ROWS // trainer_by_hand.TOKENS, trainer_by_hand.TOKENS), generator=draws)
     batch = {"input_ids": words, "labels": words.masked_fill(words % 3 == 0, -100)}
     found = {}
     for method in ("sam", "bisam-log"):
