@@ -415,7 +415,7 @@ def test_what_a_stream_leaves_at_its_end_counts_in_the_next_update_as_in_the_tra
     trainer_of(model, tmp_path, Endless(samples, rounds=1), method=method, rho=RHO, options=options).train()
     one, two, three = [batch for [[batch]] in trainer_by_hand.updates(samples, size=2, accumulated=1)]
 
-    class Left(by_hand.Task):
+    class Left(trainer_by_hand.Task):
         def descent(self, model, batch, update):  # the third came alone
             return super().descent(model, batch, [batch] if batch is three else [one, two])
 
@@ -441,7 +441,7 @@ def test_minilm_on_reviews_equals_two_passes_by_hand(tmp_path):
     options = {"num_labels": 2, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = BertForSequenceClassification.from_pretrained(folder, **options)
     by_hand, before = copy.deepcopy(model), weights(model)
-    task = by_hand.Task(lambda: model, samples, most=2.0, of_means=True)
+    task = trainer_by_hand.Task(lambda: model, samples, most=2.0, of_means=True)
     given = {"num_train_epochs": 1, "max_grad_norm": task.most}
     trainer = trainer_of(model, tmp_path, samples, method="bisam-log", rho=0.05, options=given)
     trainer.train()
