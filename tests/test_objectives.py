@@ -190,6 +190,16 @@ def test_weights_and_ignored_labels_count_as_in_cross_entropy(reduction, ignore_
     torch.testing.assert_close(function(logits, target, **options), expected)
 
 
+@pytest.mark.parametrize("form", [F.cross_entropy, lower_bound, LowerBound().plain], ids=["ce", "fused", "plain"])
+def test_a_mean_over_ignored_labels_alone_is_nan_with_a_gradient_of_zero(form):
+    """So a micro-batch without a label adds nothing to the others, whatever it is multiplied by."""
+    logits = torch.randn(4, 5, requires_grad=True)
+    value = form(logits, torch.full((4,), -100))
+    assert value.isnan()
+    (value * 0.0).backward()
+    assert torch.equal(logits.grad, torch.zeros(4, 5))
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_probabilities_give_the_expectation_over_the_label(weighted, reduction):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bisam import LowerBound
 from bisam.kernels import lower_bound as module
-from bisam.kernels.lower_bound import LARGEST_MU, Formula, OnePass, can_fuse
+from bisam.kernels.lower_bound import LARGEST_MU, ByRows, Formula, OnePass, can_fuse
 
 triton = pytest.importorskip("triton", reason="Triton is not on this platform")
 from bisam.kernels.lower_bound_triton import Fused  # noqa: E402
@@ -22,7 +22,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
 ]
 CUDA = torch.cuda.is_available()
-BACKENDS = {"cpu": (OnePass(), "cpu"), "triton": (Fused(), "cuda" if CUDA else "cpu")}
+BACKENDS = {
+    "cpu": (OnePass(), "cpu"),
+    "rows": (ByRows(OnePass()), "cpu"),
+    "triton": (Fused(), "cuda" if CUDA else "cpu"),
+}
 FORMS = [("log", 1.0), ("log", 0.3), ("log", 5.0), ("tanh", 10.0), ("tanh", 1.0)]
 # float32 rounds w and S; half-precision gradients are rounded once, when they are stored
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -45,11 +49,13 @@ REDUCTIONS = [
 ]
 
 
-@pytest.fixture(params=["cpu", pytest.param("triton", marks=pytest.mark.slow)], autouse=True)
+@pytest.fixture(params=["cpu", "rows", pytest.param("triton", marks=pytest.mark.slow)], autouse=True)
 def place(request, monkeypatch):
     """Where to put the logits so that this backend computes them."""
     chosen, where = BACKENDS[request.param]
     monkeypatch.setattr(module, "backend", lambda _: chosen)
+    if request.param == "rows":
+        monkeypatch.setattr(module, "AT_ONCE", 64)  # a few rows, or less than one
     return where
 
 
@@ -113,9 +119,12 @@ def test_what_is_ignored_may_hold_anything(phi, place):
     assert logits.grad.isfinite().all()
 
 
-def test_a_batch_that_is_all_ignored_is_nan_as_in_cross_entropy(place):
-    logits = torch.randn(2, 5, device=place)
-    assert LowerBound()(logits, torch.tensor([-100, -100], device=place)).isnan()
+def test_a_batch_that_is_all_ignored_is_nan_with_a_gradient_of_zero_as_in_cross_entropy(place):
+    logits = torch.randn(2, 5, device=place, requires_grad=True)
+    value = LowerBound()(logits, torch.tensor([-100, -100], device=place))
+    assert value.isnan()
+    (value * 0.0).backward()  # as a micro-batch without labels is weighed
+    assert (logits.grad == 0).all()
 
 
 @pytest.mark.parametrize("phi", ["log", "tanh"])

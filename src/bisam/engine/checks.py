@@ -44,6 +44,7 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
             "torch.optim.SGD(model.parameters(), lr=0.1); bisam.compat.SAM takes parameters and a class"
         )
     missing = [name for name in ("param_groups", "state", "defaults") if not hasattr(base, name)]
+    missing += [] if hasattr(base, "_optimizer_state_dict_pre_hooks") else ["step hooks"]
     if missing:
         raise TypeError(
             f"{type(base).__name__} is a torch optimizer without {', '.join(missing)}, as wrappers of another one may "
@@ -287,7 +288,8 @@ def as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure
         raise TypeError(
             "step() needs a closure that computes the loss, calls backward() and returns it, because a step runs it "
             "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes. "
-            f"Inside of a framework see {FRAMEWORKS}"
+            f"Inside of a framework see {FRAMEWORKS}; in place of the Hugging Face Trainer use SharpnessAwareTrainer "
+            "of bisam.integrations.transformers"
         )
     if isinstance(closures, Tensor):
         raise TypeError("step() was given a loss. Give it the closure itself, step(closure), which it calls twice")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LARGEST_MU = 40.0
+LARGE, AT_ONCE = 2**20, 2**18
+"""Of more logits than the first, such as those of a vocabulary, a CPU takes the second at once: 1 MiB in float32."""
 GAMMA = math.log(math.e - 1)
 
 Plain = Callable[[Tensor, Tensor], Tensor]
@@ -83,6 +85,8 @@ class _Fused(torch.autograd.Function):
     ) -> Tensor:
         place = backend(logits.device.type)
         assert place is not None
+        if isinstance(place, OnePass) and logits.numel() > LARGE:
+            place = ByRows(place)
         value, saved = place.value(formula, logits, labels, weight, keep=ctx.needs_input_grad[0])
         ctx.save_for_backward(logits, labels, *saved)
         ctx.formula, ctx.plain, ctx.place = formula, plain, place
@@ -152,6 +156,50 @@ class OnePass:
     def gradient(self, formula: Formula, logits: Tensor, labels: Tensor, saved: Saved, upstream: Tensor) -> Tensor:
         (slopes,) = saved
         return (slopes * (upstream.unsqueeze(1) if formula.reduction == "none" else upstream)).to(logits.dtype)
+
+
+class ByRows:
+    """The closed form for some rows at a time. Nothing as large as the logits is kept, and no float32 copy of them is
+    made: what the gradient needs is computed again, beside the gradient alone."""
+
+    def __init__(self, rows: OnePass) -> None:
+        self._rows = rows
+
+    def value(
+        self, formula: Formula, logits: Tensor, labels: Tensor, weight: Tensor | None, *, keep: bool
+    ) -> tuple[Tensor, Saved]:
+        each = formula._replace(reduction="none")
+        values = torch.cat([self._rows.value(each, *part, weight, keep=False)[0] for part in _parts(logits, labels)])
+        if formula.reduction == "none":
+            return values, () if weight is None else (torch.ones_like(values[0]), weight)
+        divisor = torch.ones_like(values[0])
+        if formula.reduction == "mean":
+            ignored = labels == formula.ignore_index
+            divisor = _shares(labels.masked_fill(ignored, 0), ignored, weight, values.dtype).sum()
+        return values.sum() / divisor, (divisor,) if weight is None else (divisor, weight)
+
+    def gradient(self, formula: Formula, logits: Tensor, labels: Tensor, saved: Saved, upstream: Tensor) -> Tensor:
+        each = formula._replace(reduction="none")
+        divisor, weight = (*saved, None, None)[:2]
+        if formula.reduction != "none":
+            assert divisor is not None
+            upstream = torch.where(divisor == 0, 0.0, upstream / divisor)  # if every label is ignored
+        upstreams = upstream.expand(len(labels)).unsqueeze(1)
+        gradient = torch.empty_like(logits)
+        parts = zip(_parts(logits, labels), _split(gradient, logits), _split(upstreams, logits), strict=True)
+        for part, place, factor in parts:
+            (slopes,) = self._rows.value(each, *part, weight, keep=True)[1]
+            place.copy_(slopes.mul_(factor))
+        return gradient
+
+
+def _parts(logits: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(_split(logits, logits), _split(labels, logits), strict=True)
+
+
+def _split(tensor: Tensor, logits: Tensor) -> Sequence[Tensor]:
+    """As many rows at a time as a CPU takes logits at once."""
+    return torch.split(tensor, max(1, AT_ONCE // logits.shape[1]))
 
 
 class _LogTerms:

@@ -1,0 +1,55 @@
+"""The variants by name, for frameworks that are configured by strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from bisam.engine.optimizer import SharpnessAware
+from bisam.variants import ASAM, GSAM, MSAM, RSAM, SAM, WSAM, ABiSAM, BiSAM, FriendlySAM, LookSAM
+
+Build = Callable[..., SharpnessAware]
+"""Wraps a base optimizer: `bisam.BiSAM` or any other variant, or a function with the same arguments."""
+
+METHODS: dict[str, Build] = {
+    "sam": SAM,
+    "asam": ASAM,
+    "bisam-log": BiSAM,
+    "bisam-tanh": partial(BiSAM, phi="tanh"),
+    "abisam-log": ABiSAM,
+    "abisam-tanh": partial(ABiSAM, phi="tanh"),
+    "fsam": FriendlySAM,
+    "gsam": GSAM,
+    "looksam": LookSAM,
+    "msam": MSAM,
+    "rsam": RSAM,
+    "wsam": WSAM,
+}
+"""Variants that see a batch through closures alone. ESAM, E-BiSAM and K-SAM choose samples and need `minimize`."""
+
+
+def find(method: str | Build) -> Build:
+    """The variant of that name, or the variant itself.
+
+    >>> find("sam").__name__
+    'SAM'
+    """
+    if isinstance(method, str) and method not in METHODS:
+        raise ValueError(f"no method is called {method!r}: there are {', '.join(METHODS)}")
+    if not isinstance(method, str) and not callable(method):
+        raise TypeError(f"method must be a name such as 'bisam-log', or a variant such as bisam.GSAM, got {method!r}")
+    return METHODS[method] if isinstance(method, str) else method
+
+
+def build(
+    method: str | Build, base: torch.optim.Optimizer, rho: float | None, options: Mapping[str, Any]
+) -> SharpnessAware:
+    """The variant around a base optimizer, for a framework that wraps the model later and sets `optimizer.model`."""
+    given = {**options, **({} if rho is None else {"rho": rho})}
+    sharpness = given.pop("sharpness", None)
+    optimizer = find(method)(base, **given)
+    optimizer.sharpness = sharpness  # checked with the model: without one, "local" is refused where there are ranks
+    return optimizer
