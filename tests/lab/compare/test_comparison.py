@@ -296,6 +296,12 @@ def an_unknown_model(sam):
     return "its model is not registered: no model is called 'digitsnet2': the nearest names are digitsnet"
 
 
+def a_model_from_a_file(sam):
+    (sam / "net.py").write_text("raise SystemExit('this file was run')\n")
+    edit(sam, "config.json", model=f"{sam / 'net.py'}:net")
+    return f"its model is {sam / 'net.py'}:net, and no code is run because a record names it"
+
+
 def an_unknown_data_set(sam):
     edit(sam, "config.json", data="digit")
     return "its data cannot be loaded: no data set is called 'digit'"
@@ -330,8 +336,8 @@ def save(folder, weights):
     "case",
     [
         no_weights, no_weights_yet, diverged, damaged_weights, weights_that_are_not_finite,
-        weights_without_a_finite_loss, another_architecture, an_unknown_model, an_unknown_data_set, other_data,
-        a_config_of_other_kinds, a_config_out_of_range, a_config_without_a_seed,
+        weights_without_a_finite_loss, another_architecture, an_unknown_model, a_model_from_a_file,
+        an_unknown_data_set, other_data, a_config_of_other_kinds, a_config_out_of_range, a_config_without_a_seed,
     ],
     ids=lambda case: case.__name__,
 )  # fmt: skip

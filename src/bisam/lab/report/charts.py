@@ -97,6 +97,11 @@ def whole(drawn: Any, rows: Rows, height: int = 240, narrow: Any = None, narrow_
     return Chart(drawn.properties(width="container", height=height), {_name(rows): rows}, small)
 
 
+def for_notebook(chart: Chart) -> alt.Chart | alt.LayerChart:
+    """The chart with its data in it, as a notebook draws it by itself."""
+    return type(chart.drawn).from_dict({**chart.to_dict(), "width": 480})
+
+
 def _kind(method: str) -> str:
     """The key of colour and dash: φ of the ascent, or whether the method perturbs."""
     if method not in METHODS:

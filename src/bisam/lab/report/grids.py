@@ -1,4 +1,4 @@
-"""A sweep as a chart: validation accuracy over the values of one number."""
+"""A sweep as a chart: the validation measure over the values of one number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def grid(sweep: Sweep) -> Chart:
     ]
     positive = all(point.values[0] > 0 for point in sweep.points)
     scale = alt.Scale(type="log" if positive else "linear", nice=False, padding=20)
-    title = "validation accuracy, per cent"
+    title = f"{sweep.measure}, per cent"
     base = of(rows).encode(x=alt.X(f"{name}:Q", scale=scale, axis=alt.Axis(format="~g")))
     y = alt.Y("accuracy:Q", title=title, scale=alt.Scale(zero=False))
     seeds = base.mark_line(color=COLOURS["plain"], strokeWidth=1, opacity=0.4).encode(y=y, detail="seed:N")
@@ -36,7 +36,7 @@ def grid(sweep: Sweep) -> Chart:
         shape=alt.Shape("value:N", scale=scales[1], legend=legend),
         tooltip=[alt.Tooltip(f"{name}:Q"), alt.Tooltip("seed:O"), alt.Tooltip("accuracy:Q", format=".2f")],
     )
-    return whole((seeds + means + runs).properties(description=f"validation accuracy over {name}"), rows)
+    return whole((seeds + means + runs).properties(description=f"{sweep.measure} over {name}"), rows)
 
 
 def _colour(mark: str) -> str:

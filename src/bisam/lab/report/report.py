@@ -211,9 +211,9 @@ def _open_tables(collection: Collection) -> list[Block]:
     blocks: list[Block] = []
     for name, make in RECIPES.items():
         recipe = make()
-        if name in present or recipe.published is None:
+        table = published.of(recipe)
+        if name in present or table is None:
             continue
-        table = published.table(recipe.published)
         rows = [
             [label, *(_printed(table.cells.get(label, {}).get(method)) for method in recipe.methods)]
             for label, _, _ in recipe.lines

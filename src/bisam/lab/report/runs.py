@@ -77,8 +77,8 @@ def _row(run: Run, name: str, *, tested: bool) -> list[str]:
     return [
         name,
         run.status,
-        _percent(run.measured("validation_accuracy")),
-        _percent(run.measured()) if tested else OPEN,
+        _percent(run.measured(f"validation_{run.config.primary}")),
+        _percent(run.measured(f"test_{run.config.primary}")) if tested else OPEN,
         OPEN if best is None or best < 0 else f"{best + 1:.0f}",
         f"{sum(seconds):.0f}" if seconds else OPEN,
         f"{statistics.median(seconds):.2f}" if seconds else OPEN,

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
+from bisam.lab.measures import MEASURES
 from bisam.lab.methods import METHODS, title_of
 from bisam.lab.tables.cells import Run, number
 
@@ -15,7 +16,7 @@ Rows = list[dict[str, Any]]
 
 CURVES = {
     "loss": "training loss at w",
-    "validation_accuracy": "validation accuracy, per cent",
+    **{f"validation_{name}": f"validation {measure.title}, per cent" for name, measure in MEASURES.items()},
     "flips": "flips per batch, right to wrong",
     "surrogate_gap": "surrogate gap, L(w + ε) − L(w)",
     "lr": "learning rate",

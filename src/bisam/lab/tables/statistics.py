@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 LEVEL = 0.95
 
+MOST_SEEDS = 1000
+"""Seeds that `more_seeds` considers."""
+
 ARITHMETIC = 1e-12
 """Relative rounding error: equal differences of accuracies are seldom the same float."""
 
@@ -127,6 +130,28 @@ def _welch(
     shares = [square / total for square in squares] if total else [1.0, 0.0]  # of tiny ones the squares would be 0
     freedom = 1 / sum(share**2 / (count - 1) for share, count in zip(shares, runs, strict=True))
     return _interval(mean, total**0.5, freedom, values)
+
+
+def more_seeds(found: Difference) -> int | None:
+    """How many more seeds would resolve a difference of this size and scatter; 0 if it is resolved.
+
+    None where more than `MOST_SEEDS` would be needed, or the scatter is not known.
+
+    >>> more_seeds(difference({0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.0, 1: 1.5, 2: 1.0}))
+    3
+    """
+    if found.resolved:
+        return 0
+    if found.low is None or found.high is None or not found.mean:
+        return None
+    from scipy.stats import t
+
+    count, half = min(found.runs), (found.high - found.low) / 2
+    deviation = half * count**0.5 / float(t.ppf((1 + LEVEL) / 2, count - 1))
+    for seeds in range(count + 1, MOST_SEEDS + 1):
+        if float(t.ppf((1 + LEVEL) / 2, seeds - 1)) * deviation < abs(found.mean) * seeds**0.5:
+            return seeds - count
+    return None
 
 
 def _squared_error(values: Sequence[float]) -> float:

@@ -97,4 +97,4 @@ def _family(one: MethodDifference) -> tuple[str, str]:
 
 def measure_of(group: Group) -> str:
     """What a table compares, in words."""
-    return "test accuracy"
+    return group.recipe.measure
