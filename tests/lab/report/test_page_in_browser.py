@@ -649,6 +649,7 @@ def test_everything_is_reached_by_the_tab_key_and_motion_is_not_forced(open_page
         reached.add(opened.page.evaluate(f"{what}(document.activeElement)"))
     wanted = ["A.skip", "BUTTON#theme", "A", "DIV.scroll", "FIGURE", "BUTTON", "BUTTON.copy", "SUMMARY", "SELECT.axis"]
     assert {*wanted, "INPUT.log"} <= reached
+    assert opened.page.eval_on_selector_all("main figure", "figures => figures.every((one) => one.tabIndex === 0)")
     opened.page.focus("#theme")
     opened.page.keyboard.press("Enter")
     assert opened.page.get_attribute("html", "data-theme") == "dark"
