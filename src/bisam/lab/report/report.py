@@ -218,6 +218,8 @@ def _open_tables(collection: Collection) -> list[Block]:
             [label, *(_printed(table.cells.get(label, {}).get(method)) for method in recipe.methods)]
             for label, _, _ in recipe.lines
         ]
+        if table.average:
+            rows.append(["average", *(_printed(table.average.get(method)) for method in recipe.methods)])
         sheet = Sheet("As published", ["", *(title_of(method) for method in recipe.methods)], rows)
         blocks.append(Fold(recipe.title, [Grid(sheet), Sentences([f"To run it: bisam reproduce {name}"])]))
     return blocks
