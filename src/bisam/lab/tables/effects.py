@@ -25,9 +25,9 @@ MOST_SEEDS = 100_000
 
 def paper_difference(recipe: Recipe, label: str, method: str, baseline: str) -> Difference | None:
     """What the paper's table has for this row and these methods; None where it has not both."""
-    if recipe.published is None:
+    table = published.of(recipe)
+    if table is None:
         return None
-    table = published.table(recipe.published)
     cells = [table.cells.get(label, {}).get(name) for name in (method, baseline)]
     ours, theirs = cells
     return None if ours is None or theirs is None else difference_of_means(ours, theirs, table.seeds)
