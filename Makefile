@@ -40,7 +40,8 @@ bench: $(VENV)/.installed  ## what a step costs beside one written by hand
 	$(BIN)/python benchmarks/bench_optimizer_overhead.py
 
 docs: $(VENV)/.installed  ## figures and tables of the docs, then the site
-	$(BIN)/bisam report results --without-weights --out docs/report.html
+	$(BIN)/bisam report results --without-weights --out docs/report.html --figures build/figures
+	cp build/figures/differences-BiSAM-vs-SAM.svg docs/images/differences.svg
 	$(BIN)/bisam figure lower-bounds --out docs/images/lower-bounds.svg
 	$(BIN)/bisam figure flips results --recipe cifar10/vgg19bn --out docs/images/flips.svg
 	$(BIN)/python docs/scripts/screenshot.py

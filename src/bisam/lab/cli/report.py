@@ -199,7 +199,7 @@ def _write_figures(collection: cells.Collection, folder: Path, form: str) -> int
     for name, chart in drawn.items():
         path = folder / f"{name}.{form}"
         with writing(path):
-            files.save(chart, path, name, follow_links=False)
+            files.save(chart, path, name.replace("-", " "), follow_links=False)
     return len(drawn)
 
 
