@@ -52,7 +52,7 @@ def toml(tmp_path, monkeypatch):
 
 
 def bisam(*arguments):
-    return CliRunner().invoke(app, [*map(str, arguments)])
+    return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
 
 
 def test_a_toml_file_is_a_table(toml):

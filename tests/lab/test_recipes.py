@@ -25,7 +25,7 @@ FAMILIES = {
     "label_noise": ("label_noise/80%", {"model": "resnet20"}),
     "imagenet": ("imagenet/resnet50/bisam-log", {"micro_batch": "2"}),
     "demo": ("demo", {}),
-    "finetune": ("finetune/flowers", {"epochs": "1", "epoch_steps": "2", "size": "16", "padding": "2"}),
+    "finetune": ("finetune/flowers", {"epoch_steps": "2", "size": "16", "padding": "2"}),
     "glue": ("glue/mrpc", {"epoch_steps": "2"}),
 }
 

@@ -14,7 +14,7 @@ def bisam():
     """The command line, in this process."""
 
     def run(*arguments):
-        return CliRunner().invoke(app, [*map(str, arguments)])
+        return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
 
     return run
 

@@ -47,6 +47,8 @@ def test_the_measure_that_counts_selects_and_is_verified(rows, tmp_path, monkeyp
     assert verify(record) == []
     record.result["validation_mcc"] = 10.0
     assert any("validation Matthews correlation is 10.0" in problem for problem in verify(record))
+    record.metrics[0]["validation_macro_f1"] = -1.0
+    assert any("validation_macro_f1 of epoch 0 is -1.0" in problem for problem in verify(record))
 
 
 def test_the_rate_of_a_linear_schedule_changes_at_every_step(rows, monkeypatch):

@@ -63,16 +63,18 @@ class Fit:
 
     def curves(self, name: str = "validation_accuracy") -> Any:
         """A chart of a number over the epochs, such as "loss", which a notebook draws."""
-        from bisam.lab.report import charts
+        from bisam.lab.report.charts import for_notebook
+        from bisam.lab.report.curves import drawn
+        from bisam.lab.tables.curves import CURVES, points
 
         (group,) = cells.collect(records.find(self.folder)).groups
-        if name not in charts.CURVES:
-            raise ValueError(f"there is no curve {name!r}: there are {', '.join(charts.CURVES)}")
+        if name not in CURVES:
+            raise ValueError(f"there is no curve {name!r}: there are {', '.join(CURVES)}")
         (row,) = group.rows
-        rows = charts.points(group.of_row(row))
+        rows = points(group.of_row(row))
         if not any(name in point for point in rows):
             raise ValueError(f"these runs have no {name}: it belongs to other methods or measures")
-        return charts.for_notebook(charts.curve(rows, name, group.recipe.methods))
+        return for_notebook(drawn(rows, name, group.recipe.methods))
 
     def __str__(self) -> str:
         console = Console(width=120, record=True, file=io.StringIO(), markup=False, highlight=False)

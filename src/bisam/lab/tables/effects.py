@@ -8,13 +8,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from bisam.lab.methods import METHODS, title_of
+from bisam.lab.methods import title_of
 from bisam.lab.recipes import Recipe
 from bisam.lab.tables import published
 from bisam.lab.tables.cells import Group
 from bisam.lab.tables.costs import hours
 from bisam.lab.tables.statistics import LEVEL, Difference, difference_of_means, signed
-from bisam.lab.tables.summary import OPEN, Sheet
+from bisam.lab.tables.summary import OPEN, MethodDifference, Sheet, comparisons
 
 POWER = 0.8
 """Chance to resolve an effect that is there, as sample sizes are usually planned."""
@@ -25,9 +25,9 @@ MOST_SEEDS = 100_000
 
 def paper_difference(recipe: Recipe, label: str, method: str, baseline: str) -> Difference | None:
     """What the paper's table has for this row and these methods; None where it has not both."""
-    if recipe.published is None:
+    table = published.of(recipe)
+    if table is None:
         return None
-    table = published.table(recipe.published)
     cells = [table.cells.get(label, {}).get(name) for name in (method, baseline)]
     ours, theirs = cells
     return None if ours is None or theirs is None else difference_of_means(ours, theirs, table.seeds)
@@ -135,24 +135,21 @@ def seed_plans(groups: Iterable[Group]) -> list[SeedPlan]:
     """
     found: dict[tuple[str, str, str], SeedPlan] = {}
     for group in sorted(groups, key=lambda group: bool(group.changes)):
-        for label, row, name in group.recipe.lines:
-            for method in group.recipe.methods:
-                plan = _plan(group, label, row, name, method)
-                if plan is not None:
-                    found.setdefault((group.recipe.name, label, method), plan)
+        for one in comparisons(group):
+            plan = _plan(group, one)
+            if plan is not None:
+                found.setdefault((group.recipe.name, one.row, one.method), plan)
     return [*found.values()]
 
 
-def _plan(group: Group, label: str, row: str, name: str, method: str) -> SeedPlan | None:
-    baseline = METHODS[method].baseline
-    if baseline is None or baseline not in group.recipe.methods:
-        return None
-    printed = paper_difference(group.recipe, label, method, baseline)
-    ours, theirs = (group.measured(row, one, name) for one in (method, baseline))
+def _plan(group: Group, one: MethodDifference) -> SeedPlan | None:
+    row, name = next((row, name) for label, row, name in group.recipe.lines if label == one.row)
+    printed = paper_difference(group.recipe, one.row, one.method, one.baseline)
+    ours, theirs = (group.measured(row, method, name) for method in (one.method, one.baseline))
     gaps = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     if printed is None or len(gaps) < 2 or not statistics.stdev(gaps) > 0:
         return None
-    return SeedPlan(group, label, row, method, baseline, printed.mean, statistics.stdev(gaps), len(gaps))
+    return SeedPlan(group, one.row, row, one.method, one.baseline, printed.mean, statistics.stdev(gaps), len(gaps))
 
 
 def sheet_of_plans(plans: Sequence[SeedPlan], measure: str = "test accuracy") -> Sheet | None:

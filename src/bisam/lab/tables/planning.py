@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bisam.lab.config import Config
-from bisam.lab.methods import METHODS, title_of
+from bisam.lab.methods import METHODS, baseline_of, title_of
 from bisam.lab.recipes import Recipe
 from bisam.lab.tables import published
 from bisam.lab.tables.cells import Cell, Group
@@ -123,7 +123,7 @@ def comparisons(recipe: Recipe, groups: Sequence[Group], effect: float | None = 
     own = sorted((g for g in groups if g.recipe.name == recipe.name), key=lambda group: bool(group.changes))
     for label, row, measure in recipe.lines:
         for method in recipe.methods:
-            baseline = METHODS[method].baseline if method in METHODS else None
+            baseline = baseline_of(method, recipe.methods) if method in METHODS else None
             if baseline is None or baseline not in recipe.methods:
                 continue
             printed = paper_difference(recipe, label, method, baseline)
@@ -229,9 +229,10 @@ def _scatter(groups: Sequence[Group], row: str, measure: str, method: str, basel
 
 def _scatter_of_paper(recipe: Recipe, label: str, method: str, baseline: str) -> float | None:
     """That of the difference of two independent runs."""
-    if recipe.published is None:
+    table = published.of(recipe)
+    if table is None:
         return None
-    cells = published.table(recipe.published).cells.get(label, {})
+    cells = table.cells.get(label, {})
     deviations = [cells[one].std for one in (method, baseline) if one in cells]
     if len(deviations) < 2 or None in deviations:
         return None
