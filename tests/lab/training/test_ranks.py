@@ -25,7 +25,7 @@ from bisam.lab.recipes import find
 from bisam.lab.training import jobs
 from bisam.lab.training.loop import Stopped
 from bisam.lab.training.progress import Progress
-from bisam.lab.training.ranks import ALONE, Ranks, joined, unlike_fields
+from bisam.lab.training.ranks import ALONE, RankLost, Ranks, joined, unlike_fields
 from bisam.lab.training.run import TrainingRun
 
 import ranks
@@ -192,7 +192,7 @@ def test_three_ranks_that_torchrun_starts_again_end_as_one_process(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "killed").exists()
-    assert "another process of this training has ended" in done.stderr
+    assert "exitcode: -9) local_rank: 1" in done.stderr
     assert "resumes at epoch 2, batch 1" in done.stdout
     assert len(re.findall(r"test accuracy [\d.]+ %", done.stdout)) == 1  # of the first rank
     alone = CliRunner().invoke(app, ["train", *options, "--runs", str(tmp_path / "one")])
@@ -238,6 +238,10 @@ def train_unlike(root):
         jobs.run([], open_source, CPU, Progress(Console(quiet=True)), together=3, ranks=group)
     with joined(CPU, sync_batchnorm=True) as group, pytest.raises(ValueError, match="SyncBatchNorm on CUDA only"):
         group.wrapped(nn.Linear(2, 2))
+    with joined(CPU), pytest.raises(RuntimeError, match="of one's own"):
+        raise RuntimeError("of one's own")
+    with pytest.raises(RankLost, match="another process of this training has ended"), joined(CPU):
+        raise RuntimeError("[tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242")
     return not Path(root).exists()
 
 
