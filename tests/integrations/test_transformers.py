@@ -25,7 +25,7 @@ from transformers import (  # noqa: E402
 
 from bisam.integrations import methods  # noqa: E402
 from bisam.integrations.transformers import SharpnessAwareMixin, SharpnessAwareTrainer  # noqa: E402
-from integrations import trainer_by_hand as by_hand  # noqa: E402
+from integrations import trainer_by_hand  # noqa: E402
 from integrations.trainer_by_hand import TASKS, Own, bert, of_sequences  # noqa: E402
 
 import ranks  # noqa: E402
@@ -101,8 +101,8 @@ def test_accumulation_clipping_and_schedule_equal_two_passes_by_hand(name, metho
     options = {"label_smoothing_factor": task.smoothing, "max_grad_norm": task.most}
     trainer = trainer_of(model, tmp_path, task.samples, method=method, rho=RHO, options=options)
     trainer.train()
-    schedule = by_hand.updates(task.samples, size=2, accumulated=2)
-    found = by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
+    schedule = trainer_by_hand.updates(task.samples, size=2, accumulated=2)
+    found = trainer_by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
     assert_close(weights(model), weights(by_hand), 1e-10 if exact else 1e-6)
     assert logged(trainer, "loss") == pytest.approx(found.losses, rel=1e-5)  # summed in float32
     assert logged(trainer, "grad_norm") == pytest.approx(found.norms, rel=1e-5)
@@ -141,7 +141,7 @@ def test_evaluation_sees_the_weights_and_each_sample_once(tmp_path):
                          options={"eval_strategy": "epoch", "num_train_epochs": 2})  # fmt: skip
     trainer.train()
     assert counted == [len(samples)] * 2
-    [[[batch]]] = by_hand.updates(samples, size=len(samples), accumulated=1)
+    [[[batch]]] = trainer_by_hand.updates(samples, size=len(samples), accumulated=1)
     with torch.no_grad():
         expected = model.eval()(**batch).loss.item()
     assert logged(trainer, "eval_loss")[-1] == pytest.approx(expected, rel=1e-5)
@@ -227,8 +227,8 @@ def test_bfloat16_equals_two_passes_under_autocast(method, tmp_path):
     trainer_of(
         model, tmp_path, task.samples, method=method, rho=RHO, options={"bf16": True, "max_grad_norm": task.most}
     ).train()
-    schedule = by_hand.updates(task.samples, size=2, accumulated=2)
-    by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
+    schedule = trainer_by_hand.updates(task.samples, size=2, accumulated=2)
+    trainer_by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
     assert_close(weights(model), weights(by_hand))
 
 
@@ -355,8 +355,8 @@ def test_with_adapters_only_their_weights_are_perturbed_and_trained(tmp_path):
     task = TASKS["sequences"]
     options = {"max_grad_norm": task.most}
     trainer_of(model, tmp_path, cls=Watched, method="bisam-log", rho=RHO, options=options).train()
-    schedule = by_hand.updates(task.samples, size=2, accumulated=2)
-    by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=True, rho=RHO)
+    schedule = trainer_by_hand.updates(task.samples, size=2, accumulated=2)
+    trainer_by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=True, rho=RHO)
     assert_close(weights(model), weights(by_hand), 1e-10)
     assert {at_weights for at_weights, _ in moved} == {True, False}
     assert all(same for _, same in moved)
@@ -413,9 +413,9 @@ def test_what_a_stream_leaves_at_its_end_counts_in_the_next_update_as_in_the_tra
     by_hand = copy.deepcopy(model)
     options = {"max_steps": 2, "max_grad_norm": task.most}
     trainer_of(model, tmp_path, Endless(samples, rounds=1), method=method, rho=RHO, options=options).train()
-    one, two, three = [batch for [[batch]] in by_hand.updates(samples, size=2, accumulated=1)]
+    one, two, three = [batch for [[batch]] in trainer_by_hand.updates(samples, size=2, accumulated=1)]
 
-    class Left(by_hand.Task):
+    class Left(trainer_by_hand.Task):
         def descent(self, model, batch, update):  # the third came alone
             return super().descent(model, batch, [batch] if batch is three else [one, two])
 
@@ -423,7 +423,7 @@ def test_what_a_stream_leaves_at_its_end_counts_in_the_next_update_as_in_the_tra
             return super().bound(model, batch, [batch] if batch is three else [one, two])
 
     schedule = [[[one, two]], [[three, one, two]]]
-    by_hand.train(by_hand, Left(**vars(task)), schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
+    trainer_by_hand.train(by_hand, Left(**vars(task)), schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
     assert_close(weights(model), weights(by_hand), 1e-10)
 
 
@@ -441,12 +441,12 @@ def test_minilm_on_reviews_equals_two_passes_by_hand(tmp_path):
     options = {"num_labels": 2, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = BertForSequenceClassification.from_pretrained(folder, **options)
     by_hand, before = copy.deepcopy(model), weights(model)
-    task = by_hand.Task(lambda: model, samples, most=2.0, of_means=True)
+    task = trainer_by_hand.Task(lambda: model, samples, most=2.0, of_means=True)
     given = {"num_train_epochs": 1, "max_grad_norm": task.most}
     trainer = trainer_of(model, tmp_path, samples, method="bisam-log", rho=0.05, options=given)
     trainer.train()
-    schedule = by_hand.updates(samples, size=2, accumulated=2)
-    found = by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=True, rho=0.05)
+    schedule = trainer_by_hand.updates(samples, size=2, accumulated=2)
+    found = trainer_by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=True, rho=0.05)
     moved = {name: value - before[name] for name, value in weights(model).items()}
     expected = {name: value - before[name] for name, value in weights(by_hand).items()}
     for name, value in expected.items():
@@ -469,14 +469,14 @@ def allocations(function):
     return most, max(event.nbytes() for event in events)
 
 
-WORDS, ROWS = 2**13, 4 * by_hand.TOKENS * 16
+WORDS, ROWS = 2**13, 4 * trainer_by_hand.TOKENS * 16
 """Of a vocabulary large enough for its logits to be most of what a step allocates."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_q_over_a_vocabulary_needs_no_more_memory_than_cross_entropy(dtype, tmp_path):
     draws = torch.Generator().manual_seed(0)
-    words = torch.randint(WORDS, (ROWS // by_hand.TOKENS, by_hand.TOKENS), generator=draws)
+    words = torch.randint(WORDS, (ROWS // trainer_by_hand.TOKENS, trainer_by_hand.TOKENS), generator=draws)
     batch = {"input_ids": words, "labels": words.masked_fill(words % 3 == 0, -100)}
     found = {}
     for method in ("sam", "bisam-log"):
@@ -518,9 +518,9 @@ def test_two_processes_equal_two_passes_by_hand(method, sharpness, tmp_path):
     assert_identical(found[0], other[0])
     task = TASKS["causal"]
     model = task.model()
-    schedule = by_hand.updates(task.samples[:8], size=1, accumulated=2, ranks=2)
+    schedule = trainer_by_hand.updates(task.samples[:8], size=1, accumulated=2, ranks=2)
     bilevel, together = method != "sam", sharpness == "global"
-    expected = by_hand.train(model, task, schedule, sgd(model), bilevel=bilevel, rho=RHO, together=together)
+    expected = trainer_by_hand.train(model, task, schedule, sgd(model), bilevel=bilevel, rho=RHO, together=together)
     assert_close(found[0], weights(model))
     assert found[1] == pytest.approx(expected.losses, rel=1e-5)
     assert found[2] == pytest.approx(expected.norms, rel=1e-5)

@@ -71,10 +71,17 @@ class Config:
     """On CUDA: the same bits in every run, with slower algorithms. A CPU gives them anyway."""
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not _is_known(name, value):
+                raise ValueError(f"{name} must be {_words(name)}, got {value!r:.60}")
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not (low <= value <= high):
-                raise ValueError(f"{name} must lie between {low:g} and {high:g}, got {value}")
+                raise ValueError(f"{name} must lie between {low} and {high}, got {value}")
+        if self.warmup_epochs > self.epochs:
+            raise ValueError(
+                f"warmup_epochs must be at most epochs, got {self.warmup_epochs} of {self.epochs}: lr is never reached"
+            )
         if self.select not in ("best", "last"):
             raise ValueError(f'select must be "best" or "last", got {self.select!r}')
         if self.precision not in ("bf16", "fp32"):
@@ -155,6 +162,12 @@ def _is_known(name: str, value: object) -> bool:
     return type(value) in kinds or (float in kinds and type(value) is int)
 
 
+def _words(name: str) -> str:
+    """The values that a field may have, for an error."""
+    words = {int: "a whole number", float: "a number", str: "a printable text", bool: "true or false"}
+    return " or ".join(words.get(kind, "none") for kind in _kinds()[name])
+
+
 @cache
 def _kinds() -> dict[str, tuple[type, ...]]:
     return {name: get_args(kind) or (kind,) for name, kind in get_type_hints(Config).items()}
@@ -213,7 +226,6 @@ def _parsed(name: str, text: str) -> Any:
             raise ValueError(f"{name} is true or false, got {text!r}")
         return words[text.lower()]
     try:
-        return kind(text)
+        return kind(text) + 0.0 if kind is float else kind(text)  # -0.0 + 0.0 is 0.0: they are one run
     except ValueError:
-        words_of = {int: "a whole number", float: "a number"}
-        raise ValueError(f"{name} is {words_of.get(kind, kind.__name__)}, got {text!r}") from None
+        raise ValueError(f"{name} is {_words(name)}, got {text!r:.60}") from None

@@ -8,8 +8,10 @@ import re
 import secrets
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 _REMEDIES = {
     errno.ENOSPC: "Free some space and start again",
@@ -22,6 +24,7 @@ _REMEDIES = {
     errno.ENOENT: "Give a folder that exists or can be made",
     errno.EEXIST: "A file is where a folder should be: move it away or give another folder",
     errno.ENOTDIR: "A file is where a folder should be: move it away or give another folder",
+    errno.EISDIR: "A folder is where a file should be: move it away or name another file",
 }
 
 
@@ -69,12 +72,12 @@ def write_atomically(path: Path, *parts: bytes | memoryview, follow_links: bool 
 
 
 def refuse_foreign(path: Path, remedy: str) -> None:
-    """Raise OSError for a link, a pipe or a device in the place of a file to write, with the remedy."""
+    """Raise OSError for a link, a folder, a pipe or a device in the place of a file to write, with the remedy."""
     try:
         kind = kind_of(path.lstat().st_mode)
     except OSError:  # it is not there, or writing it says why not
         return
-    if kind not in ("file", "folder"):
+    if kind != "file":
         raise OSError(f"{path} is a {kind} and is not written to: {remedy}")
 
 
@@ -99,7 +102,14 @@ class UnreadableError(OSError):
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """The contents of a plain file of at most `most` bytes, also behind a link.
+    """The contents of a plain file of at most `most` bytes, also behind a link; see `open_file`."""
+    with open_file(path, most) as (file, size):
+        return file.read(size)
+
+
+@contextmanager
+def open_file(path: Path, most: int) -> Iterator[tuple[BinaryIO, int]]:
+    """A plain file of at most `most` bytes, and its size now: what another process adds meanwhile is not read.
 
     UnreadableError for anything else: a pipe would block, and a device or a sparse file could fill the memory.
     """
@@ -108,7 +118,7 @@ def read_file(path: Path, most: int) -> bytes:
     with os.fdopen(os.open(path, flags), "rb") as file:
         found = os.fstat(file.fileno())  # it may have been replaced meanwhile
         _check_stat(found, most)
-        return file.read(found.st_size)
+        yield file, found.st_size
 
 
 def check_file(path: Path, most: int) -> None:

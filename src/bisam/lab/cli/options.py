@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,8 +23,18 @@ from bisam.lab.records.checkpoint import CheckpointError
 from bisam.lab.training.loop import Stopped
 
 RUNS = Path("runs")
+MOST_SEEDS = 10_000
+"""Of one range: more is a slip of the keyboard."""
 SMALL = 100_000
 """Parameters of a model that more threads make slower: the demo's has 30,762."""
+
+
+def folder(text: str | Path) -> Path:
+    """A path that was given; an empty one, as of a variable that is not set, would be the current folder."""
+    if not str(text):
+        raise typer.BadParameter("a folder has a name, got an empty text: write . for the current one")
+    return Path(text)
+
 
 Name = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A table, table/row or table/row/method: see `bisam list`.")
@@ -32,9 +44,15 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the configuration; again for more."),
 ]
-Root = Annotated[Path, typer.Option("--runs", help="Folder of the runs.")]
+Root = Annotated[Path, typer.Option("--runs", metavar="PATH", parser=folder, help="Folder of the runs.")]
 Folder = Annotated[
-    Path | None, typer.Option("--data", help="Folder with the data set's Parquet files; without it, the hub's.")
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        parser=folder,
+        help="Folder with the data set's Parquet files; without it, the hub's.",
+    ),
 ]
 Partial = Annotated[
     bool, typer.Option("--partial-data", help="The folder may hold only a part of the data set: to try things out.")
@@ -65,6 +83,8 @@ def errors_in_one_line() -> Iterator[None]:
         message = str(error)
         if isinstance(error, OSError) and error.filename is not None:  # from any access to a path
             message = explained(error, f"cannot use {error.filename}")
+        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # from printing
+            message = explained(error, "cannot write the output")
         _print_unchanged(f"Error: {message}")
         raise typer.Exit(1) from None
 
@@ -105,11 +125,15 @@ def numbers(text: str) -> list[int]:
     """
     found: list[int] = []
     for part in names(text):
-        first, _, last = part.partition("-")
-        try:
-            found += range(int(first), int(last or first) + 1)
-        except ValueError:
-            raise ValueError(f"seeds are numbers such as 0,1,2 or 0-5, got {text!r}") from None
+        match = re.fullmatch("([0-9]{1,20})(?:-([0-9]{1,20}))?", part)
+        if match is None:
+            raise ValueError(f"seeds are numbers such as 0,1,2 or 0-5, got {text!r:.60}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"no seeds in {part}: the smaller number comes first, as in {last}-{first}")
+        if last - first >= MOST_SEEDS:
+            raise ValueError(f"{part} has {last - first + 1:,} seeds: give {MOST_SEEDS:,} at most")
+        found += range(first, last + 1)
     if not found:
         raise ValueError(f"no seeds in {text!r}: give numbers such as 0,1,2 or 0-5")
     return list(dict.fromkeys(found))
@@ -128,7 +152,11 @@ def change(text: str) -> tuple[str, str]:
 
 def changes_of(texts: Sequence[str] | None, *, partial_data: bool = False) -> dict[str, str]:
     """The changes of --set and --partial-data, by field."""
-    parsed = dict(change(text) for text in texts or [])
+    given = [change(text) for text in texts or []]
+    parsed = dict(given)
+    for name in parsed:
+        if [other for other, _ in given].count(name) > 1:
+            raise ValueError(f"--set has {name} twice: give one value")
     if "partial_data" in parsed:
         raise ValueError("use --partial-data instead of --set partial_data=")
     return {**parsed, "partial_data": "true"} if partial_data else parsed

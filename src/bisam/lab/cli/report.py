@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from bisam.lab import records
-from bisam.lab.cli.options import RUNS, errors_in_one_line
+from bisam.lab.cli.options import RUNS, errors_in_one_line, folder
 from bisam.lab.cli.output import console, drawing_module, print_line, write_text, writing
 from bisam.lab.files import refuse_foreign
 from bisam.lab.recipes import find
@@ -30,7 +30,10 @@ class PaperFigure(str, Enum):
     flips = "flips"
 
 
-Folders = Annotated[list[Path] | None, typer.Argument(metavar="FOLDER...", help="Folders of runs.  [default: runs]")]
+Folders = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="FOLDER...", parser=folder, help="Folders of runs.  [default: runs]"),
+]
 WithoutWeights = Annotated[
     bool, typer.Option("--without-weights", help="Weights were left out on purpose: they are no problem.")
 ]

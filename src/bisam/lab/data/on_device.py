@@ -78,6 +78,11 @@ class Batches:
                 f"images must be uint8 (N, C, H, W) with a label each, got {images.dtype} {tuple(images.shape)} and "
                 f"labels {tuple(labels.shape)}"
             )
+        side = min(images.shape[2:])
+        if augment and padding > side:
+            raise ValueError(f"padding={padding} leaves most crops of {side}×{side} black: set {side} at most")
+        if augment and cutout >= 2 * side:
+            raise ValueError(f"cutout={cutout} covers images of {side}×{side} wherever it is: set less than {2 * side}")
         channels = images.shape[1]
         if not len(mean) == len(std) == channels:
             raise ValueError(f"mean and std must have {channels} values, one a channel, got {len(mean)} and {len(std)}")

@@ -75,10 +75,12 @@ def save(folder: Path, step: int, state: Mapping[Any, Any]) -> Path:
     metadata = {"format": str(FORMAT), "step": str(step), "state": json.dumps(skeleton, allow_nan=False)}
     parts = pack(tensors, metadata)
     path = folder / f"checkpoint-{step:09d}.safetensors"
+    _refuse_link(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for draft in folder.glob("checkpoint-*.safetensors*.tmp"):  # of processes that were killed
-            draft.unlink()
+            with suppress(OSError):
+                draft.unlink()
         write_atomically(path, *parts, follow_links=False)
     except OSError as error:
         raise CheckpointError(f"{explained(error, f'cannot write {path}')} Earlier ones are intact.") from error
@@ -90,20 +92,22 @@ def load(folder: Path, lacks: Callable[[dict[Any, Any]], str] | None = None) -> 
     """The newest checkpoint that is whole, with its tensors on the CPU; None if there is none at all.
 
     `lacks` returns what a state needs and is missing, as text; then an older one that lacks nothing is used, if any.
+    It raises ValueError for a state that is not a checkpoint of this program; that one is skipped.
     """
+    _refuse_link(folder)
     skipped: dict[str, str] = {}
     newest: Loaded | None = None
     for path in _newest_first(folder):
         try:
             step, state = _read(path)
+            missing = lacks(state) if lacks is not None else ""
         except OSError as error:
             skipped[path.name] = f"it cannot be read ({error.strerror})"
             continue
-        except (ValueError, LookupError, TypeError, SafetensorError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
             skipped[path.name] = str(error)
             continue
         notes = [f"{name} is skipped: {why}. {path.name} is used instead" for name, why in skipped.items()]
-        missing = lacks(state) if lacks is not None else ""
         if not missing:
             return Loaded(step, state, path, notes)
         skipped[path.name] = missing
@@ -279,7 +283,16 @@ def _read(path: Path) -> tuple[int, dict[Any, Any]]:
         raise ValueError(f"it is of format {metadata.get('format')}, and this version reads format {FORMAT}")
     if metadata["step"] != str(_step(path)):
         raise ValueError(f"it was renamed: it is of step {metadata['step']}")
-    return _step(path), _put_together(json.loads(metadata["state"]), tensors)
+    state = _put_together(json.loads(metadata["state"]), tensors)
+    if not isinstance(state, dict):
+        raise ValueError(f"its state is a {type(state).__name__}, not a dict")
+    return _step(path), state
+
+
+def _refuse_link(folder: Path) -> None:
+    """Checkpoints are written and removed: a link may lead to those of another run."""
+    if folder.is_symlink():
+        raise CheckpointError(f"{folder} is a link, which is not followed: remove it, or put a folder in its place")
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bisam.lab.files import check_file
+from bisam.lab.files import open_file
 from bisam.lab.records.layout import CONFIG, LARGEST_STATE, METRICS, RECEIPT, RESULT
 
 KEY = "sha256"
@@ -25,11 +25,11 @@ def listed(receipt: Mapping[str, Any] | None) -> dict[str, str]:
 
 def sha256_of(path: Path) -> str:
     """Of a plain file, in hexadecimal; UnreadableError for anything else."""
-    check_file(path, LARGEST_STATE)
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(2**20):
+    with open_file(path, LARGEST_STATE) as (file, size):
+        while chunk := file.read(min(size, 2**20)):
             digest.update(chunk)
+            size -= len(chunk)
     return digest.hexdigest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -69,6 +70,8 @@ class RunFolder:
         except OSError as error:
             raise RecordError(explained(error, f"cannot use {folder} for a run")) from error
         try:
+            for name in (RESULT, RECEIPT, WEIGHTS):  # before the training, which writes them when it ends
+                _refuse_folder(folder / name)
             _remove_drafts(folder)
             if not check(folder, config):
                 content = as_json({"format": FORMAT, "config": restored(values)})
@@ -189,8 +192,14 @@ def config_differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list
     return differences(completed(there), completed(now))
 
 
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        raise RecordError(f"{path} is a folder, where a file will be written: move it away, or give another folder")
+
+
 def _remove_drafts(folder: Path) -> None:
-    """Remove the drafts of writes that were killed."""
+    """Remove the drafts of writes that were killed. One that cannot be removed does no harm."""
     for name in (CONFIG, METRICS, RESULT, RECEIPT, WEIGHTS):
         for draft in drafts_of(folder / name):
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):
+                draft.unlink()

@@ -8,7 +8,7 @@ import sys
 import weakref
 from pathlib import Path
 
-from bisam.lab.files import NO_LINKS, refuse_foreign
+from bisam.lab.files import NO_LINKS, read_file, refuse_foreign
 
 
 class RunInUse(RuntimeError):  # noqa: N818
@@ -22,6 +22,8 @@ class Lock:
         refuse_foreign(path, "remove it, or give another folder")
         self._handle: int | None = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o666)
         try:
+            if os.fstat(self._handle).st_nlink > 1:
+                raise OSError(f"{path} is another file too (a hard link): remove it, or give another folder")
             _seize(self._handle)
             os.ftruncate(self._handle, 0)
             os.lseek(self._handle, 0, os.SEEK_SET)
@@ -30,9 +32,8 @@ class Lock:
             self.release()
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
-            owner = path.read_text(encoding="utf-8", errors="replace").strip() or "unknown"
             raise RunInUse(
-                f"the run in {path.parent} is in use by process {owner}: wait for it, or give another folder"
+                f"the run in {path.parent} is in use by process {_owner(path)}: wait for it, or give another folder"
             ) from None
         _held.add(self)
 
@@ -44,6 +45,14 @@ class Lock:
         if self._handle is not None:
             os.close(self._handle)  # which unlocks, unless the lock is another process's and this is a fork's copy
             self._handle = None
+
+
+def _owner(path: Path) -> str:
+    try:
+        number = read_file(path, 20).decode(errors="replace").strip()
+    except OSError:
+        return "unknown"
+    return number if number.isdecimal() else "unknown"
 
 
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
-from bisam.lab.files import NO_LINKS, explained, read_file, refuse_foreign, write_atomically
+from bisam.lab.files import NO_LINKS, UnreadableError, explained, read_file, refuse_foreign, write_atomically
 from bisam.lab.records.layout import LARGEST_METRICS, RecordError
 from bisam.lab.records.values import decoded, encoded
 
@@ -23,7 +23,12 @@ class Metrics:
         refuse_foreign(path, "move it away, or give another folder")
         if not path.exists():
             write_atomically(path, follow_links=False)
-        data = read_file(path, LARGEST_METRICS)
+        try:
+            data = read_file(path, LARGEST_METRICS)
+        except UnreadableError as error:
+            raise RecordError(f"{path} cannot be used: {error}. Move it away, or give another folder.") from error
+        if path.stat().st_nlink > 1:  # a hard link: the file that it also is must not change with it
+            write_atomically(path, data, follow_links=False)
         self._end = data.rfind(b"\n") + 1
         if self._end < len(data):
             self._cut()

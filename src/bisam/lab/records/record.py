@@ -123,7 +123,9 @@ def read_config(folder: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _reason(path: Path, problems: list[str]) -> str:
-    """The reason in one line; empty if the file is not there."""
+    """The reason in one line; empty if the file is not there, or the folder is none."""
+    if not os.path.lexists(path):
+        return ""
     if path.is_symlink():  # the page would show the text of another file
         problems.append(f"{path.name}: it is a link, which is not followed")
         return "the reason cannot be read"

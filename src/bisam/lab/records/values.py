@@ -56,12 +56,21 @@ def as_json(value: Mapping[str, Any]) -> bytes:
 def decoded(data: bytes) -> dict[str, Any]:
     """An object; ValueError for anything else."""
     try:
-        value = restored(json.loads(data.decode()))
+        value = restored(json.loads(data.decode(), object_pairs_hook=_object))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"it is a {type(value).__name__}, not an object")
     return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys differ: of two values of one key, readers of JSON take the first or the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"it has the key {next(key for key in keys if keys.count(key) > 1)!r:.60} twice")
+    return found
 
 
 def load_object(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from bisam.lab.config import Config, recorded
@@ -24,6 +25,7 @@ def verify(record: Record) -> list[str]:
     if record.receipt is None and not any(problem.startswith(RECEIPT) for problem in problems):
         problems.append(f"{RECEIPT}: it is missing")
     fault = gap_in(record.result)
+    problems += _strange_rows(record)
     return [*problems, *([f"{RESULT}: {fault}"] if fault else _disagreements(record, record.result, config))]
 
 
@@ -43,6 +45,28 @@ def weights_problems(record: Record) -> list[str]:
 def lacks_weights(record: Record) -> bool:
     """Whether the run has been tested and its weights are not in its folder."""
     return (record.result or {}).get("status") == "done" and not (record.folder / WEIGHTS).exists()
+
+
+def _strange_rows(record: Record) -> list[str]:
+    """A line for the first value of the metrics that no training writes: text, or a number out of its range."""
+    for row in record.metrics:
+        for name, value in row.items():
+            least, most = _LIMITS.get(name, (-math.inf, math.inf))
+            is_number = isinstance(value, (int, float)) and isinstance(value, bool) == (name == "alike")
+            is_nan = value != value and name not in _LIMITS
+            if not is_number or not (is_nan or least <= value <= most):
+                return [f"{METRICS}: {name} of epoch {row['epoch']} is {value!r:.60}"]
+    return []
+
+
+_LIMITS = {
+    "validation_accuracy": (0, 100),
+    "seconds": (0, math.inf),
+    "samples_per_second": (0, math.inf),
+    "together": (1, math.inf),
+    "alike": (False, True),
+}
+"""The least and the largest value of the numbers that have them; the others may be NaN in a run that diverged."""
 
 
 def _disagreements(record: Record, result: dict[str, Any], config: Config) -> list[str]:

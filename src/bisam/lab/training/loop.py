@@ -21,6 +21,7 @@ from bisam.lab.config import Config
 from bisam.lab.data.sources import Source
 from bisam.lab.methods import METHODS
 from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, check_result, checkpoint, config_differences
+from bisam.lab.records.metrics import is_epoch
 from bisam.lab.records.receipt import receipt, timestamp
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.run import TrainingRun
@@ -182,7 +183,7 @@ def _steps(active: Sequence[ActiveRun], progress: Progress) -> CapturedSteps:
 
 def _resumed(one: ActiveRun, checksum: str, now: dict[str, Any], progress: Progress) -> ActiveRun:
     """Resume from the last checkpoint whose epochs have all their lines of metrics; else from the last, if any."""
-    loaded = checkpoint.load(one.run.checkpoints, lambda state: one.run.metrics.lacks(state["epoch"]))
+    loaded = checkpoint.load(one.run.checkpoints, lambda state: one.run.metrics.lacks(_epoch_of(state)))
     for note in [*one.run.notes, *(loaded.notes if loaded else ())]:
         progress.note(f"{one.run.folder.name}: {note}")
     if loaded is None:
@@ -193,13 +194,38 @@ def _resumed(one: ActiveRun, checksum: str, now: dict[str, Any], progress: Progr
         return one
     _check_same(one, loaded.state, checksum)
     one.epoch, one.batch = loaded.state["epoch"], loaded.state["batch"]
-    different = one.training.load(loaded.state["training"])
+    try:
+        if one.epoch > one.training.config.epochs or one.batch > len(one.training.batches):
+            raise ValueError(f"the run has no epoch {one.epoch} with a batch {one.batch}")
+        different = one.training.load(loaded.state["training"])
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:  # torch raises any of them
+        raise checkpoint.CheckpointError(
+            f"{loaded.path} does not fit the run: {str(error).splitlines()[0]:.200}. It may be of another version: "
+            f"remove {one.run.checkpoints} to start over."
+        ) from error
     one.run.metrics.rewind(one.epoch)
     before = loaded.state.get("receipts", [{"commit": "unknown"}])
     one.receipts = [*(old for old in before if {**old, "date": None} != {**now, "date": None}), now]
     where = f"{one.run.folder.name} resumes at epoch {one.epoch + 1}, batch {one.batch + 1}"
     progress.note(f"{where}; {different}" if different else where)
     return one
+
+
+def _epoch_of(state: dict[str, Any]) -> int:
+    """The epoch of a state; ValueError if `_save` did not write it."""
+    epoch, receipts = state.get("epoch"), state.get("receipts", [])
+    is_ours = (
+        is_epoch(epoch)
+        and is_epoch(state.get("batch"))
+        and all(isinstance(state.get(name), dict) for name in ("config", "training"))
+        and "checksum" in state
+        and isinstance(receipts, list)
+        and all(isinstance(one, dict) for one in receipts)
+    )
+    if not is_ours:
+        raise ValueError("it is not a checkpoint of a training")
+    assert is_epoch(epoch)
+    return epoch
 
 
 def _check_same(one: ActiveRun, state: dict[str, Any], checksum: str) -> None:

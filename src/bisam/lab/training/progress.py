@@ -161,8 +161,11 @@ class Progress:
         return self.label(config).replace(f" seed {config.seed}", "")
 
     def note(self, text: str) -> None:
-        """Print a line: brackets in the name of a folder are no markup. A closed pipe is ignored."""
-        with suppress(SystemExit):  # raised by rich where a pipe was closed
+        """Print a line: brackets in the name of a folder are no markup.
+
+        A closed pipe and a full disk are ignored: a training does not stop because its log cannot be written.
+        """
+        with suppress(SystemExit, OSError):  # rich raises SystemExit where a pipe was closed
             self.console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def _try(self, tracker: Tracker, call: Callable[[], None]) -> None:

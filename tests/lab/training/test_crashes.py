@@ -1,0 +1,160 @@
+"""A training that is killed, or meets a full disk, at calls that write files: resumed, it ends with the same bits.
+
+The writes of some files, and a few other calls, chosen by a fixed seed. `benchmarks/crash_runs.py` disturbs every
+system call, and kills at 100 random moments.
+"""
+
+import errno
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TRAIN = ["train", "demo/40%/sgd", "--set", "epochs=2", "--set", "batch=512", "--checkpoint-seconds", "0", "--runs"]
+EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
+ALWAYS = ("write config", "write metrics", "write result")
+CALLS, MOMENTS = 5, 2
+
+
+def disturb(folder, number, kind, log):
+    """Log each call of this process that writes below the folder; at that of this number, be killed or raise."""
+    handles, seen = {}, 0
+
+    def meet(name, path):
+        nonlocal seen
+        path = handles.get(path, path)
+        if not str(path).startswith(folder):
+            return
+        seen += 1
+        print(name, Path(path).name.split(".")[0], file=log, flush=True)
+        if seen == number and kind == "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if seen == number:
+            raise OSError(getattr(errno, kind), os.strerror(getattr(errno, kind)))
+
+    def audit(event, arguments):
+        if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            meet("open", arguments[0])
+        elif event in EVENTS:
+            meet(event, arguments[-1] if arguments[-1] in handles else arguments[0])  # the first may be relative to it
+
+    class File(io.FileIO):
+        def write(self, data):
+            meet("write", self.fileno())
+            return super().write(data)
+
+    def opened(path, flags, mode=0o777, **options):
+        handle = really_open(path, flags, mode, **options)
+        handles[handle] = path
+        return handle
+
+    def before(name, function):
+        def call(handle, *arguments):
+            meet(name, handle)
+            return function(handle, *arguments)
+
+        return call
+
+    really_open, fdopen = os.open, os.fdopen
+    os.open, os.fsync, os.write = opened, before("fsync", os.fsync), before("write", os.write)
+    os.fdopen = lambda handle, mode: io.BufferedWriter(File(handle, "w")) if mode == "wb" else fdopen(handle, mode)
+    sys.addaudithook(audit)
+
+
+def start(runs, number=0, kind=""):
+    """Train in a forked process, which saves the seconds of the imports; its id."""
+    from bisam.lab.cli import app
+
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        output = os.open(runs.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        with runs.with_suffix(".calls").open("w") as log:
+            disturb(str(runs), number, kind, log)
+            app([*TRAIN, str(runs)])
+    except SystemExit as end:
+        code = end.code
+    finally:
+        os._exit(code)
+
+
+def ended(pid) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def outcome(runs):
+    """What must not depend on interruptions: all but the times."""
+    (folder,) = (path.parent for path in runs.rglob("config.json"))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows.append(json.loads((folder / "result.json").read_text()))
+    timeless = [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in rows]
+    return timeless, (folder / "best.safetensors").read_bytes(), sorted(path.name for path in folder.iterdir())
+
+
+def crash(place):
+    """Prints what was disturbed, by kind."""
+    import sklearn.datasets  # noqa: F401 - before the forks: these imports take seconds
+    import torch._dynamo  # noqa: F401
+
+    from bisam.lab import records
+
+    place, chance = Path(place), random.Random(0)
+    began = time.monotonic()
+    assert ended(start(place / "whole")) == 0, (place / "whole.log").read_text()
+    seconds = time.monotonic() - began
+    expected, calls = outcome(place / "whole"), (place / "whole.calls").read_text().splitlines()
+    done = dict.fromkeys(["SIGKILL", "ENOSPC", "moments"], 0)
+
+    def resumed(runs, what):
+        assert ended(start(runs)) == 0, f"{what}: {runs.with_suffix('.log').read_text()}"
+        assert outcome(runs) == expected, what
+        (record,) = records.find(runs)
+        assert records.verify(record) + records.weights_problems(record) == [], what
+
+    always = [calls.index(call) + 1 for call in ALWAYS]
+    others = [number for number in range(1, len(calls) + 1) if number not in always]
+    for number in sorted([*always, *chance.sample(others, CALLS - len(always))]):
+        for kind in ("SIGKILL", "ENOSPC"):
+            runs, what = place / f"{kind}{number}", f"{kind} at call {number}, {calls[number - 1]}"
+            code, text = ended(start(runs, number, kind)), runs.with_suffix(".log").read_text()
+            assert code == -signal.SIGKILL if kind == "SIGKILL" else code in (0, 1), f"{what}: {code} {text}"
+            assert "Traceback" not in text, text
+            assert text.count("Error: ") == (code == 1), text
+            resumed(runs, what)
+            done[kind] += 1
+    for moment in range(MOMENTS):
+        runs = place / f"moment{moment}"
+        pid = start(runs)
+        time.sleep(chance.uniform(0, seconds))  # only to make the moment any: what is checked holds at each
+        os.kill(pid, signal.SIGKILL)
+        ended(pid)
+        resumed(runs, f"moment {moment}")
+        done["moments"] += 1
+    print(json.dumps({**done, "calls": sorted({call.split()[0] for call in calls})}))
+
+
+def test_killed_or_out_of_space_at_any_call_that_writes_a_training_ends_with_the_same_bits(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads do not survive a fork
+    done = subprocess.run(
+        [sys.executable, __file__, tmp_path], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "SIGKILL": CALLS,
+        "ENOSPC": CALLS,
+        "moments": MOMENTS,
+        "calls": ["fsync", "open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "write"],
+    }
+
+
+if __name__ == "__main__":
+    crash(sys.argv[1])
