@@ -236,6 +236,32 @@ def test_a_loss_that_is_skipped_in_the_second_pass_alone_leaves_the_weights():
     assert_equal_weights(module.net, two_passes.net(batch_norm=False), 0.0)
 
 
+def test_a_training_step_may_take_entries_out_of_its_batch():
+    class Taking(Classifier):
+        def training_step(self, batch, batch_idx):
+            return super().training_step((batch[0], batch.pop()), batch_idx)
+
+    modules = [Taking(), Classifier()]
+    for module in modules:
+        fit(module)
+    assert_equal_weights(modules[0].net, modules[1].net, 0.0)
+
+
+def test_a_training_step_that_changes_its_batch_in_place_is_refused():
+    """The second pass would change it once more."""
+
+    class Noisy(Classifier):
+        def training_step(self, batch, batch_idx):
+            batch[0].mul_(0.5)
+            return super().training_step(batch, batch_idx)
+
+    module = Noisy()
+    start = copy.deepcopy(module.net)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        fit(module, accumulate_grad_batches=1)
+    assert all(torch.equal(a, b) for a, b in zip(module.net.parameters(), start.parameters(), strict=True))
+
+
 def test_a_training_step_of_another_class_waits_too():
     class Steps:
         def training_step(self, batch, batch_idx):

@@ -30,7 +30,7 @@ from lightning.pytorch.trainer import call
 from torch import Tensor
 
 from bisam.engine.optimizer import SharpnessAware
-from bisam.integrations.micro_batches import loss_of_pass, run_all
+from bisam.integrations.micro_batches import MicroBatch, loss_of_pass, run_all
 
 
 class SharpnessAwareModule(lightning.LightningModule):
@@ -48,7 +48,7 @@ class SharpnessAwareModule(lightning.LightningModule):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._batches: list[tuple[Any, ...]] = []
+        self._batches: list[MicroBatch] = []
         """What `training_step` was called with, for each micro-batch of the next update."""
         self._mode: Literal["wait", "collect", "run"] = "wait"
         """Whether `training_step` leaves its batch for the update, notes it and runs it, or runs it."""
@@ -138,8 +138,13 @@ class SharpnessAwareModule(lightning.LightningModule):
 
     # How it is done.
 
-    def _run_batch(self, optimizer: SharpnessAware, batch: tuple[Any, ...]) -> Any:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _note(self, arguments: tuple[Any, ...]) -> None:
+        self._batches.append(MicroBatch(*arguments))
+
+    def _run_batch(self, optimizer: SharpnessAware, micro_batch: MicroBatch) -> Any:
         """Forward and backward of a micro-batch, as Lightning's own closure runs them."""
+        batch = micro_batch.arguments()
         self._logged_batch = batch[0] if batch else None
         output = call._call_strategy_hook(self.trainer, "training_step", *batch)
         loss = output["loss"] if isinstance(output, Mapping) else output
@@ -261,7 +266,7 @@ def _waiting(training_step: Callable[..., Any]) -> Callable[..., Any]:
         if not self.automatic_optimization or self._sharpness_aware() is None or self._runs_forward_only:
             return training_step(self, *args, **kwargs)
         if self._mode != "run":
-            self._batches.append(args)
+            self._note(args)
         if self._mode == "wait":
             return torch.zeros((), device=self.device, requires_grad=True)
         self._mode = "run"

@@ -28,7 +28,7 @@ from bisam.engine import objective_options
 from bisam.engine.optimizer import SharpnessAware
 from bisam.integrations import methods
 from bisam.integrations.methods import Build
-from bisam.integrations.micro_batches import run_all
+from bisam.integrations.micro_batches import MicroBatch, run_all
 from bisam.objectives import CrossEntropy
 
 __all__ = ["SharpnessAwareMixin", "SharpnessAwareTrainer"]
@@ -62,7 +62,7 @@ class SharpnessAwareMixin(Mixed):
         **kwargs: Any,
     ) -> None:
         self._method, self._rho, self._method_options = method, rho, dict(method_options or {})
-        self._micro_batches: list[tuple[Any, Any, int]] = []
+        self._micro_batches: list[tuple[MicroBatch, Any, int]] = []
         self._made: SharpnessAware | None = None
         self._stepping: SharpnessAware | None = None
         self._has_shifted: bool | None = None
@@ -104,7 +104,7 @@ class SharpnessAwareMixin(Mixed):
 
         Returns the descent's loss at w, of all of them, then; 0 before.
         """
-        self._micro_batches.append((inputs, num_items_in_batch, self.current_gradient_accumulation_steps))
+        self._micro_batches.append((MicroBatch(inputs), num_items_in_batch, self.current_gradient_accumulation_steps))
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
         micro_batches, self._micro_batches = self._micro_batches, []
@@ -121,11 +121,11 @@ class SharpnessAwareMixin(Mixed):
         return torch.stack(losses[: len(runs)]).sum()  # of the first pass
 
     def _run(
-        self, losses: list[Tensor], model: nn.Module, inputs: Any, num_items_in_batch: Any, accumulated: int
+        self, losses: list[Tensor], model: nn.Module, batch: MicroBatch, num_items_in_batch: Any, accumulated: int
     ) -> Tensor:
         """Forward and backward pass of one micro-batch, with the weight that the Trainer gave it."""
         self.current_gradient_accumulation_steps = accumulated
-        losses.append(super().training_step(model, inputs, num_items_in_batch))
+        losses.append(super().training_step(model, *batch.arguments(), num_items_in_batch))
         return losses[-1]
 
     def compute_loss(
