@@ -136,6 +136,30 @@ def test_the_logged_loss_is_that_at_the_weights_and_metrics_count_once():
     assert module.counted.compute() == len(y) + 1
 
 
+def test_metrics_that_a_training_step_resets_and_collections_count_once():
+    class Resetting(Classifier):
+        def __init__(self):
+            super().__init__()
+            metrics = {"a": torchmetrics.SumMetric(), "b": torchmetrics.MeanMetric()}
+            self.collected = torchmetrics.MetricCollection(metrics)
+            self.sums = []
+
+        def training_step(self, batch, batch_idx):
+            if batch_idx % 2 == 0:
+                self.collected.reset()
+            self.collected(batch[1].double())
+            return super().training_step(batch, batch_idx)
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if batch_idx % 2 == 1:
+                self.sums.append(float(self.collected.compute()["a"]))
+
+    module = Resetting()
+    fit(module)
+    y = two_passes.samples()[1]
+    assert module.sums == [float(part.sum()) for part in y[:32].split(16)]
+
+
 @pytest.mark.parametrize("kind", [bisam.BiSAM, bisam.GSAM, bisam.LookSAM, bisam.FriendlySAM, bisam.RSAM, bisam.MSAM])
 def test_every_kind_of_variant_runs_as_by_its_own_step(kind):
     """Extra passes, plain steps, memory, random starts, no ascent pass: the engine runs them all on micro-batches."""

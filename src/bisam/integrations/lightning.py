@@ -201,7 +201,7 @@ class SharpnessAwareModule(lightning.LightningModule):
         metrics = [module for module in self.modules() if isinstance(module, torchmetrics.Metric)]
         kept = [metric.__dict__["update"] for metric in metrics]  # torchmetrics wraps it for each object
         for metric in metrics:
-            metric.__dict__.update(update=_nothing, forward=partial(_last_value, metric))
+            metric.__dict__.update(update=_nothing, reset=_nothing, forward=partial(_last_value, metric))
         self._is_silent = True
         try:
             yield
@@ -209,7 +209,7 @@ class SharpnessAwareModule(lightning.LightningModule):
             self._is_silent = False
             for metric, update in zip(metrics, kept, strict=True):
                 metric.__dict__["update"] = update
-                del metric.__dict__["forward"]
+                del metric.__dict__["forward"], metric.__dict__["reset"]
 
     def _take_over(self, wrapper: LightningOptimizer, optimizer: SharpnessAware) -> None:
         """In manual optimization: count each update once, and let the precision plugin unscale."""
