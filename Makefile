@@ -6,7 +6,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 QUICK_OUT := tests/lab src/bisam/lab tests/tensors/test_distributed.py tests/test_examples.py tests/test_docs.py
 
-.PHONY: test quick check verify lint types demo bench docs site package clean
+.PHONY: test quick check verify lint types demo bench docs site package browser clean
 
 test: $(VENV)/.installed  ## all tests and doctests
 	$(BIN)/pytest -n 2
@@ -30,6 +30,9 @@ lint: $(VENV)/.installed  ## style, and the import contracts of pyproject.toml
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
+browser:  ## Chromium, for the tests of the pages and their pictures: Debian's, where it is missing
+	.ci/browser
+
 demo: $(VENV)/.installed  ## sharpness-aware training on noisy digits, in about two minutes
 	OMP_NUM_THREADS=1 $(BIN)/bisam demo
 
@@ -37,7 +40,8 @@ bench: $(VENV)/.installed  ## what a step costs beside one written by hand
 	$(BIN)/python benchmarks/bench_optimizer_overhead.py
 
 docs: $(VENV)/.installed  ## figures and tables of the docs, then the site
-	$(BIN)/bisam report results --without-weights --out docs/report.html
+	$(BIN)/bisam report results --without-weights --out docs/report.html --figures build/figures
+	cp build/figures/differences-BiSAM-vs-SAM.svg docs/images/differences.svg
 	$(BIN)/bisam figure lower-bounds --out docs/images/lower-bounds.svg
 	$(BIN)/bisam figure flips results --recipe cifar10/vgg19bn --out docs/images/flips.svg
 	$(BIN)/python docs/scripts/screenshot.py

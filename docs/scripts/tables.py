@@ -283,7 +283,8 @@ def of_ledger(**blocks: Callable[[Collection], str]) -> dict[str, Callable[[], s
 
 
 PAGES = {
-    ROOT / "README.md": of_ledger(demo=ledger.demo_table, paper=ledger.paper_table, verdicts=ledger.verdicts),
+    ROOT / "README.md": of_ledger(demo=ledger.demo_table),
+    ROOT / "docs/index.md": of_ledger(paper=ledger.paper_table),
     ROOT / "docs/results.md": {
         **of_ledger(tables=ledger.all_tables, verdicts=ledger.verdicts, flips=ledger.flips_table, runs=ledger.all_runs),
         "ties": ties_table, "cutout": cutout_table,

@@ -99,6 +99,24 @@ def tiny(tmp_path, register):
 
 
 @pytest.fixture(scope="session")
+def tiny_networks(tmp_path_factory):
+    """Folders of transformers networks with random weights, by the recipe that they stand in for."""
+    import transformers
+
+    root = tmp_path_factory.mktemp("networks")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "dog", "cat", "sat"]
+    (root / "vocab.txt").write_text("\n".join(words))
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    bert = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=160, **small)
+    vit = transformers.ViTConfig(image_size=16, patch_size=8, **small)
+    models = {"glue": transformers.BertModel(bert), "finetune": transformers.ViTModel(vit)}
+    for name, model in models.items():
+        model.save_pretrained(root / name)
+    transformers.BertTokenizerFast(vocab=str(root / "vocab.txt")).save_pretrained(root / "glue")
+    return {name: root / name for name in models}
+
+
+@pytest.fixture(scope="session")
 def recorded():
     """Makes the record of a run that nobody trained."""
     return record_of

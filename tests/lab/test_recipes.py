@@ -3,13 +3,19 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import bisam
 from bisam.lab.cli import app
+from bisam.lab.config import rate
 from bisam.lab.recipes import RECIPES, find
+from bisam.lab.tables import published
+from bisam.lab.tables.cells import collect
+from bisam.lab.tables.summary import sheet
 
 FAMILIES = {
     "cifar10": ("cifar10/resnet56", {"model": "resnet20"}),
@@ -19,6 +25,8 @@ FAMILIES = {
     "label_noise": ("label_noise/80%", {"model": "resnet20"}),
     "imagenet": ("imagenet/resnet50/bisam-log", {"micro_batch": "2"}),
     "demo": ("demo", {}),
+    "finetune": ("finetune/flowers", {"epoch_steps": "2", "size": "16", "padding": "2"}),
+    "glue": ("glue/mrpc", {"epoch_steps": "2"}),
 }
 
 
@@ -37,6 +45,12 @@ def folder(tmp_path, hub_layout):
     make("cifar10", 32, ("img", "label"), 10, {"train": 60, "test": 12})
     make("cifar100", 32, ("img", "fine_label"), 100, {"train": 60, "test": 12})
     make("imagenet", 64, ("image", "label"), 1000, {"train": 12, "validation": 4})
+    make("flowers", 20, ("image", "label"), 3, {"train": 24, "validation": 6, "test": 6})
+    (tmp_path / "glue" / "mrpc").mkdir(parents=True)
+    for split, count in {"train": 40, "validation": 10}.items():
+        texts = [f"the {draws.choice(['dog', 'cat'])} sat" for _ in range(2 * count)]
+        table = {"sentence1": texts[:count], "sentence2": texts[count:], "label": np.arange(count) % 2}
+        pq.write_table(pa.table(table), tmp_path / "glue" / "mrpc" / f"{split}-00000-of-00001.parquet")
     return tmp_path
 
 
@@ -56,20 +70,89 @@ def test_the_tables_of_cifar_cut_16_by_16_out_of_half_of_the_images(table):
     assert {(config.cutout, config.cutout_probability) for config in find(table).cells.values()} == {(16, 0.5)}
 
 
+def test_the_fine_tuning_tables_have_the_paper_s_settings():
+    for (data, method), config in find("finetune").cells.items():
+        assert (config.optimizer, config.weight_decay, config.schedule, config.clip_norm) == (
+            "adamw",
+            0.0,
+            "linear",
+            1.0,
+        )
+        steps = config.epochs * config.epoch_steps
+        assert (steps, round(config.warmup * steps), config.lr, config.batch) == (500, 100, 1e-4, 512)
+        mu = {("flowers", "bisam-log"): 4, ("pets", "bisam-log"): 6, "bisam-tanh": 20}
+        assert config.mu == mu.get((data, method), mu.get(method))
+    cells = find("glue").cells
+    for (task, _), config in cells.items():
+        assert (config.optimizer, config.schedule, config.clip_norm) == ("adamw", "linear", 1.0)
+        assert (config.lr, config.batch) == (2e-5, 32)
+        assert config.epochs == (5 if task in ("mrpc", "wnli") else 3)
+        assert config.rho == {"cola": 0.01, "rte": 0.005}.get(task, 0.05)
+        assert config.measured == {"cola": ("mcc",)}.get(
+            task, ("accuracy", "f1") if task in ("mrpc", "qqp") else ("accuracy",)
+        )
+    assert {task for task, _ in cells} == {"cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli"}
+
+
+def test_a_linear_schedule_rises_and_falls_step_by_step():
+    (config, *_) = find("finetune/flowers/sam").cells.values()
+    rates = [rate(config, step // 50, step % 50, 50) for step in range(500)]
+    assert rates[0] == pytest.approx(1e-6)
+    assert rates[99] == rates[100] == pytest.approx(1e-4)
+    assert rates[300] == pytest.approx(0.5e-4)
+    assert rates[499] == pytest.approx(1e-4 / 400)
+
+
+def test_the_average_of_glue_is_the_paper_s():
+    """Of tasks, each the mean of its measures: so the published average follows from the published cells."""
+    paper = published.of(find("glue"))
+    for method, average in paper.average.items():
+        means = {}
+        for label, row, _ in find("glue").lines:
+            means.setdefault(row, []).append(paper.cells[label][method].mean)
+        assert np.mean([np.mean(values) for values in means.values()]) == pytest.approx(average.mean, abs=0.0051)
+
+
+def test_a_stand_in_is_named_beside_the_paper_s_numbers(recorded):
+    result = {"test_mcc": 40.0, "validation_mcc": 41.0}
+    records = [recorded("glue/cola/sam", seed, result=result, model="transformers:minilm") for seed in (0, 1)]
+    (group,) = collect(records).groups
+    table = sheet(group)
+    assert table.title == (
+        "BERT-base on GLUE, with model=transformers:minilm: test results in per cent, the paper's (bert-base) below"
+    )
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["cola_mcc"] == ["–\n56.63", "40.00 ± 0.00, n = 2\n58.78", "–\n58.94"]
+
+
+def test_the_average_of_our_runs_has_each_task_once(recorded):
+    records = []
+    for task in find("glue").rows:
+        names = find(f"glue/{task}/sam").lines
+        values = {name: 60.0 if name == "test_f1" else 80.0 for _, _, name in names}
+        accuracy = values.pop("test_accuracy", 1.0)
+        records.append(recorded(f"glue/{task}/sam", 0, accuracy, result=values))
+    (group,) = collect(records).groups
+    (average,) = (row for row in sheet(group).rows if row[0] == "average")
+    assert average[2] == "77.50\n75.60"  # six tasks of 80, two of 70
+
+
 def test_every_recipe_has_a_family_here():
     assert FAMILIES.keys() == RECIPES.keys()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_trains(family, folder, tmp_path, monkeypatch):
+def test_a_family_trains(family, folder, tiny_networks, tmp_path, monkeypatch):
     monkeypatch.setenv("BISAM_CACHE", str(tmp_path / "cache"))
     name, changes = FAMILIES[family]
     recipe = find(name)
     (data,) = {config.data for config in recipe.cells.values()}
     arguments = ["train", name, "--runs", str(tmp_path / "runs"), "--device", "cpu", "--set", "epochs=1"]
     if data != "digits":
-        changes = {"batch": "4" if data == "imagenet" else "16", **changes}
-        arguments += ["--data", str(folder / data), "--partial-data"]
+        changes = {"batch": "4" if data in ("imagenet", "glue/mrpc", "flowers") else "16", **changes}
+        arguments += ["--data", str(folder / data.split("/")[0]), "--partial-data"]
+    if family in ("finetune", "glue"):
+        arguments += ["--model", f"transformers:{tiny_networks[family]}"]
     for field, value in changes.items():
         arguments += ["--set", f"{field}={value}"]
     done = CliRunner().invoke(app, arguments)

@@ -1,1 +1,19 @@
-"""The outer ring: what the paper's experiments need around the optimizers, written with their public interface."""
+"""The outer ring: data, models, recipes, training, records and reports. `fit` is its use from Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bisam.lab.fitting.notebook import fit
+
+__all__ = ["fit"]
+
+
+def __getattr__(name: str) -> Any:
+    """`fit` is imported when it is used: the commands of the paper's tables do not need it."""
+    if name == "fit":
+        from bisam.lab.fitting.notebook import fit
+
+        return fit
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

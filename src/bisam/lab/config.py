@@ -10,12 +10,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
+from bisam.lab import measures as known_measures
+
 
 @dataclass(frozen=True)
 class Config:
-    """One run. `recipe` is the table that it belongs to; its result depends on the other fields only."""
+    """One run. `recipe`, `title` and `row` are the table that it belongs to; its result depends on the others only."""
 
     recipe: str = "own"
+    title: str = ""
+    """Title of a table that is not registered: reports make that table from its records. Empty for a registered one."""
+    row: str = ""
+    """Row of a table that is not registered."""
     data: str = "cifar10"
     model: str = "resnet56"
     method: str = "bisam-log"
@@ -24,10 +30,21 @@ class Config:
     epochs: int = 200
     batch: int = 128
     lr: float = 0.1
-    """The largest rate: a cosine leads from it to 0, epoch by epoch."""
+    """The largest rate: the schedule leads from it to 0."""
+    schedule: str = "cosine"
+    """"cosine" goes epoch by epoch, "linear" step by step."""
     warmup_epochs: int = 0
     """Epochs in which the rate rises linearly to `lr`, before the cosine."""
+    warmup: float = 0.0
+    """Part of all steps in which the rate rises to `lr`, before it falls linearly."""
+    epoch_steps: int | None = None
+    """Steps of an epoch, through the training data as often as needed; None is once through them."""
+    optimizer: str = "sgd"
+    """The base optimizer, "sgd" or "adamw"."""
     momentum: float = 0.9
+    """Of SGD."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient that reaches the base optimizer; None does not clip."""
     weight_decay: float = 5e-4
     label_smoothing: float = 0.1
 
@@ -51,7 +68,15 @@ class Config:
     validation: float = 0.1
     """Fraction of the training data that is used for validation."""
     select: str = "best"
-    """Which weights are tested: those with the "best" validation accuracy, or the "last" ones."""
+    """Which weights are tested: those with the "best" value of the first measure on validation data, or the "last"."""
+    measures: str = "accuracy"
+    """Measures of validation and test data, with commas between. The first is the one that counts."""
+    size: int = 32
+    """Side of the images of one's own data: they are scaled and cut to a square."""
+    pixels: str = "data"
+    """Mean and deviation that images of one's own are normalised with: the "data"'s, "imagenet"'s, or 0.5: "half"."""
+    length: int = 128
+    """Tokens of a text that are read."""
     padding: int = 4
     """Black pixels around an image before it is cropped at random."""
     flip: bool = True
@@ -82,10 +107,26 @@ class Config:
             raise ValueError(
                 f"warmup_epochs must be at most epochs, got {self.warmup_epochs} of {self.epochs}: lr is never reached"
             )
-        if self.select not in ("best", "last"):
-            raise ValueError(f'select must be "best" or "last", got {self.select!r}')
-        if self.precision not in ("bf16", "fp32"):
-            raise ValueError(f'precision must be "bf16" or "fp32", got {self.precision!r}')
+        for name, words in _WORDS.items():
+            if getattr(self, name) not in words:
+                listed = " or ".join(f'"{word}"' for word in words)
+                raise ValueError(f"{name} must be {listed}, got {getattr(self, name)!r}")
+        for name in self.measured:
+            known_measures.find(name)
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Names of the measures; the first is the one that counts.
+
+        >>> Config(measures="mcc, accuracy").measured
+        ('mcc', 'accuracy')
+        """
+        return tuple(name.strip() for name in self.measures.split(","))
+
+    @property
+    def primary(self) -> str:
+        """The measure that counts."""
+        return self.measured[0]
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -173,6 +214,14 @@ def _kinds() -> dict[str, tuple[type, ...]]:
     return {name: get_args(kind) or (kind,) for name, kind in get_type_hints(Config).items()}
 
 
+_WORDS = {
+    "select": ("best", "last"),
+    "precision": ("bf16", "fp32"),
+    "schedule": ("cosine", "linear"),
+    "optimizer": ("sgd", "adamw"),
+    "pixels": ("data", "imagenet", "half"),
+}
+
 _RANGES = [
     ("seed", 0, 2**31),
     ("epochs", 1, 100_000),
@@ -180,6 +229,11 @@ _RANGES = [
     ("micro_batch", 1, 1_000_000),
     ("lr", 0, 1000),
     ("warmup_epochs", 0, 100_000),
+    ("warmup", 0, 1),
+    ("epoch_steps", 1, 1_000_000),
+    ("clip_norm", 1e-9, 1e9),
+    ("size", 8, 1024),
+    ("length", 2, 8192),
     ("momentum", 0, 1),
     ("weight_decay", 0, 10),
     ("label_smoothing", 0, 0.999),
@@ -197,16 +251,27 @@ _RANGES = [
 ]
 
 
-def rate(config: Config, epoch: int) -> float:
-    """The learning rate of an epoch, beginning with 0.
+def rate(config: Config, epoch: int, batch: int = 0, batches: int = 1) -> float:
+    """The learning rate of an epoch, beginning with 0; of a linear schedule, that of a batch in it.
 
     >>> [round(rate(Config(epochs=4), epoch), 4) for epoch in range(4)]
     [0.1, 0.0854, 0.05, 0.0146]
+    >>> linear = Config(epochs=1, schedule="linear", warmup=0.5)
+    >>> [round(rate(linear, 0, batch, 4), 4) for batch in range(4)]
+    [0.05, 0.1, 0.1, 0.05]
     """
+    if config.schedule == "linear":
+        return config.lr * _linear(epoch * batches + batch, config.epochs * batches, config.warmup)
     if epoch < config.warmup_epochs:
         return config.lr * (epoch + 1) / config.warmup_epochs
     progress = (epoch - config.warmup_epochs) / (config.epochs - config.warmup_epochs)
     return config.lr * (1 + math.cos(math.pi * progress)) / 2
+
+
+def _linear(step: int, steps: int, warmup: float) -> float:
+    """The part of the largest rate: up in the first steps, then down to 0 after the last."""
+    rising = round(warmup * steps)
+    return (step + 1) / rising if step < rising else (steps - step) / (steps - rising)
 
 
 def _parsed(name: str, text: str) -> Any:

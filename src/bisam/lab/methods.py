@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ class Method:
     title: str
     build: Build
     baseline: str | None = None
-    """Name of the method that it is compared with; None for no comparison."""
+    """Name of the method that it is compared with; None for no comparison. See `baseline_of`."""
     fields: tuple[str, ...] = ()
     """Fields of `Config` that it uses and some other method does not."""
     passes: float = 2.0
@@ -41,7 +41,7 @@ class Method:
         return self.passes > 1
 
 
-def _sgd(
+def _plain(
     base: torch.optim.Optimizer, model: nn.Module, config: Config, options: dict[str, Any]
 ) -> bisam.SharpnessAware:
     return bisam.SAM(base, model, rho=0.0, **options)  # the base optimizer, bit for bit
@@ -87,7 +87,8 @@ def _bilevel(plain: Method, phi: str) -> Method:
     )
 
 
-SGD = Method("sgd", "SGD", _sgd, passes=1.0)
+SGD = Method("sgd", "SGD", _plain, passes=1.0)
+ADAMW = Method("adamw", "AdamW", _plain, passes=1.0)
 SAM = Method("sam", "SAM", _sam, baseline="sgd", fields=("rho", "micro_batch"))
 ASAM = Method("asam", "ASAM", _asam, fields=("rho", "micro_batch", "eta"))
 ESAM = Method(
@@ -102,6 +103,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         SGD,
+        ADAMW,
         *(one for plain in (SAM, ASAM, ESAM) for one in (plain, _bilevel(plain, "log"), _bilevel(plain, "tanh"))),
     )
 }
@@ -119,19 +121,55 @@ def title_of(name: str) -> str:
     return METHODS[name].title if name in METHODS else name
 
 
+def perturbs(name: str) -> bool:
+    """Whether a method has a perturbation; also True for one that is not registered here."""
+    return name not in METHODS or METHODS[name].perturbs
+
+
 def uses(method: str, field: str) -> bool:
     """Whether a field of a configuration has an effect on that method."""
     of_some = {field for one in METHODS.values() for field in one.fields}
     return field not in of_some or field in METHODS[method].fields
 
 
+def baseline_of(method: str, methods: Sequence[str]) -> str | None:
+    """Which of these methods it is compared with: its baseline, where that is SGD also another base optimizer.
+
+    >>> baseline_of("sam", ["adamw", "sam"]), baseline_of("bisam-log", ["adamw", "sam", "bisam-log"])
+    ('adamw', 'sam')
+    >>> baseline_of("bisam-log", ["adamw", "bisam-log"])
+    """
+    own = METHODS[method].baseline
+    if own is None or own in methods:
+        return own
+    plain = [name for name in methods if name in METHODS and not METHODS[name].perturbs]
+    return plain[0] if plain and not METHODS[own].perturbs else None
+
+
+BASES: dict[str, Callable[[nn.Module, Config], torch.optim.Optimizer]] = {
+    "sgd": lambda model, config: torch.optim.SGD(
+        model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    ),
+    "adamw": lambda model, config: torch.optim.AdamW(
+        model.parameters(), lr=config.lr, weight_decay=config.weight_decay
+    ),
+}
+"""The base optimizers, by their names in a configuration."""
+
+
 def optimizer(model: nn.Module, config: Config) -> bisam.SharpnessAware:
-    """The optimizer of a run: SGD with momentum as the base, cross entropy with label smoothing as the descent."""
+    """The optimizer of a run: its base optimizer, and cross entropy with label smoothing as the descent."""
     method = find(config.method)
-    base = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    options = {
+    if method.name in BASES and method.name != config.optimizer:
+        raise ValueError(
+            f"the method {method.name} is the base optimizer alone, and the configuration has "
+            f"optimizer={config.optimizer}: use the method {config.optimizer}, or set optimizer={method.name}"
+        )
+    options: dict[str, Any] = {
         "descent": bisam.CrossEntropy(label_smoothing=config.label_smoothing),
         "micro_batch": config.micro_batch,
         "autocast": torch.bfloat16 if config.precision == "bf16" else None,
     }
-    return method.build(base, model, config, options)
+    if config.clip_norm is not None:
+        options["clip_norm"] = config.clip_norm
+    return method.build(BASES[config.optimizer](model, config), model, config, options)

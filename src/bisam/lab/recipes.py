@@ -5,14 +5,16 @@ A recipe is a table: `cells` are its configurations by row (a model, or a noise 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bisam.lab.config import Config, suggestion
 from bisam.lab.data import DATA_SETS
+from bisam.lab.measures import title_of
 
 FIVE_MODELS = ["densenet121", "resnet56", "vgg19bn", "wrn28-2", "wrn28-10"]
+VIT, BERT = "transformers:google/vit-base-patch16-224-in21k", "transformers:google-bert/bert-base-uncased"
 FOUR_METHODS = ["sgd", "sam", "bisam-log", "bisam-tanh"]
 
 
@@ -27,15 +29,31 @@ class Recipe:
     seeds: int
     """Seeds of each cell in the paper."""
     cells: dict[tuple[str, str], Config]
-    measures: tuple[tuple[str, str], ...] = ()
-    """Label and name in a result of each row, where the paper's rows are measures and not models or noise rates."""
+    labels: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Labels in the paper by row and name in a result, where its lines are not called as the rows here."""
+    by_method: bool = False
+    """Whether the paper's table has a row for each method."""
+    stands_in: bool = False
+    """Whether the paper's numbers are shown beside those of another model."""
 
     @property
     def lines(self) -> list[tuple[str, str, str]]:
-        """Label in the paper, row here and name in a result, of each line of the printed table."""
-        if self.measures:
-            return [(label, row, name) for row in self.rows for label, name in self.measures]
-        return [(row, row, "test_accuracy") for row in self.rows]
+        """Label, row and name in a result of each line of the printed table: a line for each measure of a row."""
+        if self.labels:
+            return [(label, row, name) for (row, name), label in self.labels.items() if row in self.rows]
+        return [line for row in self.rows for line in self._lines_of(row)]
+
+    def _lines_of(self, row: str) -> list[tuple[str, str, str]]:
+        names = next(config.measured for (one, _), config in self.cells.items() if one == row)
+        if len(names) == 1:
+            return [(row, row, f"test_{names[0]}")]
+        return [(f"{row}, {title_of(name)}", row, f"test_{name}") for name in names]
+
+    @property
+    def measure(self) -> str:
+        """What its lines show, as text: "test accuracy", or "test results" where they show several measures."""
+        names = {name.replace("top5_", "") for _, _, name in self.lines}
+        return f"test {title_of(names.pop())}" if len(names) == 1 else "test results"
 
     @property
     def rows(self) -> list[str]:
@@ -106,7 +124,7 @@ def imagenet() -> Recipe:
         )
 
     made = table("imagenet", "ImageNet-1K", ["resnet50"], FOUR_METHODS[1:], config, published="tab:imagenet")
-    return replace(made, measures=(("top1", "test_accuracy"), ("top5", "test_top5_accuracy")))
+    return replace(made, labels={("resnet50", "test_accuracy"): "top1", ("resnet50", "test_top5_accuracy"): "top5"})
 
 
 def adaptive() -> Recipe:
@@ -153,6 +171,54 @@ def demo() -> Recipe:
     return table("demo", title, ["40%"], FOUR_METHODS, config)
 
 
+def finetune() -> Recipe:
+    """Without a validation part of its own (Pets), a tenth of the training images validates. The last weights count.
+
+    500 steps are ten epochs of 50, as often through the images as that takes.
+    """
+    mu = {"flowers": {"bisam-log": 4.0, "bisam-tanh": 20.0}, "pets": {"bisam-log": 6.0, "bisam-tanh": 20.0}}
+
+    def config(data: str, method: str) -> Config:
+        return Config(
+            data=data, model=VIT, optimizer="adamw", weight_decay=0.0, lr=1e-4, schedule="linear", warmup=0.2,
+            epochs=10, epoch_steps=50, batch=512, clip_norm=1.0, mu=mu[data].get(method), label_smoothing=0.0,
+            select="last", size=224, pixels="half", padding=28,
+        )  # fmt: skip
+
+    made = table(
+        "finetune", "ViT-B/16, fine-tuned", ["flowers", "pets"], FOUR_METHODS[1:], config, published="tab:finetune"
+    )
+    return replace(made, stands_in=True)
+
+
+GLUE_MEASURES = {"cola": ("mcc",), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1")}
+"""Measures of GLUE's tasks; accuracy of the others."""
+
+
+def glue() -> Recipe:
+    """The official validation part is tested. A twentieth of the training texts validates; the last weights count."""
+    tasks = ["cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli"]
+    rho, epochs = {"cola": 0.01, "rte": 0.005}, {"mrpc": 5, "wnli": 5}
+
+    def config(task: str, method: str) -> Config:
+        return Config(
+            data=f"glue/{task}", model=BERT, optimizer="adamw", weight_decay=0.01, lr=2e-5, schedule="linear",
+            epochs=epochs.get(task, 3), batch=32, clip_norm=1.0, rho=rho.get(task, 0.05), label_smoothing=0.0,
+            select="last", validation=0.05, measures=",".join(GLUE_MEASURES.get(task, ("accuracy",))),
+        )  # fmt: skip
+
+    made = table(
+        "glue", "BERT-base on GLUE", tasks, ["adamw", "sam", "bisam-log"], config, published="tab:glue", seeds=10
+    )
+    short = {"accuracy": "acc", "f1": "f1", "mcc": "mcc"}
+    labels = {
+        (task, f"test_{name}"): f"{task}_{short[name]}"
+        for task in tasks
+        for name in GLUE_MEASURES.get(task, ("accuracy",))
+    }
+    return replace(made, labels=labels, by_method=True, stands_in=True)
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo,
     "cifar10": cifar10,
@@ -161,6 +227,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "adaptive": adaptive,
     "efficient": efficient,
     "label_noise": label_noise,
+    "finetune": finetune,
+    "glue": glue,
 }
 
 

@@ -5,8 +5,10 @@ import json
 import math
 import re
 import shutil
+import statistics
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,11 +26,17 @@ from bisam.lab.cli import app
 from bisam.lab.cli import compare as cli_compare
 from bisam.lab.compare import comparison
 from bisam.lab.compare import tables as comparison_tables
-from bisam.lab.compare.inspection import InspectionPlan, inspect
+from bisam.lab.compare.comparison import RunComparison
+from bisam.lab.compare.inspection import InspectionPlan, LossAndError, inspect
+from bisam.lab.compare.page import explanation, write
+from bisam.lab.compare.surroundings import looks
 from bisam.lab.compare.trained import shared_rows, trained
 from bisam.lab.data import Batches, load, split, with_noise
 from bisam.lab.data.pools import PoolOnDisk, open_pool
+from bisam.lab.measures import MEASURES
 from bisam.lab.models import build
+from bisam.lab.report.charts import styles
+from bisam.lab.tables.curves import CURVES
 
 CPU = torch.device("cpu")
 SMALL = InspectionPlan(samples=40, steps=3, draws=3, eigenvalues=2, signs=3, points=5, grid=3)
@@ -45,7 +53,7 @@ digits = partial(open_pool, folder=None, log=print)
 
 
 def bisam_says(*arguments):
-    return CliRunner().invoke(app, [*map(str, arguments)])
+    return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
 
 
 def words(done):
@@ -121,7 +129,11 @@ def test_the_page_has_the_tables_the_curves_and_the_surfaces(originals, tmp_path
     for title in [*OF_WEIGHTS, "Configuration: what differs", "Results", "sgd: loss on a plane", "random direction"]:
         assert title in page
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
-    assert len(data["charts"]) == 5 + 1 + 2 + 2  # curves, worst cases, loss and error on a line, planes
+    assert len(data["charts"]) == 1 + 2 + 2  # worst cases, loss and error on a line, planes
+    (series,) = data["series"]
+    assert [method["title"] for method in series["methods"]] == ["sam", "sgd"]
+    others = {f"validation_{name}" for name in MEASURES} - {"validation_accuracy"}  # which these runs do not have
+    assert [*series["methods"][0]["values"]] == [name for name in CURVES if name not in others]
     planes = [rows for rows in data["datasets"].values() if "a" in rows[0]]
     assert [len(rows) for rows in planes] == [15 * 15] * 2
 
@@ -286,6 +298,12 @@ def an_unknown_model(sam):
     return "its model is not registered: no model is called 'digitsnet2': the nearest names are digitsnet"
 
 
+def a_model_from_a_file(sam):
+    (sam / "net.py").write_text("raise SystemExit('this file was run')\n")
+    edit(sam, "config.json", model=f"{sam / 'net.py'}:net")
+    return f"its model is {sam / 'net.py'}:net, and no code is run because a record names it"
+
+
 def an_unknown_data_set(sam):
     edit(sam, "config.json", data="digit")
     return "its data cannot be loaded: no data set is called 'digit'"
@@ -320,8 +338,8 @@ def save(folder, weights):
     "case",
     [
         no_weights, no_weights_yet, diverged, damaged_weights, weights_that_are_not_finite,
-        weights_without_a_finite_loss, another_architecture, an_unknown_model, an_unknown_data_set, other_data,
-        a_config_of_other_kinds, a_config_out_of_range, a_config_without_a_seed,
+        weights_without_a_finite_loss, another_architecture, an_unknown_model, a_model_from_a_file,
+        an_unknown_data_set, other_data, a_config_of_other_kinds, a_config_out_of_range, a_config_without_a_seed,
     ],
     ids=lambda case: case.__name__,
 )  # fmt: skip
@@ -416,7 +434,7 @@ def test_a_run_that_is_not_finished_has_the_curve_that_it_has(runs):
     said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights"))
     assert "status not finished done" in said
     assert "epochs 1 of 2 2 of 2" in said
-    assert "epoch 1 2 learning rate" in said
+    assert "epoch 1 2 – learning rate" in said
     seconds = json.loads(lines[0])["seconds"]
     assert f"seconds {seconds:.1f} " in said
 
@@ -430,7 +448,7 @@ def test_half_written_records_are_told_and_the_rest_is_shown(runs):
     assert "sam: metrics.jsonl: the last line is half-written." in done.output
     assert "sgd: result.json: it is half-written" in done.output
     assert "status done not finished" in words(done)
-    assert "epoch 2 2 learning rate" in words(done)
+    assert "epoch 2 2 – learning rate" in words(done)
 
 
 def test_a_run_that_diverged_has_no_accuracy(runs):
@@ -680,7 +698,7 @@ def test_numbers_that_overflow_are_told(originals):
     plan = replace(SMALL, rho=1e13)
     found = comparison.compare(originals["sam"], originals["sgd"], digits, CPU, plan)
     (rises,) = (sheet for sheet in comparison_tables.sheets(found) if sheet.title.startswith("How far"))
-    assert rises.rows[-2] == ["average, L2", "nan ± nan", "nan ± nan"]
+    assert rises.rows[-2][:3] == ["average, L2", "nan ± nan", "nan ± nan"]
 
 
 def test_eigenvalues_that_did_not_converge_are_told_as_such(originals):
@@ -689,3 +707,93 @@ def test_eigenvalues_that_did_not_converge_are_told_as_such(originals):
     assert len(found.eigenvalues) == 2
     (note,) = found.notes
     assert note.startswith("the eigenvalues did not converge in 2 iterations")
+
+
+# The difference column, groups of seeds, and the sentence.
+
+
+def test_numbers_have_a_column_of_differences(compared):
+    results = next(sheet for sheet in comparison_tables.sheets(compared) if sheet.title == "Results")
+    assert results.head == ["", "sam", "sgd", "sgd − sam"]
+    accuracies = [side.record.result["test_accuracy"] for side in compared.sides]
+    lines = {line[0]: line[1:] for line in results.rows}
+    expected = f"{accuracies[1] - accuracies[0]:+.2f}".replace("-", "−")
+    assert lines["test accuracy, per cent"] == [*(f"{value:.2f}" for value in accuracies), expected]
+    assert lines["status"] == ["done", "done", "–"]
+    changed = next(sheet for sheet in comparison_tables.sheets(compared) if sheet.title.startswith("Configuration"))
+    assert changed.head == ["", "sam", "sgd"]
+
+
+@pytest.fixture
+def seeds(tmp_path, recorded, write_run):
+    """Records of two methods with three seeds each, the folders in any order."""
+    accuracies = {"sam": [90.0, 91.0, 93.0], "sgd": [88.0, 90.0, 90.0]}
+    return [
+        write_run(
+            tmp_path / f"noise40-{method}-seed{seed}", recorded(f"demo/40%/{method}", seed, values[seed], trained=3)
+        )
+        for seed in (2, 0, 1)
+        for method, values in accuracies.items()
+    ]
+
+
+def test_groups_of_seeds_are_compared_pair_by_pair(seeds):
+    done = bisam_says("compare", *seeds, "--no-weights")
+    assert done.exit_code == 0, done.output
+    found = comparison.compare(*comparison.groups(seeds), digits, CPU, None)
+    assert [side.name for side in found.sides] == ["sam", "sgd"]
+    assert [[one.seed for one in side.members] for side in found.sides] == [[0, 1, 2]] * 2
+    results = next(sheet for sheet in comparison_tables.sheets(found) if sheet.title == "Results")
+    line = next(line for line in results.rows if line[0].startswith("test accuracy"))
+    gaps = [-2.0, -1.0, -3.0]
+    half = 4.302653 * statistics.stdev(gaps) / 3**0.5  # Student's t with two degrees of freedom
+    low, high = (f"{-2 + sign * half:+.2f}".replace("-", "−") for sign in (-1, 1))
+    assert line[1:] == ["91.33 ± 1.53, n = 3", "89.33 ± 1.15, n = 3", f"−2.00\n{low} to {high}"]
+    assert [change.name for change in found.changes] == ["method", "epochs"]  # and not the seed
+    assert "91.33 ± 1.53, n = 3" in words(done)
+    page = Path("compare.html").read_text()
+    (series,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])["series"]
+    assert [(method["title"], method["n"]) for method in series["methods"]] == [("sam", 3), ("sgd", 3)]
+
+
+def test_runs_of_more_than_two_configurations_are_refused(seeds, tmp_path, recorded, write_run):
+    other = write_run(tmp_path / "other", recorded("demo/40%/bisam-log"))
+    done = bisam_says("compare", *seeds, other)
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: the 7 runs have 3 configurations, apart from their seeds: give runs of two")
+    done = bisam_says("compare", seeds[0])
+    assert done.output.startswith("Error: give two runs to compare, or the seeds of two groups, got 1")
+
+
+def test_weights_of_every_seed_are_diagnosed(originals, tmp_path):
+    for name in ("sam", "sgd"):
+        for seed in (0, 1):
+            shutil.copytree(originals[name], tmp_path / f"{name}-seed{seed}")
+            edit(tmp_path / f"{name}-seed{seed}", "config.json", seed=seed)
+    folders = [tmp_path / f"{name}-seed{seed}" for name in ("sam", "sgd") for seed in (0, 1)]
+    found = comparison.compare(*comparison.groups(folders), digits, CPU, SMALL)
+    assert all(one.inspection is not None for one in found.members)
+    weights = next(sheet for sheet in comparison_tables.sheets(found) if sheet.title == "At the weights")
+    losses = [[one.inspection.train.loss for one in side.members] for side in found.sides]
+    line = next(line for line in weights.rows if line[0] == "training loss")
+    assert [cell.split(" ± ")[0] for cell in line[1:3]] == [f"{statistics.fmean(of_side):#.3g}" for of_side in losses]
+
+
+def test_sides_look_as_their_methods_do_in_a_report(compared):
+    report = {style.title: (style.colour, style.dash) for style in styles(["sgd", "sam"])}
+    assert [(look.colour, look.dash) for look in looks(compared)] == [report["SAM"], report["SGD"]]
+    same = styles(["sam", "sam"], ["a", "b"])
+    assert same[0].colour != same[1].colour
+    assert same[0].dash != same[1].dash
+
+
+def test_where_a_training_loss_is_near_0_a_sentence_says_that_a_small_rise_is_no_flat_minimum(compared):
+    def with_loss(side, loss):
+        return replace(side, inspection=replace(side.inspection, train=LossAndError(loss, 0.0)))
+
+    a, b = compared.sides
+    near, far = with_loss(a, 0.01), with_loss(b, 1.0)
+    said = explanation(RunComparison(near, far, []))
+    assert said.startswith("A small rise is no flat minimum here: the training loss of sam is 0.01 at its weights")
+    assert explanation(RunComparison(with_loss(a, 0.9), far, [])) == ""
+    assert said in write(RunComparison(near, far, []))

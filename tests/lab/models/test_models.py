@@ -258,3 +258,34 @@ def test_a_depth_that_does_not_exist_is_refused():
         resnet.ResNet(21, 10)
     with pytest.raises(ValueError, match=r"6n \+ 4.*got 29"):
         wide_resnet.WideResNet(29, 2, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"), [("glue", {"input_ids": (2, 7)}), ("finetune", {"pixel_values": (2, 3, 16, 16)})]
+)
+def test_a_folder_of_transformers_gets_a_head_for_texts_or_images_in_float32(name, inputs, tiny_networks, tmp_path):
+    from transformers import AutoModel
+
+    AutoModel.from_pretrained(tiny_networks[name]).half().save_pretrained(tmp_path)
+    model = build(f"transformers:{tmp_path}", 5)
+    assert {param.dtype for param in model.parameters()} == {torch.float32}
+    ((key, shape),) = inputs.items()
+    values = torch.zeros(shape, dtype=torch.long if key == "input_ids" else torch.float32)
+    assert model(**{key: values}).logits.shape == (2, 5)
+
+
+def test_a_function_of_a_file_gets_the_number_of_classes_if_it_takes_one(tmp_path):
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\nimport beside\n"
+        "def with_classes(classes):\n    return nn.Linear(beside.SIZE, classes)\n"
+        "def without():\n    return nn.Linear(3, 7)\n"
+        "def nothing():\n    return 3\n"
+    )
+    (tmp_path / "beside.py").write_text("SIZE = 4\n")
+    assert build(f"{tmp_path}/nets.py:with_classes", 5).weight.shape == (5, 4)
+    assert build(f"{tmp_path}/nets.py:without", 5).weight.shape == (7, 3)
+    for name, message in {"nothing": "must return a torch.nn.Module", "absent": "has no function 'absent'"}.items():
+        with pytest.raises(ValueError, match=message):
+            build(f"{tmp_path}/nets.py:{name}", 5)
+    with pytest.raises(ValueError, match="timm:NAME, transformers:NAME-OR-FOLDER or"):
+        build("keras:resnet", 5)

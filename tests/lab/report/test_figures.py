@@ -19,9 +19,13 @@ from typer.testing import CliRunner
 from bisam import objectives
 from bisam.lab import records
 from bisam.lab.cli import app
-from bisam.lab.report import charts, figures, report
-from bisam.lab.tables import summary
+from bisam.lab.report import figures, report
+from bisam.lab.report.bounds import lower_bounds
+from bisam.lab.report.curves import drawn as drawn_curve
+from bisam.lab.report.forest import KINDS, forest
+from bisam.lab.tables import curves
 from bisam.lab.tables.cells import collect
+from bisam.lab.tables.verdicts import verdicts
 
 LEDGER = Path(__file__).parents[3] / "results" / "demo"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -58,7 +62,7 @@ class Drawing:
 
 
 def points(path):
-    return [tuple(map(float, pair.split(","))) for pair in re.split("[ML]", path.get("d"))[1:]]
+    return [tuple(map(float, pair.split(","))) for pair in re.split("[ML]", path.get("d").rstrip("Z"))[1:]]
 
 
 def one_line_of_error(done):
@@ -97,9 +101,13 @@ def test_html_is_a_page_with_one_chart_that_zooms(name, tmp_path):
     assert text.rstrip().endswith("</html>")
     assert "<title>Flips per batch, demo/40%</title>" in text
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    (chart,) = json.loads(data)["charts"]
-    assert any(parameter.get("bind") == "scales" for parameter in chart["params"])
+    contents = json.loads(data)
+    assert contents["charts"] == []
+    (series,) = contents["series"]
+    assert [method["title"] for method in series["methods"]] == ["SAM", "BiSAM (-log)", "BiSAM (tanh)"]
+    assert [*series["methods"][0]["values"]] == ["flips"]
     assert text.count("<figure ") == 1
+    assert text.count("Flips per batch, demo/40%") == 2  # the title of the page, and of the window
 
 
 @pytest.mark.parametrize("name", ["a.pdf", "a", ".svg", "a.svg.txt"])
@@ -134,12 +142,12 @@ def test_without_the_library_that_draws_one_line_says_what_to_install(tmp_path, 
 
 
 def bounds(alpha):
-    (rows,) = charts.lower_bounds(alpha).to_dict()["datasets"].values()
-    curves = defaultdict(dict)
+    (rows,) = lower_bounds(alpha).to_dict()["datasets"].values()
+    by_name = defaultdict(dict)
     for row in rows:
-        curves[row["curve"]].setdefault(row["x"], row["value"])
+        by_name[row["curve"]].setdefault(row["x"], row["value"])
     step = [(row["x"], row["value"]) for row in rows if row["curve"] == "0-1 loss"]
-    return curves["φ = −log"], curves[f"φ = tanh, α = {alpha:g}"], step
+    return by_name["φ = −log"], by_name[f"φ = tanh, α = {alpha:g}"], step
 
 
 @pytest.mark.parametrize("alpha", [0.1, 2.0])
@@ -159,9 +167,9 @@ def test_the_curves_are_the_objectives_at_every_point(alpha):
 
 @pytest.mark.parametrize("alpha", [0.1, 2.0])
 def test_neither_curve_exceeds_the_step(alpha):
-    *curves, step = bounds(alpha)
+    *both, step = bounds(alpha)
     assert step == [(-10, 0), (0, 0), (0, 1), (10, 1)]
-    for curve in curves:
+    for curve in both:
         for x, value in curve.items():
             assert value <= (1 if x > 0 else 0)
 
@@ -189,36 +197,34 @@ def flips(tmp_path_factory):
     return Drawing(path)
 
 
-def test_flips_have_a_thin_line_for_each_run_that_perturbs_and_a_thick_one_for_each_method(flips):
-    assert len(flips.lines(THIN)) == 9
+def test_flips_have_a_line_and_a_band_for_each_method_that_perturbs(flips):
+    assert flips.lines(THIN) == []
     assert len(flips.lines(THICK)) == 3
-    assert all(len(line) == 30 for _, line in flips.lines(THIN))
+    assert len(flips.marks("area mark")) == 3
+    assert all(len(line) == 30 for _, line in flips.lines(THICK))
     assert {"SAM", "BiSAM (-log)", "BiSAM (tanh)"} <= {*flips.texts}
     assert "SGD" not in flips.texts
 
 
-def test_the_thick_lines_are_the_means_of_the_thin_ones(flips):
-    by_colour = defaultdict(list)
-    for path, line in flips.lines(THIN):
-        by_colour[path.get("stroke")].append(line)
-    for path, mean in flips.lines(THICK):
-        runs = by_colour[path.get("stroke")]
-        assert len(runs) == 3
-        for (x, y), *others in zip(mean, *runs, strict=True):
-            assert {at for at, _ in others} == {x}
-            assert y == pytest.approx(fmean(height for _, height in others), abs=2e-3)
-
-
-def test_lines_of_a_run_are_its_record(flips):
-    """The vertical place is linear in the flips: three numbers of one run tell the scale, the others must fit."""
-    record = records.read(LEDGER / "noise40-sam-seed0")
-    values = [row["flips"] for row in record.metrics]
-    fits = 0
-    for _, line in flips.lines(THIN):
-        heights = [y for _, y in line]
-        slope = (heights[0] - heights[-1]) / (values[0] - values[-1])
-        fits += all(abs(y - heights[0] - slope * (v - values[0])) < 0.1 for y, v in zip(heights, values, strict=True))
-    assert fits == 1
+def test_lines_are_the_means_and_bands_the_ranges_of_the_records(flips):
+    """The vertical place is linear in the flips: two numbers of one method tell the scale, all others must fit."""
+    found = {}
+    for method in ("sam", "bisam-log", "bisam-tanh"):
+        runs = [
+            [row["flips"] for row in records.read(LEDGER / f"noise40-{method}-seed{seed}").metrics] for seed in range(3)
+        ]
+        found[method] = [(fmean(values), min(values), max(values)) for values in zip(*runs, strict=True)]
+    drawn_lines, areas = [line for _, line in flips.lines(THICK)], [points(path) for path in flips.marks("area mark")]
+    heights = [y for _, y in drawn_lines[0]]
+    means = [mean for mean, _, _ in found["sam"]]
+    slope = (heights[0] - heights[-1]) / (means[0] - means[-1])
+    for (method, values), line, area in zip(found.items(), drawn_lines, areas, strict=True):
+        for (_, y), (mean, _, _) in zip(line, values, strict=True):
+            assert y == pytest.approx(heights[0] + slope * (mean - means[0]), abs=0.1), method
+        edges = [(y, other) for (_, y), (_, other) in zip(area[:30], reversed(area[30:]), strict=True)]
+        for (first, second), (_, low, high) in zip(edges, values, strict=True):
+            expected = sorted(heights[0] + slope * (value - means[0]) for value in (low, high))
+            assert sorted((first, second)) == pytest.approx(expected, abs=0.1), method
 
 
 def test_methods_differ_in_colour_and_in_dashes(flips):
@@ -253,7 +259,7 @@ def test_flips_of_a_row_leave_the_other_rows_out(tmp_path, recorded, write_run):
     for row in ("20%", "40%"):
         write_run(tmp_path / row, recorded(f"label_noise/{row}/sam"))
     drawn("figure", "flips", tmp_path, "--recipe", "label_noise/40%", "--out", tmp_path / "a.svg")
-    assert len(Drawing(tmp_path / "a.svg").lines(THIN)) == 1
+    assert len(Drawing(tmp_path / "a.svg").lines(THICK)) == 1
 
 
 @pytest.mark.parametrize(
@@ -275,41 +281,55 @@ def test_what_is_not_there_is_named(arguments, words, tmp_path):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("figures")
     output = drawn("report", LEDGER, "--out", folder / "page.html", "--figures", folder / "figures")
-    assert output.endswith(f"wrote 6 figures to {folder / 'figures'}\n")
+    assert output.endswith(f"wrote 8 figures to {folder / 'figures'}\n")
     return folder / "figures"
 
 
 @pytest.mark.parametrize(
-    ("name", "runs", "methods"),
-    [("loss", 12, 4), ("validation_accuracy", 12, 4), ("lr", 12, 4), ("flips", 9, 3), ("surrogate_gap", 9, 3)],
+    ("name", "methods"), [("loss", 4), ("validation_accuracy", 4), ("lr", 4), ("flips", 3), ("surrogate_gap", 3)]
 )
-def test_a_report_writes_each_of_its_charts(name, runs, methods, folder):
-    assert len([*folder.iterdir()]) == 6
+def test_a_report_writes_each_of_its_charts(name, methods, folder):
+    assert len([*folder.iterdir()]) == 8
     drawing = Drawing(folder / f"demo-40-{name}.svg")
-    assert len(drawing.lines(THIN)) == runs
-    assert len(drawing.lines(THICK)) == methods
-    assert charts.CURVES[name] in drawing.texts
-    for _, line in drawing.lines(THIN):
+    assert len(drawing.lines(THICK)) == len(drawing.marks("area mark")) == methods
+    assert curves.CURVES[name] in drawing.texts
+    for _, line in drawing.lines(THICK):
         assert all(before < after for (before, _), (after, _) in pairwise(line))
 
 
+def test_dots_are_the_seeds_of_the_records(folder):
+    drawing = Drawing(folder / "demo-40-seeds.svg")
+    dots = [at(mark) for mark in drawing.marks("point")]
+    values = [
+        records.read(LEDGER / f"noise40-{method}-seed{seed}").result["test_accuracy"]
+        for method in ("sgd", "sam", "bisam-log", "bisam-tanh")
+        for seed in range(3)
+    ]
+    assert len(dots) == 12
+    slope = (dots[0] - dots[-1]) / (values[0] - values[-1])
+    assert dots == pytest.approx([dots[0] + slope * (value - values[0]) for value in values], abs=0.1)
+    assert len(drawing.marks("tick")) == 4  # the means
+    assert len(drawing.marks("rule mark")) == 4  # their intervals
+    assert len(drawing.lines("1")) == 3  # of each seed, across methods
+    assert all(len(line) == 4 for _, line in drawing.lines("1"))
+
+
 def test_differences_are_drawn_with_their_intervals(folder):
-    drawing = Drawing(folder / "demo-differences.svg")
-    labels = [[*text.itertext()] for text in drawing.root.iter(f"{SVG}text") if " − " in "".join(text.itertext())]
-    assert labels == [["40%", "SAM − SGD"], ["40%", "BiSAM (-log) − SAM"], ["40%", "BiSAM (tanh) − SAM"]]
-    assert len(drawing.marks("point")) == 3
-    spans = [e for e in drawing.marks("rule mark") if e.get("stroke-dasharray") is None]
-    assert len(spans) == 3
-    (zero,) = (e for e in drawing.root.iter(f"{SVG}line") if e.get("stroke-dasharray") is not None)
-    assert abs(float(zero.get("y2"))) > 80  # from top to bottom
-    assert at(spans[1]) < at(zero) < at(spans[1]) + float(spans[1].get("x2"))  # in the interval of what is not resolved
-    assert at(zero) < at(spans[0])
-    middles = [at(span) + float(span.get("x2")) / 2 for span in spans]
-    assert [at(point) for point in drawing.marks("point")] == pytest.approx(middles, abs=0.1)
-    (group,) = collect(records.find(LEDGER)).groups
-    found = [one.found for one in summary.comparisons(group)]
-    lengths = [abs(float(span.get("x2"))) / (one.high - one.low) for span, one in zip(spans, found, strict=True)]
-    assert lengths == pytest.approx([lengths[0]] * 3, rel=0.01)
+    found = {one.title: one for one in verdicts(collect(records.find(LEDGER)).groups)}
+    for name, title in (("bisam-vs-sam", "BiSAM vs SAM"), ("sam-vs-sgd", "SAM vs SGD")):
+        (path,) = (path for path in folder.iterdir() if path.stem.lower() == f"differences-{name}")
+        drawing, differences = Drawing(path), found[title].differences
+        spans = [e for e in drawing.marks("rule mark") if e.get("stroke-dasharray") is None]
+        (zero,) = (e for e in drawing.root.iter(f"{SVG}line") if e.get("stroke-dasharray") is not None)
+        assert abs(float(zero.get("y2"))) >= 22 * len(differences)  # from top to bottom
+        shown = [e for e in drawing.marks("point") if e.get("opacity") != "0"]
+        assert len(spans) == len(shown) == len(differences)
+        scale = abs(float(spans[0].get("x2"))) / (differences[0].found.high - differences[0].found.low)
+        for span, mark, one in zip(spans, shown, differences, strict=True):
+            assert at(mark) - at(zero) == pytest.approx(scale * one.found.mean, abs=0.2)
+            assert at(span) - at(zero) == pytest.approx(scale * one.found.low, abs=0.2)
+            assert float(span.get("x2")) == pytest.approx(scale * (one.found.high - one.found.low), abs=0.2)
+            assert f"{one.row}: {one.label}" in drawing.texts
 
 
 def at(mark):
@@ -317,22 +337,48 @@ def at(mark):
     return float(re.match(r"translate\(([-\d.]+),", mark.get("transform"))[1])
 
 
-def test_the_paper_s_differences_are_drawn_beside_ours(tmp_path, recorded):
+def test_the_paper_s_differences_are_drawn_with_their_intervals_beside_ours(tmp_path, recorded):
     runs = [
-        recorded(f"cifar10/resnet56/{method}", seed, 90 + place + seed)
+        recorded(f"cifar10/resnet56/{method}", seed, 90 + place + seed / 10 + place * seed**2 / 10)
         for place, method in enumerate(("sgd", "sam", "bisam-log"))
         for seed in (0, 1)
     ]
-    (group,) = collect(runs).groups
-    figures.save(charts.forest(summary.comparisons(group)), tmp_path / "a.svg")
-    assert len(Drawing(tmp_path / "a.svg").marks("point")) == 4
+    for verdict in verdicts(collect(runs).groups):
+        chart = forest(verdict)
+        figures.save(chart, tmp_path / "a.svg")
+        (rows,) = chart.data.values()
+        ours, paper = (row for row in rows if "kind" in row)
+        assert ours["kind"] != paper["kind"] == "the paper's"
+        assert paper["low"] < paper["at"] < paper["high"]
+        assert len([e for e in Drawing(tmp_path / "a.svg").marks("point") if e.get("opacity") != "0"]) == 2
+
+
+def test_an_interval_that_leaves_the_plot_ends_with_an_arrow_and_leaves_the_others_readable(recorded):
+    runs = []
+    for row, noise in (("0%", 0.01), ("20%", 0.01), ("40%", 0.01), ("60%", 30.0)):
+        for seed in (0, 1):
+            runs.append(recorded(f"label_noise/{row}/sgd", seed, 50.0))
+            runs.append(recorded(f"label_noise/{row}/sam", seed, 50.2 + noise * seed))
+    (verdict,) = verdicts(collect(runs).groups)
+    (rows,) = forest(verdict).data.values()
+    ours = [row for row in rows if row.get("kind", "the paper's") != "the paper's"]
+    assert [("left" in row, "right_end" in row) for row in ours] == [(False, False)] * 3 + [(True, True)]
+    assert ours[-1]["low"] < -15
+    assert ours[-1]["high"] < 30  # of +394
+
+
+def test_one_run_each_is_hollow(recorded):
+    (verdict,) = verdicts(collect([recorded("demo/40%/sam"), recorded("demo/40%/sgd")]).groups)
+    (rows,) = forest(verdict).data.values()
+    assert [row["kind"] for row in rows if "kind" in row] == ["no interval: too few seeds"]
+    assert KINDS["no interval: too few seeds"][1] == "#00000000"
 
 
 def test_png_is_written_where_it_is_asked_for(tmp_path, recorded, write_run):
     write_run(tmp_path / "runs", recorded("demo/40%/sam", trained=1))
     drawn("report", tmp_path / "runs", "--figures", tmp_path, "--format", "png")
-    names = {"demo-40-loss", "demo-40-validation_accuracy", "demo-40-flips", "demo-40-surrogate_gap", "demo-40-lr"}
-    assert {path.name for path in tmp_path.glob("*.*")} == {f"{name}.png" for name in names}
+    names = {"loss", "validation_accuracy", "flips", "surrogate_gap", "lr", "seeds"}
+    assert {path.name for path in tmp_path.glob("*.*")} == {f"demo-40-{name}.png" for name in names}
     with Image.open(tmp_path / "demo-40-lr.png") as image:
         assert image.format == "PNG"
 
@@ -353,7 +399,7 @@ CHANGES = [
 def test_figures_of_all_tables_have_names_of_their_own_that_any_file_system_takes(recorded):
     found = collect([recorded("demo/40%/sam", **changes) for changes in CHANGES])
     made = report.figures(found)
-    assert len(made) == 5 * len(CHANGES)  # of two values of a number each, which are no sweep
+    assert len(made) == 6 * len(CHANGES)  # of two values of a number each, which are no sweep
     for name in made:
         assert re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name)
         assert name.startswith("demo-")
@@ -362,11 +408,11 @@ def test_figures_of_all_tables_have_names_of_their_own_that_any_file_system_take
 def test_names_with_what_xml_has_to_escape_are_drawn(tmp_path, recorded, write_run):
     write_run(tmp_path / "runs", recorded("demo/40%/sam", trained=1, model="<b>&'\" ]]>"))
     drawn("report", tmp_path / "runs", "--figures", tmp_path / "figures")
-    assert len([Drawing(path) for path in (tmp_path / "figures").iterdir()]) == 5
+    assert len([Drawing(path) for path in (tmp_path / "figures").iterdir()]) == 6
 
 
 def test_runs_without_epochs_have_no_figures(tmp_path, recorded, write_run):
-    write_run(tmp_path / "runs", recorded("demo/40%/sam", trained=0))
+    write_run(tmp_path / "runs", recorded("demo/40%/sam", accuracy=None, trained=0))
     assert "wrote 0 figures" in drawn("report", tmp_path / "runs", "--figures", tmp_path / "figures")
 
 
@@ -376,27 +422,27 @@ def test_runs_without_epochs_have_no_figures(tmp_path, recorded, write_run):
 @pytest.mark.parametrize(("epochs", "every"), [(1, 3), (2, 3), (9, 3), (10, 3), (11, 3), (200, 7), (5, 1)])
 def test_the_first_and_the_last_epoch_are_always_drawn_and_each_once(epochs, every, recorded):
     (run,) = collect([recorded("demo/40%/sam", trained=epochs)]).runs
-    shown = [point["epoch"] for point in charts.points([run], every)]
+    shown = [point["epoch"] for point in curves.points([run], every)]
     assert shown == sorted({*range(1, epochs + 1, every), epochs})
 
 
 def test_many_runs_are_drawn_with_fewer_of_their_epochs(recorded, monkeypatch):
     runs = collect([recorded("demo/40%/sam", seed, trained=30) for seed in range(10)]).runs
-    assert charts.stride(runs) == 1
-    monkeypatch.setattr(charts, "MOST_POINTS", 100)
-    assert charts.stride(runs) == 3
-    assert len(charts.points(runs, charts.stride(runs))) == 110  # and the last ones
+    assert curves.stride(runs) == 1
+    monkeypatch.setattr(curves, "MOST_POINTS", 100)
+    assert curves.stride(runs) == 3
+    assert len(curves.points(runs, curves.stride(runs))) == 110  # and the last ones
 
 
 def test_rows_without_runs_have_no_figures(recorded):
     names = [*report.figures(collect([recorded("label_noise/40%/sam")]))]
-    assert len(names) == 5
+    assert len(names) == 6
     assert all(name.startswith("label_noise-40-") for name in names)
 
 
 def test_a_mean_is_drawn_only_where_all_runs_of_a_method_are(recorded):
     found = [recorded("demo/40%/sam", seed, trained=2 + seed) for seed in (0, 1)]
-    rows = charts.points(collect(found).runs)
+    rows = curves.points(collect(found).runs)
     assert {(row["run"], row["epoch"]) for row in rows if "whole" in row} == {
         (f"SAM, seed {seed}", epoch) for seed in (0, 1) for epoch in (1, 2)
     }
@@ -407,7 +453,7 @@ def test_a_run_that_diverged_does_not_flatten_the_others(recorded):
     calm = recorded("demo/40%/sam", 0, trained=3)
     wild = recorded("demo/40%/sam", 1, trained=3, status="diverged")
     wild.metrics[-1]["loss"] = 1e12
-    rows = charts.points(collect([calm, wild]).runs)
+    rows = curves.points(collect([calm, wild]).runs)
     assert max(row["loss"] for row in rows if "loss" in row) < 10
     assert sum("loss" in row for row in rows) == 5
 
@@ -415,7 +461,7 @@ def test_a_run_that_diverged_does_not_flatten_the_others(recorded):
 def test_a_run_that_diverged_neither_ends_the_mean_of_its_method_nor_is_in_it(recorded):
     calm = [recorded("demo/40%/sam", seed, trained=3) for seed in (0, 1)]
     wild = [recorded(f"demo/40%/{method}", 2, trained=1, status="diverged") for method in ("sam", "bisam-log")]
-    rows = charts.points(collect([*calm, *wild]).runs)
+    rows = curves.points(collect([*calm, *wild]).runs)
     assert {(row["run"], row["epoch"]) for row in rows if "whole" in row} == {
         (f"SAM, seed {seed}", epoch) for seed in (0, 1) for epoch in (1, 2, 3)
     }
@@ -426,23 +472,15 @@ def test_what_a_run_learnt_to_the_end_has_first_is_drawn_however_far_above_the_r
     learnt = recorded("demo/40%/sam", trained=9)
     for row in learnt.metrics[1:]:
         row["loss"] = 1e-6
-    assert charts.points(collect([learnt]).runs)[0]["loss"] == 2.0
+    assert curves.points(collect([learnt]).runs)[0]["loss"] == 2.0
 
 
 def test_a_gap_that_is_small_beside_the_losses_keeps_its_digits():
-    found = charts.numbers({"epoch": 0, "loss": 2.30258, "perturbed_loss": 2.302621})
+    found = curves.numbers({"epoch": 0, "loss": 2.30258, "perturbed_loss": 2.302621})
     assert found["surrogate_gap"] == pytest.approx(4.1e-5, rel=1e-3)
 
 
 def test_of_a_single_epoch_points_are_drawn(tmp_path, recorded):
-    rows = charts.points(collect([recorded("demo/40%/sam", seed, trained=1) for seed in (0, 1)]).runs)
-    figures.save(charts.curve(rows, "loss", ["sam"], interactive=False), tmp_path / "loss.svg")
+    rows = curves.points(collect([recorded("demo/40%/sam", seed, trained=1) for seed in (0, 1)]).runs)
+    figures.save(drawn_curve(rows, "loss", ["sam"]), tmp_path / "loss.svg")
     assert len(Drawing(tmp_path / "loss.svg").marks("point")) == 2
-
-
-def test_the_pointer_finds_a_run_however_many_there_are(recorded, monkeypatch):
-    monkeypatch.setattr(charts, "MOST_TOOLTIPS", 10)
-    runs = collect([recorded("demo/40%/sam", seed, trained=9) for seed in range(3)]).runs
-    spec = json.dumps(charts.curve(charts.points(runs), "loss", ["sam"]).to_dict())
-    assert '"groupby": ["run", "epoch", "method"]' in spec
-    assert "datum.epoch % 3 == 1" in spec

@@ -12,6 +12,7 @@ import threading
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given, settings
@@ -23,11 +24,11 @@ from bisam.lab.cli import app
 from bisam.lab.config import Config
 from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES, find
-from bisam.lab.report import charts
-from bisam.lab.tables import published
+from bisam.lab.tables import curves, published
 from bisam.lab.tables.cells import collect
 from bisam.lab.tables.summary import sheets
 
+MEASURED = "validation_accuracy"
 LEDGER = Path(__file__).parents[3] / "results"
 VOID = {"meta", "link", "input", "br", "img"}
 
@@ -89,14 +90,21 @@ class Page(HTMLParser):
 
     @property
     def runs(self):
-        """The rows of the list of runs, by the names of its columns."""
-        (listed,) = (rows for title, rows in self.tables.items() if re.fullmatch(r"\d+ runs?", title))
-        head, *rows = listed
-        return [dict(zip(head, row, strict=True)) for row in rows]
+        """The runs, with what their drawers have by its names."""
+        return [
+            {"run": name, **dict(run["result"]), **dict(run["receipt"]), "command": run["command"]}
+            for name, run in self.data.get("runs", {}).items()
+        ]
 
     @property
     def points(self):
-        return [row for rows in self.data["datasets"].values() for row in rows if "epoch" in row]
+        """The numbers of single runs by epoch."""
+        return [
+            {"run": run["label"], "epoch": epoch, **{name: column[at] for name, column in run["values"].items()}}
+            for series in self.data.get("series", [])
+            for run in series["runs"]
+            for at, epoch in enumerate(run["epoch"])
+        ]
 
 
 def refuse(constant):
@@ -136,7 +144,8 @@ def test_the_page_and_the_terminal_have_every_number_of_the_tables(ledger):
     made = sheets(collect(records.find(LEDGER / "demo")).groups)
     assert len(made) == 2
     for sheet in made:
-        head, *rows = page.tables[sheet.title]
+        short = sheet.title.removeprefix("Handwritten digits, 40 % of the labels wrong: ")
+        head, *rows = page.tables[short[0].upper() + short[1:]]
         assert head == sheet.head
         assert rows == sheet.rows
         for note in sheet.notes:
@@ -149,7 +158,8 @@ def test_the_page_answers_first_whether_it_helped_and_whether_that_is_real(ledge
     page, _ = ledger
     answer = "40%: SAM is better than SGD by 19.78 points, 95 % interval +16.56 to +22.99: resolved with 3 pairs."
     assert answer in page.text
-    assert page.text.index(answer) < page.text.index("95 % interval n sign resolved?")
+    verdict = "SAM vs SGD ● 1 of 1 difference resolved"
+    assert page.text.index(verdict) < page.text.index(answer) < page.text.index("95 % interval n sign resolved?")
     assert "BiSAM (tanh) is below SAM by 0.72" in page.text
 
 
@@ -181,7 +191,7 @@ def test_the_curves_are_the_records_own(ledger):
             point = shown[name, row["epoch"] + 1]
             for value in ("loss", "lr", "validation_accuracy"):
                 assert point[value] == pytest.approx(row[value], rel=1e-4)
-            assert ("flips" in point) == ("flips" in row)
+            assert (point.get("flips") is not None) == ("flips" in row)
             if "perturbed_loss" in row:
                 gap = row["perturbed_loss"] - row["loss"]
                 assert point["surrogate_gap"] == pytest.approx(gap, abs=1e-3)
@@ -189,41 +199,50 @@ def test_the_curves_are_the_records_own(ledger):
 
 def test_every_figure_has_a_chart_whose_data_is_in_the_page(ledger):
     page, _ = ledger
-    numbers = [int(figure["data-chart"]) for figure in page.of("figure")]
+    numbers = [int(figure["data-chart"]) for figure in page.of("figure") if "data-chart" in figure]
     assert numbers == [*range(len(page.data["charts"]))]
-    assert len(numbers) == 6  # five curves and the differences
+    assert len(numbers) == 3  # two kinds of differences, and the dots of a row
     for chart in page.data["charts"]:
-        names = re.findall(r'"data": \{"name": "([^"]+)"\}', json.dumps(chart))
-        assert names
-        assert {*names} <= {*page.data["datasets"]}
+        for form in chart.values():
+            names = {one["name"] for one in form["data"] if one["name"].startswith("data-")}
+            assert names
+            assert names <= {*page.data["datasets"]}
+    panels = [element["data-series"] for element in page.of("div") if "data-series" in element]
+    assert panels == ["0", ""]  # the row's, and the one that drawers copy
+    names = [figure["data-curve"] for figure in page.of("figure") if "data-curve" in figure]
+    measured = [name for name in curves.CURVES if not name.startswith("validation_") or name == MEASURED]
+    assert names == [*measured, *curves.CURVES]  # a drawer keeps those of its run
 
 
 def test_figures_say_what_they_are_of(ledger):
     page, _ = ledger
     for words in (
-        "Is the difference real? With 95 % intervals: one that leaves 0 out resolves the sign.",
-        "40%: flips per batch, right to wrong Of 64 samples, those that the perturbation turns wrong.",
-        "40%: validation accuracy, per cent Its labels are as noisy as those of the training data.",
+        "BiSAM − SAM With 95 % intervals: one that excludes 0 is resolved.",
+        "flips per batch, right to wrong Of 64 samples, those that the perturbation turns wrong.",
+        "validation accuracy, per cent Its labels are as noisy as those of the training data.",
     ):
         assert words in page.text
 
 
-def test_differences_without_intervals_are_in_the_table_and_not_drawn(tmp_path, recorded, write_run):
+def test_differences_without_intervals_are_in_the_table_and_drawn_hollow(tmp_path, recorded, write_run):
     for method in ("sgd", "sam"):
         write_run(tmp_path / method, recorded(f"demo/40%/{method}", trained=0))
     assert "SAM − SGD" in report(tmp_path).output
     page = Page(tmp_path / "report.html")
     assert "40%: SAM − SGD" in page.text
-    assert page.data["charts"] == []
+    kinds = [row["kind"] for rows in page.data["datasets"].values() for row in rows if "kind" in row]
+    assert kinds == ["no interval: too few seeds"]
 
 
 def test_every_link_of_the_page_leads_to_a_section(ledger):
     page, _ = ledger
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len({*ids})
-    links = [link["href"] for link in page.of("a")]
+    links = [link["href"] for link in page.of("a") if not link["href"].startswith("#run=")]
     assert links
     assert {link.removeprefix("#") for link in links} <= {*ids}
+    of_runs = [unquote(link["href"].removeprefix("#run=")) for link in page.of("a") if "#run=" in link["href"]]
+    assert of_runs == [*page.data["runs"]]
 
 
 def test_the_page_asks_nobody_for_anything(ledger):
@@ -244,9 +263,10 @@ def test_the_tables_of_the_paper_without_runs_are_shown_as_published(ledger):
     page, _ = ledger
     for name, make in RECIPES.items():
         recipe = make()
-        if recipe.published:
+        table = published.of(recipe)
+        if table is not None:
             assert f"To run it: bisam reproduce {name}" in page.text
-            for cells in published.table(recipe.published).cells.values():
+            for cells in [*table.cells.values(), table.average]:
                 for cell in cells.values():
                     printed = f"{cell.mean:.2f}" if cell.std is None else f"{cell.mean:.2f} ± {cell.std:.2f}"
                     assert printed in page.text
@@ -261,7 +281,8 @@ def test_an_empty_folder_is_told_and_has_a_page(tmp_path):
     assert f"{tmp_path} has no run of a recipe: a first one takes two minutes, bisam demo" in done.output
     page = Page(tmp_path / "report.html")
     assert f"There are no runs in {tmp_path}." in page.text
-    assert page.data == {"charts": [], "datasets": {}}
+    assert page.data.keys() == {"charts", "datasets", "exports"}
+    assert page.data["charts"] == []
 
 
 def test_a_folder_that_is_not_there_is_an_error_in_a_line(tmp_path):
@@ -386,7 +407,7 @@ def test_many_answers_are_folded(tmp_path, recorded, write_run):
             write_run(tmp_path / f"{row}-{method}", recorded(f"label_noise/{row}/{method}", trained=0))
     assert report(tmp_path).exit_code == 0
     page = Page(tmp_path / "report.html")
-    assert "3 more" in page.text  # of 5 rows × 3 differences
+    assert "The 15 differences in words" in page.text  # of 5 rows × 3 differences
     assert page.text.count("the scatter cannot be estimated from") == 15
 
 
@@ -399,7 +420,7 @@ def test_five_hundred_runs_make_a_light_page_with_their_first_and_last_epochs(tm
         lines = "".join(f'{{"epoch": {epoch}, "loss": {loss}, {rest}\n' for epoch in range(90))
         config = replace(cells[number % 8], seed=number // 8)
         write_raw(tmp_path / str(number), config.as_dict(), {"status": "done", "test_accuracy": 90.0}, lines)
-    assert charts.MOST_POINTS < 500 * 90
+    assert curves.MOST_POINTS < 500 * 90
     done = report(tmp_path)
     assert done.exit_code == 0, done.output
     assert "n = 63" in done.output
@@ -407,7 +428,7 @@ def test_five_hundred_runs_make_a_light_page_with_their_first_and_last_epochs(tm
     assert path.stat().st_size < 6e6
     page = Page(path)
     assert len(page.runs) == 500
-    assert len(page.points) < charts.MOST_POINTS
+    assert len(page.points) < curves.MOST_POINTS
     ends = [point for point in page.points if point["epoch"] in (1, 90)]
     assert len(ends) == 2 * 500
 
@@ -448,7 +469,7 @@ def test_a_strange_number_costs_a_run_no_more_than_that_number(line, tmp_path):
     done = report(tmp_path)
     assert "90.00, n = 1" in done.output
     (point,) = Page(tmp_path / "report.html").points
-    assert point == {"run": "SAM, seed 0", "method": "SAM", "epoch": 1, "validation_accuracy": 50.0, "whole": 1}
+    assert point == {"run": "SAM, seed 0", "epoch": 1, "validation_accuracy": 50.0}
 
 
 def test_half_written_lines_are_told_and_the_others_drawn(tmp_path, recorded, write_run):
@@ -565,7 +586,7 @@ def test_a_strange_number_anywhere_leaves_a_page_that_a_browser_can_read(value, 
         for column in ("validation, %", "test, %", "tested epoch", "training, s", "s per epoch", "runs at once"):
             assert re.fullmatch(r"–|-?\d+(\.\d+)?", run[column])
     for point in page.points:
-        for number in (value for value in point.values() if not isinstance(value, str)):
+        for number in (value for value in point.values() if value is not None and not isinstance(value, str)):
             assert abs(number) < 1e101
 
 
@@ -612,7 +633,8 @@ def test_whatever_a_record_says_is_text_on_the_page(text, tmp_path):
     for _, attributes in page.elements:
         assert not any(name.startswith("on") for name in attributes)
     shown = " ".join(text.split())
-    assert page.text.count(shown) >= 4
+    written = " ".join([page.text, *(" ".join(value.split()) for run in page.runs for value in run.values())])
+    assert written.count(shown) >= 4
     run = next(run for run in page.runs if run["run"] == "demo/run")
     assert run["hardware"] == run["commit"] == text.strip("\n")
     assert run["command"].startswith("bisam train demo/40%/sam --seeds 0 --set ")

@@ -161,7 +161,16 @@ numbers = {
     "epochs": st.integers(1, 100_000),
     "batch": st.integers(1, 1_000_000),
     "lr": st.floats(0, 1000),
+    "schedule": st.sampled_from(["cosine", "linear"]),
     "warmup_epochs": st.integers(0, 1),  # of one epoch or more
+    "warmup": st.floats(0, 1),
+    "epoch_steps": st.none() | st.integers(1, 1_000_000),
+    "optimizer": st.sampled_from(["sgd", "adamw"]),
+    "clip_norm": st.none() | st.floats(1e-9, 1e9),
+    "measures": st.sampled_from(["accuracy", "mcc", "accuracy,balanced_accuracy,macro_f1"]),
+    "size": st.integers(8, 1024),
+    "pixels": st.sampled_from(["data", "imagenet", "half"]),
+    "length": st.integers(2, 8192),
     "momentum": st.floats(0, 1),
     "weight_decay": st.floats(0, 10),
     "label_smoothing": st.floats(0, 0.999),
@@ -193,7 +202,9 @@ def changes(*, with_row):
 
 
 def test_the_changes_below_are_of_all_fields():
-    assert {*numbers, *part_of_a_row, "recipe", "method", "seed"} == {field.name for field in fields(Config)}
+    assert {*numbers, *part_of_a_row, "recipe", "title", "row", "method", "seed"} == {
+        field.name for field in fields(Config)
+    }
 
 
 @settings(max_examples=60)

@@ -132,7 +132,8 @@ def weights_after_a_step(config):
 
 @pytest.mark.parametrize("method", methods.METHODS)
 def test_the_fields_of_a_method_are_those_that_change_its_step(method):
-    config = Config(method=method, precision="fp32")
+    optimizer = method if method in methods.BASES else "sgd"
+    config = Config(method=method, optimizer=optimizer, precision="fp32")
     steps = {
         field: [weights_after_a_step(replace(config, **{field: value})) for value in pair]
         for field, pair in PAIRS.items()

@@ -69,7 +69,7 @@ def test_the_best_weights_are_those_of_the_highest_validation_accuracy(monkeypat
     training = TrainingRun(Config(model="resnet20", batch=8, epochs=9), tiny_images(), torch.device("cpu"))
     training.sums["steps"].fill_(1)
     accuracies = iter([50.0, 70.0, 60.0, 70.0])
-    monkeypatch.setattr(training, "accuracy", lambda _: next(accuracies))
+    monkeypatch.setattr(training, "measured", lambda *_: {"validation_accuracy": next(accuracies)})
     for epoch in range(4):
         training.sums["steps"].fill_(1)
         with torch.no_grad():

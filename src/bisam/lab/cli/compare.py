@@ -1,4 +1,4 @@
-"""The command that puts two runs side by side: compare."""
+"""The command that puts two runs, or two groups of seeds, side by side: compare."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ PAGE = Path("compare.html")
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of a run.")],
-    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="Folder of another.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of two runs, or of the seeds of two groups.")
+    ],
     folder: Folder = None,
     partial_data: Partial = False,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to diagnose the weights.")] = "auto",
@@ -38,7 +39,7 @@ def compare(
     weights: Annotated[bool, typer.Option("--weights/--no-weights", help="Diagnose the weights too.")] = True,
     out: Annotated[Path, typer.Option(help="The page.")] = PAGE,
 ) -> None:
-    """Two runs side by side: how their configurations, results and the sharpness of their minima differ."""
+    """Two runs or two groups of seeds: how their configurations, results and the sharpness of their minima differ."""
     with errors_in_one_line():
         place = cli_options.device(device)
         plan = InspectionPlan(rho=rho, samples=samples) if weights else None
@@ -48,7 +49,8 @@ def compare(
         def load(name: str, part: bool) -> Pool:
             return open_pool(name, part or partial_data, folder=folder, log=partial(errors.print, soft_wrap=True))
 
-        models = [str(records.read(run).config.get("model")) for run in (first, second)]
+        first, second = comparison.groups(runs)
+        models = [str(records.read(run).config.get("model")) for run in runs]
         with cli_options.threads_for(place, models), _progress(errors) as progress:
             found = comparison.compare(first, second, load, place, plan, progress)
         write_text(out, drawing_module("compare.page").write(found), given=out != PAGE)
@@ -58,7 +60,7 @@ def compare(
 
 def _show(found: comparison.RunComparison) -> None:
     here = console()
-    for side in found.sides:
+    for side in found.members:
         print_line(f"{side.name}: {side.record.folder}")
     for note in found.notes:
         print_line(note)

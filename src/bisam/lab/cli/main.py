@@ -15,6 +15,7 @@ import bisam
 from bisam.lab.bench import suite as benchmark
 from bisam.lab.bench import tables as bench_tables
 from bisam.lab.cli import compare as cli_compare
+from bisam.lab.cli import fit as cli_fit
 from bisam.lab.cli import report as cli_report
 from bisam.lab.cli import runs as cli_runs
 from bisam.lab.cli import sweep as cli_sweep
@@ -47,6 +48,7 @@ class Compile(str, Enum):
     never = "never"
 
 
+app.command(short_help="Does it help on your data? Train, and answer.")(cli_fit.fit)
 app.command("list")(cli_runs.list_recipes)
 app.command(short_help="Train every cell of a recipe, or a part of it.")(cli_runs.train)
 app.command(short_help="Train what is missing of a table of the paper.")(cli_runs.reproduce)
@@ -71,7 +73,7 @@ def options_of_all(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Sharpness-aware training: the paper's experiments."""
+    """Sharpness-aware training: on your data, and the paper's experiments."""
 
 
 @app.command(short_help="Measure the paper's timing tables on this machine.")

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -16,9 +16,10 @@ import torch
 import typer
 from rich.console import Console
 
-from bisam.lab import records
+from bisam.lab import recipe_files, recipes, records
 from bisam.lab.files import explained, printable
-from bisam.lab.models import MODELS
+from bisam.lab.models import FOR_ROWS, MODELS
+from bisam.lab.recipes import Recipe
 from bisam.lab.records.checkpoint import CheckpointError
 from bisam.lab.training.loop import Stopped
 
@@ -37,12 +38,21 @@ def folder(text: str | Path) -> Path:
 
 
 Name = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A table, table/row or table/row/method: see `bisam list`.")
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A table, table/row or table/row/method: see `bisam list`. Or a TOML or Python file."
+    ),
 ]
 Seeds = Annotated[str, typer.Option(metavar="NUMBERS", help="Seeds, as in 0,1,2 or 0-5.")]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the configuration; again for more."),
+]
+StandIn = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="MODEL", help="A model that stands in for the recipe's: as of bisam fit.", show_default=False
+    ),
 ]
 Root = Annotated[Path, typer.Option("--runs", metavar="PATH", parser=folder, help="Folder of the runs.")]
 Folder = Annotated[
@@ -69,6 +79,10 @@ Rows = Annotated[
     typer.Option("--models", "--rows", metavar="NAMES", help="Rows of the table, with commas between; none is all."),
 ]
 Methods = Annotated[str, typer.Option(metavar="NAMES", help="Methods, with commas between; none is all.")]
+
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
 
 
 @contextmanager
@@ -113,9 +127,14 @@ def threads_for(place: torch.device, models: Iterable[str]) -> Iterator[None]:
 
 def _is_small(model: str) -> bool:
     if model not in MODELS:
-        return False
+        return model in FOR_ROWS
     with torch.device("meta"):
         return sum(param.numel() for param in MODELS[model](10).parameters()) < SMALL
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of that name, of ours or of a file."""
+    return recipe_files.find(name) if recipe_files.is_file(name) else recipes.find(name)
 
 
 def numbers(text: str) -> list[int]:

@@ -15,7 +15,7 @@ from bisam.lab.cli.options import RUNS, errors_in_one_line, folder
 from bisam.lab.cli.output import console, drawing_module, print_line, write_text, writing
 from bisam.lab.files import refuse_foreign
 from bisam.lab.recipes import find
-from bisam.lab.tables import cells, summary
+from bisam.lab.tables import cells, exports, summary
 from bisam.lab.tables.sweeps import sheet as sheet_of_sweep
 from bisam.lab.tables.sweeps import sort_out
 
@@ -46,6 +46,8 @@ def report(
     figures: Annotated[Path | None, typer.Option(help="Write every chart as a file into this folder too.")] = None,
     form: Annotated[Form, typer.Option("--format", help="What --figures writes.")] = Form.svg,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file too.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write the tables to this LaTeX file too.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write every table as a file into this folder too.")] = None,
 ) -> None:
     """The tables of the paper with the runs of some folders, here and as a page with their curves."""
     with errors_in_one_line():
@@ -55,9 +57,12 @@ def report(
         sheets = [*summary.sheets(groups), *map(sheet_of_sweep, sweeps)]
         page, wrote = out or roots[0] / "report.html", []
         try:  # files first, since the reader of a pipe may stop
-            if markdown is not None:
-                write_text(markdown, "\n\n".join([*(sheet.markdown() for sheet in sheets), ""]))
-                wrote.append(str(markdown))
+            for path, written in ((markdown, summary.Sheet.markdown), (latex, exports.latex)):
+                if path is not None:
+                    write_text(path, "\n\n".join([*map(written, sheets), ""]))
+                    wrote.append(str(path))
+            if csv is not None:
+                wrote.append(f"{_write_csv(sheets, csv)} tables to {csv}")
             write_text(page, drawing_module("report.report").write(collection, roots), given=out is not None)
             wrote.append(str(page))
             if figures is not None:
@@ -91,16 +96,16 @@ def figure(
 ) -> None:
     """Draw a figure of the paper: the two bounds of the 0-1 loss, or flips along training, from records."""
     with errors_in_one_line():
-        charts, files = drawing_module("report.charts"), drawing_module("report.figures")
+        files = drawing_module("report.figures")
         path = out or Path(f"{which.value}.svg")
         if which is PaperFigure.lower_bounds:
             if folders:
                 raise ValueError("lower-bounds are drawn from their formulas: remove the folder")
-            chart, title = charts.lower_bounds(), "Bounds of the 0-1 loss"
+            chart, title = drawing_module("report.bounds").lower_bounds(), "Bounds of the 0-1 loss"
         else:
             runs = _runs_of(recipe, folders or [RUNS])
-            chart = charts.flips(runs, interactive=path.suffix.lower() == ".html")
-            title = f"Flips per batch, {recipe}"
+            curves, title = drawing_module("report.curves"), f"Flips per batch, {recipe}"
+            chart = curves.flips_panel(runs) if path.suffix.lower() == ".html" else curves.flips(runs)
         if out is None:
             refuse_foreign(path, "remove it, or name the file with --out")
         with writing(path):
@@ -194,8 +199,19 @@ def _write_figures(collection: cells.Collection, folder: Path, form: str) -> int
     for name, chart in drawn.items():
         path = folder / f"{name}.{form}"
         with writing(path):
-            files.save(chart, path, name, follow_links=False)
+            files.save(chart, path, name.replace("-", " "), follow_links=False)
     return len(drawn)
+
+
+def _write_csv(sheets: Sequence[summary.Sheet], folder: Path) -> int:
+    """Returns how many they are. Tables of the same name have a number."""
+    taken: set[str] = set()
+    for sheet in sheets:
+        short = exports.file_name(sheet.title)
+        name = next(one for one in (short, *(f"{short}-{n}" for n in range(2, len(sheets) + 2))) if one not in taken)
+        taken.add(name)
+        write_text(folder / f"{name}.csv", exports.csv_text(sheet))
+    return len(taken)
 
 
 def _listed(roots: Sequence[Path]) -> str:

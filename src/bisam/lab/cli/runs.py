@@ -24,6 +24,7 @@ from bisam.lab.cli.options import (
     Root,
     Rows,
     Seeds,
+    StandIn,
     TensorBoard,
     Together,
     Track,
@@ -61,6 +62,7 @@ def list_recipes() -> None:
 def train(
     recipe: Name,
     seeds: Seeds = "0",
+    model: StandIn = "",
     changes: Changes = None,
     root: Root = RUNS,
     folder: Folder = None,
@@ -74,9 +76,9 @@ def train(
     """Train every cell of a recipe, or of a part of it. Finished runs are skipped, interrupted ones resumed."""
     with errors_in_one_line():
         _run(
-            find(recipe),
+            cli_options.recipe(recipe),
             seeds,
-            changes,
+            _with_model(changes, model),
             root,
             partial(open_source, folder=folder, partial=partial_data),
             device,
@@ -94,6 +96,7 @@ def reproduce(
     seeds: Annotated[
         str, typer.Option(metavar="NUMBERS", help="Seeds, as in 0,1,2 or 0-5; none is as many as the paper's.")
     ] = "",
+    model: StandIn = "",
     changes: Changes = None,
     root: Root = RUNS,
     folder: Folder = None,
@@ -106,12 +109,12 @@ def reproduce(
 ) -> None:
     """Train what is missing of a table of the paper, and show it beside the published one."""
     with errors_in_one_line():
-        wanted = find(recipe).only(cli_options.names(models), cli_options.names(methods))
+        wanted = cli_options.recipe(recipe).only(cli_options.names(models), cli_options.names(methods))
         all_seeds = seeds or f"0-{wanted.seeds - 1}"
         _run(
             wanted,
             all_seeds,
-            changes,
+            _with_model(changes, model),
             root,
             partial(open_source, folder=folder, partial=partial_data),
             device,
@@ -172,6 +175,10 @@ def _run(
     for sheet in (summary.sheet(group), summary.sheet_of_comparisons(group)):
         if sheet is not None and group.runs:
             console().print(sheet.rich())
+
+
+def _with_model(changes: list[str] | None, model: str) -> list[str]:
+    return [*(changes or []), *([f"model={model}"] if model else [])]
 
 
 def _beside_twins(jobs: list[Job], progress: Progress, *, skip: bool) -> list[Job]:

@@ -29,7 +29,6 @@ from bisam.lab.cli.options import (
 from bisam.lab.cli.output import console
 from bisam.lab.config import Config
 from bisam.lab.data.sources import open_source
-from bisam.lab.recipes import find
 from bisam.lab.tables import cells
 from bisam.lab.tables.sweeps import label, outcome, sheet, value_of
 from bisam.lab.training import jobs as runs
@@ -79,7 +78,7 @@ def sweep(
         fields = list(dict.fromkeys(name.replace("-", "_") for name in cli_options.names(over)))
         if not fields:
             raise ValueError("no field in --over: name one or more, such as --over alpha,mu")
-        wanted = find(recipe).only(cli_options.names(models), cli_options.names(methods))
+        wanted = cli_options.recipe(recipe).only(cli_options.names(models), cli_options.names(methods))
         planned = plans(
             wanted,
             fields,

@@ -1,7 +1,8 @@
-"""Two runs side by side: how their configurations, results and losses around the weights differ."""
+"""Two runs or two groups of seeds: how their configurations, results and losses around the weights differ."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from bisam.lab.compare.trained import Load, Trained, TrainedError, config_of, sh
 from bisam.lab.config import ESSENTIAL, Config
 from bisam.lab.records import Record
 from bisam.lab.records.record import read_config
-from bisam.lab.tables.cells import text_of
+from bisam.lab.tables.cells import NUMERICS, text_of
 
 NOT_REQUESTED = "--no-weights was given"
 NOT_RECORDED = "not recorded"
@@ -35,7 +36,7 @@ class Change:
 
 @dataclass
 class Side:
-    """One of the two runs."""
+    """One of the two runs, or the first of a group of seeds."""
 
     name: str
     """Short, and not the other's."""
@@ -45,6 +46,17 @@ class Side:
     inspection: Inspection | None = None
     missing: str | None = NOT_REQUESTED
     """Why there is no inspection; None where there is one."""
+    others: list[Side] = field(default_factory=list)
+    """Further runs that differ from it in the seed alone."""
+
+    @property
+    def members(self) -> list[Side]:
+        return [self, *self.others]
+
+    @property
+    def seed(self) -> int:
+        found = self.record.config.get("seed")
+        return found if isinstance(found, int) else 0
 
     @property
     def status(self) -> str:
@@ -68,24 +80,76 @@ class RunComparison:
     def sides(self) -> tuple[Side, Side]:
         return self.a, self.b
 
+    @property
+    def members(self) -> list[Side]:
+        """All runs of both sides."""
+        return [*self.a.members, *self.b.members]
+
 
 def compare(
-    first: Path,
-    second: Path,
+    first: Path | Sequence[Path],
+    second: Path | Sequence[Path],
     load: Load,
     device: torch.device,
     plan: InspectionPlan | None,
     progress: OnProgress | None = None,
 ) -> RunComparison:
-    """Read two run folders, and diagnose their weights as planned; without a plan, the records only."""
-    a, b = (_side(name, folder) for name, folder in zip(_names(first, second), (first, second), strict=True))
+    """Read two run folders, and diagnose their weights as planned; without a plan, the records only.
+
+    Instead of a folder there may be several, of runs that differ in the seed alone.
+    """
+    ours, theirs = ([one] if isinstance(one, Path) else [*one] for one in (first, second))
+    names = _names(ours[0], theirs[0])
+    if len(ours) + len(theirs) > 2:
+        names = _distinct([re.sub(r"-?seed\d+$", "", name) for name in names], names)
+    a, b = (_group(name, folders) for name, folders in zip(names, (ours, theirs), strict=True))
     if a.name == b.name:
-        raise ValueError(f"{first} and {second} are the same run: give two runs")
-    comparison = RunComparison(a, b, changes(a.record.config, b.record.config))
+        raise ValueError(f"{ours[0]} and {theirs[0]} are the same run: give two runs")
+    comparison = RunComparison(a, b, changes(_without_seed(a), _without_seed(b)))
     if plan is not None:
         _inspect(comparison, load, device, plan, progress)
     comparison.notes = _notes(comparison) + comparison.notes
     return comparison
+
+
+def groups(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Sort runs into the two sides of a comparison: two runs, or two groups that differ in the seed alone."""
+    if len(folders) == 2:
+        return [folders[0]], [folders[1]]
+    if len(folders) < 2:
+        raise ValueError(f"give two runs to compare, or the seeds of two groups, got {len(folders)}")
+    found: dict[str, list[Path]] = {}
+    for folder in folders:
+        side = _side("", folder)
+        own = {name: value for name, value in side.record.config.items() if name not in ("seed", *NUMERICS)}
+        found.setdefault(json.dumps(own, sort_keys=True, default=str), []).append(folder)
+    if len(found) != 2:
+        raise ValueError(
+            f"the {len(folders)} runs have {len(found)} configurations, apart from their seeds: give runs of two, as "
+            "in bisam compare runs/demo/noise40-sam-seed* runs/demo/noise40-sgd-seed*"
+        )
+    first, second = found.values()
+    return first, second
+
+
+def _distinct(names: Sequence[str], otherwise: tuple[str, str]) -> tuple[str, str]:
+    a, b = names
+    return (a, b) if a and b and a != b else otherwise
+
+
+def _group(name: str, folders: Sequence[Path]) -> Side:
+    made = [_side(name if place == 0 else f"{name}, run {place + 1}", folder) for place, folder in enumerate(folders)]
+    made.sort(key=lambda side: side.seed)
+    for side in made:
+        side.name = name if len(made) == 1 else f"{name}, seed {side.seed}"
+    made[0].name, made[0].others = name, made[1:]
+    return made[0]
+
+
+def _without_seed(side: Side) -> dict[str, Any]:
+    """The configuration; of a group without what its runs differ in."""
+    own = side.record.config
+    return {name: value for name, value in own.items() if name != "seed"} if side.others else own
 
 
 def changes(a: dict[str, Any], b: dict[str, Any]) -> list[Change]:
@@ -181,9 +245,9 @@ def _without_common(a: str, b: str) -> tuple[str, str]:
 def _inspect(
     comparison: RunComparison, load: Load, device: torch.device, plan: InspectionPlan, progress: OnProgress | None
 ) -> None:
-    runs = [_trained(side, load) for side in comparison.sides]
+    runs = [_trained(side, load) for side in comparison.members]
     shared = _shared(comparison, [run for run in runs if run is not None], plan)
-    for side, run in zip(comparison.sides, runs, strict=True):
+    for side, run in zip(comparison.members, runs, strict=True):
         if run is None:
             continue
         rows = shared_rows([run], plan.samples) if shared is None else shared
@@ -226,8 +290,8 @@ def _named(side: Side, progress: OnProgress | None) -> OnProgress | None:
 
 
 def _notes(comparison: RunComparison) -> list[str]:
-    notes = [f"{side.name}: {problem}." for side in comparison.sides for problem in side.record.problems]
-    notes += [f"{side.name}: {line}." for side in comparison.sides for line in _doubts(side)]
+    notes = [f"{side.name}: {problem}." for side in comparison.members for problem in side.record.problems]
+    notes += [f"{side.name}: {line}." for side in comparison.members for line in _doubts(side)]
     if not comparison.changes:
         notes.append("Their configurations are the same.")
     if all(side.inspection for side in comparison.sides):

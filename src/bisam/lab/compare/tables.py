@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from bisam.diagnostics import Estimate
 from bisam.lab.compare.comparison import RunComparison, Side
 from bisam.lab.compare.inspection import Inspection, InspectionPlan, WorstCase
+from bisam.lab.compare.lines import Line, sheet
 from bisam.lab.tables.cells import number
 from bisam.lab.tables.summary import OPEN, Sheet
-
-CellText = Callable[[Side], str]
-"""The text of a run in one line of a table; OPEN where it has none."""
 
 ACCURACIES = {
     "test_accuracy": "test accuracy, per cent",
@@ -42,11 +40,11 @@ def sheets(comparison: RunComparison) -> list[Sheet]:
 
 def sheets_of_records(comparison: RunComparison) -> list[Sheet]:
     found = [_configuration(comparison), _results(comparison), _last_epoch(comparison)]
-    return [sheet for sheet in found if sheet.rows]
+    return [one for one in found if one.rows]
 
 
 def sheets_of_weights(comparison: RunComparison) -> list[Sheet]:
-    inspections = [side.inspection for side in comparison.sides if side.inspection is not None]
+    inspections = [side.inspection for side in comparison.members if side.inspection is not None]
     if not inspections:
         return []
     plan = inspections[0].plan
@@ -57,14 +55,7 @@ def sheets_of_weights(comparison: RunComparison) -> list[Sheet]:
         _curvature(comparison, plan),
         _line(comparison, plan),
     ]
-    return [sheet for sheet in found if sheet.rows]
-
-
-def _sheet(comparison: RunComparison, title: str, lines: Mapping[str, CellText], notes: Iterable[str] = ()) -> Sheet:
-    """One line for each name; without those that neither run has."""
-    rows = [[name, *(cell(side) for side in comparison.sides)] for name, cell in lines.items()]
-    head = ["", *(side.name for side in comparison.sides)]
-    return Sheet(title, head, [row for row in rows if row[1:] != [OPEN, OPEN]], [*notes])
+    return [one for one in found if one.rows]
 
 
 def _configuration(comparison: RunComparison) -> Sheet:
@@ -73,90 +64,143 @@ def _configuration(comparison: RunComparison) -> Sheet:
 
 
 def _results(comparison: RunComparison) -> Sheet:
-    lines: dict[str, CellText] = {"status": lambda side: side.status}
-    lines |= {words: partial(_accuracy, name=name) for name, words in ACCURACIES.items()}
-    lines |= {"tested epoch": _best_epoch, "epochs": _epochs, "seconds": _seconds}
-    lines |= {"hardware": lambda side: side.record.hardware or OPEN, "commit": lambda side: side.record.commits or OPEN}
-    lines |= {name: partial(_receipt, name=name) for name in ("torch", "date")}
-    lines["data, sha256"] = lambda side: _receipt(side, "data_checksum")[:12]
-    return _sheet(comparison, "Results", lines)
+    lines = {"status": Line(lambda side: side.status)}
+    lines |= {words: _plain(partial(_accuracy, name=name), "{:.2f}") for name, words in ACCURACIES.items()}
+    lines |= {"tested epoch": Line(_best_epoch), "epochs": Line(_epochs)}
+    lines["seconds"] = Line(_seconds, _seconds_number, partial(_number, form="{:.1f}"))
+    lines["hardware"] = Line(lambda side: side.record.hardware or OPEN)
+    lines["commit"] = Line(lambda side: side.record.commits or OPEN)
+    lines |= {name: Line(partial(_receipt, name=name)) for name in ("torch", "date")}
+    lines["data, sha256"] = Line(lambda side: _receipt(side, "data_checksum")[:12])
+    return sheet(comparison, "Results", lines)
 
 
 def _last_epoch(comparison: RunComparison) -> Sheet:
-    lines: dict[str, CellText] = {"epoch": lambda side: str(_last(side, "epoch") + 1) if side.record.metrics else OPEN}
-    lines |= {words: partial(_metric, name=name) for name, words in METRICS.items()}
-    return _sheet(comparison, "Last epoch of the training", lines)
+    lines = {"epoch": Line(lambda side: str(_last(side, "epoch") + 1) if side.record.metrics else OPEN)}
+    for name, words in METRICS.items():
+        form = _percent if name in ("error", "perturbed_error") else partial(_number, form=_FORMS.get(name, "{:.4g}"))
+        lines[words] = Line(partial(_metric, name=name), partial(_last_number, name=name), form)
+    return sheet(comparison, "Last epoch of the training", lines)
 
 
 def _weights(comparison: RunComparison) -> Sheet:
     lines = {
         "parameters": _of(lambda one: f"{one.parameters:,}"),
-        "training loss": _of(lambda one: _digits(one.train.loss)),
-        "training error": _of(lambda one: _percent(one.train.error)),
-        "test loss": _of(lambda one: _digits(one.test.loss)),
-        "test error": _of(lambda one: _percent(one.test.error)),
+        "training loss": _measured(lambda one: one.train.loss, _digits),
+        "training error": _measured(lambda one: one.train.error, _percent),
+        "test loss": _measured(lambda one: one.test.loss, _digits),
+        "test error": _measured(lambda one: one.test.error, _percent),
         "training samples": _of(lambda one: f"{one.samples:,}"),
         "test samples": _of(lambda one: f"{one.test_samples:,}"),
     }
     notes = ["Cross entropy and 0-1 error; training samples without augmentation, with the labels of the training."]
-    return _sheet(comparison, "At the weights", lines, notes)
+    return sheet(comparison, "At the weights", lines, notes)
 
 
 def _rises(comparison: RunComparison, plan: InspectionPlan) -> Sheet:
     lines = {
-        **_worst_cases(comparison, lambda case: _digits(case.found.value)),
-        "average, L2": _of(lambda one: _estimate(one.average)),
-        "average, adaptive": _of(lambda one: _estimate(one.adaptive_average)),
+        **_worst_cases(comparison, lambda case: _digits(case.found.value), lambda case: case.found.value, _digits),
+        "average, L2": _of(lambda one: _estimate(one.average), lambda one: one.average.mean),
+        "average, adaptive": _of(lambda one: _estimate(one.adaptive_average), lambda one: one.adaptive_average.mean),
     }
     notes = ["L(w + ε) − L(w) on these training samples; ε maximises what is named first. After ±: a standard error."]
-    return _sheet(comparison, f"How far the loss rises within ρ = {plan.rho:g}", lines, notes)
+    return sheet(comparison, f"How far the loss rises within ρ = {plan.rho:g}", lines, notes)
 
 
 def _errors(comparison: RunComparison, plan: InspectionPlan) -> Sheet:
-    lines = {"at w": _of(lambda one: _percent(one.train.error)), **_worst_cases(comparison, _error)}
+    lines = {
+        "at w": _measured(lambda one: one.train.error, _percent),
+        **_worst_cases(comparison, _error, lambda case: case.found.perturbed_error, _percent),
+    }
     notes = [
         "≥: where ε maximises Q, Q − log(K)/μ, which is never above the error; not shown where it is below 0. Flips: "
         "right at w, wrong there."
     ]
-    return _sheet(comparison, f"Training error after the perturbation, ρ = {plan.rho:g}", lines, notes)
+    return sheet(comparison, f"Training error after the perturbation, ρ = {plan.rho:g}", lines, notes)
 
 
 def _curvature(comparison: RunComparison, plan: InspectionPlan) -> Sheet:
-    lines: dict[str, CellText] = {
-        f"eigenvalue {place + 1}": _of(partial(_eigenvalue, place=place)) for place in range(plan.eigenvalues)
+    lines = {
+        f"eigenvalue {place + 1}": _measured(partial(_eigenvalue, place=place), _digits)
+        for place in range(plan.eigenvalues)
     }
-    lines["trace"] = _of(lambda one: _estimate(one.trace))
+    lines["trace"] = _of(lambda one: _estimate(one.trace), lambda one: one.trace.mean)
     lines["training samples"] = _of(lambda one: f"{one.few:,}")
     notes = ["Its largest eigenvalues. They go to 0 where the loss does: memorised samples add little curvature."]
-    return _sheet(comparison, "Curvature: the Hessian of the training loss", lines, notes)
+    return sheet(comparison, "Curvature: the Hessian of the training loss", lines, notes)
 
 
 def _line(comparison: RunComparison, plan: InspectionPlan) -> Sheet:
     last = plan.points - 1
     places = sorted({0, last // 4, last // 2, 3 * last // 4, last})
     lines = {
-        f"a = {plan.span * (2 * place / last - 1):+.2f}".replace("-", "−"): _of(partial(_on_line, place=place))
+        f"a = {plan.span * (2 * place / last - 1):+.2f}".replace("-", "−"): _of(
+            partial(_on_line, place=place), partial(_loss_on_line, place=place)
+        )
         for place in places
     }
     notes = ["Training loss and error at w + a d: d is random, each of its filters as long as that of w."]
-    return _sheet(comparison, "Along a random direction", lines, notes)
+    return sheet(comparison, "Along a random direction", lines, notes)
 
 
 # Cells.
 
 
-def _of(text: Callable[[Inspection], str]) -> CellText:
-    return lambda side: OPEN if side.inspection is None else text(side.inspection)
+def _of(text: Callable[[Inspection], str], number_of: Callable[[Inspection], float] | None = None) -> Line:
+    """A line about the weights, with the number that its text begins with."""
+
+    def shown(side: Side) -> str:
+        return OPEN if side.inspection is None else text(side.inspection)
+
+    def value(side: Side) -> float | None:
+        return None if side.inspection is None or number_of is None else number_of(side.inspection)
+
+    return Line(shown, value, _digits)
 
 
-def _worst_cases(comparison: RunComparison, text: Callable[[WorstCase], str]) -> dict[str, CellText]:
-    names = [case.name for side in comparison.sides if side.inspection for case in side.inspection.worst]
+def _measured(number_of: Callable[[Inspection], float | None], form: Callable[[float], str]) -> Line:
+    """A line about the weights that is a number."""
 
-    def cell(side: Side, name: str) -> str:
-        cases = side.inspection.worst if side.inspection else []
-        return next((text(case) for case in cases if case.name == name), OPEN)
+    def value(side: Side) -> float | None:
+        return None if side.inspection is None else number_of(side.inspection)
 
-    return {name: partial(cell, name=name) for name in names}
+    def shown(side: Side) -> str:
+        found = value(side)
+        return OPEN if found is None else form(found)
+
+    return Line(shown, value, form)
+
+
+def _plain(number_of: Callable[[Side], float | None], form: str) -> Line:
+    """A line of a record that is a number."""
+
+    def shown(side: Side) -> str:
+        found = number_of(side)
+        return OPEN if found is None else form.format(found)
+
+    return Line(shown, number_of, partial(_number, form=form))
+
+
+def _worst_cases(
+    comparison: RunComparison,
+    text: Callable[[WorstCase], str],
+    number_of: Callable[[WorstCase], float | None],
+    form: Callable[[float], str],
+) -> dict[str, Line]:
+    names = [case.name for side in comparison.members if side.inspection for case in side.inspection.worst]
+
+    def case_of(side: Side, name: str) -> WorstCase | None:
+        return next((case for case in (side.inspection.worst if side.inspection else []) if case.name == name), None)
+
+    def shown(side: Side, name: str) -> str:
+        case = case_of(side, name)
+        return OPEN if case is None else text(case)
+
+    def value(side: Side, name: str) -> float | None:
+        case = case_of(side, name)
+        return None if case is None else number_of(case)
+
+    return {name: Line(partial(shown, name=name), partial(value, name=name), form) for name in dict.fromkeys(names)}
 
 
 def _error(case: WorstCase) -> str:
@@ -165,22 +209,27 @@ def _error(case: WorstCase) -> str:
     return f"{_percent(case.found.perturbed_error)}{bound}, {flips}"
 
 
-def _eigenvalue(one: Inspection, place: int) -> str:
-    return _digits(one.eigenvalues[place]) if place < len(one.eigenvalues) else OPEN
+def _eigenvalue(one: Inspection, place: int) -> float | None:
+    return one.eigenvalues[place] if place < len(one.eigenvalues) else None
 
 
 def _on_line(one: Inspection, place: int) -> str:
-    loss, error = one.line.losses[place], (one.line.errors or [])[place]
-    assert isinstance(loss, float)  # in one dimension
-    assert isinstance(error, float)
-    return f"{_digits(loss)}, {_percent(error)}"
+    error = (one.line.errors or [])[place]
+    assert isinstance(error, float)  # in one dimension
+    return f"{_digits(_loss_on_line(one, place))}, {_percent(error)}"
 
 
-def _accuracy(side: Side, name: str) -> str:
+def _loss_on_line(one: Inspection, place: int) -> float:
+    loss = one.line.losses[place]
+    assert isinstance(loss, float)
+    return loss
+
+
+def _accuracy(side: Side, name: str) -> float | None:
     """Of finished runs only: a diverged one has no weights to test."""
     result = side.record.result or {}
     value = number(result.get(name)) if side.status == "done" else None
-    return OPEN if value is None or not 0 <= value <= 100 else f"{value:.2f}"
+    return None if value is None or not 0 <= value <= 100 else value
 
 
 def _best_epoch(side: Side) -> str:
@@ -195,8 +244,16 @@ def _epochs(side: Side) -> str:
 
 def _seconds(side: Side) -> str:
     """Of unfinished runs too."""
+    return _number(_spent(side), "{:.1f}")
+
+
+def _seconds_number(side: Side) -> float | None:
+    return number(_spent(side))
+
+
+def _spent(side: Side) -> Any:
     seconds = [value for row in side.record.metrics if (value := number(row.get("seconds"))) is not None]
-    return _number((side.record.result or {}).get("seconds", sum(seconds) if seconds else None), "{:.1f}")
+    return (side.record.result or {}).get("seconds", sum(seconds) if seconds else None)
 
 
 def _receipt(side: Side, name: str) -> str:
@@ -208,13 +265,18 @@ def _last(side: Side, name: str) -> Any:
     return side.record.metrics[-1].get(name) if side.record.metrics else None
 
 
+_FORMS = {"samples_per_second": "{:,.0f}", "together": "{:,.0f}", "validation_accuracy": "{:.2f}"}
+
+
 def _metric(side: Side, name: str) -> str:
     value = _last(side, name)
-    if name in ("samples_per_second", "together"):
-        return _number(value, "{:,.0f}")
     if name in ("error", "perturbed_error"):
         return _percent(value) if isinstance(value, (int, float)) else OPEN
-    return _number(value, "{:.2f}" if name == "validation_accuracy" else "{:.4g}")
+    return _number(value, _FORMS.get(name, "{:.4g}"))
+
+
+def _last_number(side: Side, name: str) -> float | None:
+    return number(_last(side, name))
 
 
 def _number(value: object, form: str) -> str:

@@ -18,6 +18,7 @@ from bisam.lab.models import build
 from bisam.lab.records import WEIGHTS, Record
 from bisam.lab.records.checkpoint import unpack
 from bisam.lab.records.layout import LARGEST_STATE
+from bisam.lab.spec import PYTHON, parse_model
 
 Load = Callable[[str, bool], Pool]
 """Returns the data set of that name; with True, a part of it is accepted."""
@@ -107,6 +108,8 @@ def _is_its_data(record: Record, data: Pool) -> bool:
 
 
 def _model(config: Config, classes: int, weights: dict[str, Tensor]) -> nn.Module:
+    if parse_model(config.model).source == PYTHON:
+        raise TrainedError(f"its model is {config.model}, and no code is run because a record names it")
     try:
         with torch.random.fork_rng(devices=[]):
             model = build(config.model, classes)

@@ -58,6 +58,10 @@ DATA_SETS: dict[str, DataSet] = {
 }
 
 
+def is_registered(name: str) -> bool:
+    return any(name in (dataset.name, dataset.hub) for dataset in DATA_SETS.values())
+
+
 def find(name: str, *, partial: bool = False) -> DataSet:
     """The data set of that name, ours or the hub's; with `partial`, any part of it is accepted.
 

@@ -24,7 +24,7 @@ def download(dataset: DataSet, split: str) -> list[Path]:
             f"or {folder}"
         ) from None
     try:
-        with _silent_retries():
+        with silent_retries():
             builder = datasets.load_dataset_builder(dataset.hub)
             urls = list(builder.config.data_files[dataset.files[split]])
             return [Path(path) for path in datasets.DownloadManager().download(urls)]
@@ -37,7 +37,7 @@ def download(dataset: DataSet, split: str) -> list[Path]:
 
 
 @contextmanager
-def _silent_retries() -> Iterator[None]:
+def silent_retries() -> Iterator[None]:
     """Without a line for each attempt of the hub's packages: the last one raises what failed."""
     loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
     before = [logger.level for logger in loggers]

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from bisam.lab import spec
 from bisam.lab.config import Config
-from bisam.lab.data.catalogue import find
+from bisam.lab.data.batches import Batched, Parts, Rounds
+from bisam.lab.data.catalogue import find, is_registered
 from bisam.lab.data.images import ImageSplits
 from bisam.lab.data.labels import split, with_noise
 from bisam.lab.data.loading import load
+from bisam.lab.data.named import place_of
 from bisam.lab.data.on_device import Batches
+from bisam.lab.data.own import open_task
+from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.stream import Stream
 
+__all__ = ["Batched", "InMemory", "OnDisk", "Parts", "Source", "describe", "open_source", "own_data"]
+
 EVALUATION_BATCH = {"memory": 1000, "disk": 250}
-
-
-class Batched(Protocol):
-    """Batches of an epoch, reproducible from its number, from any of them on."""
-
-    def __len__(self) -> int: ...
-    def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]: ...
-
-
-@dataclass
-class Parts:
-    train: Batched
-    validation: Batched
-    test: Batched
 
 
 class Source(Protocol):
@@ -41,6 +33,8 @@ class Source(Protocol):
 
     classes: int
     checksum: str
+    features: int | None
+    """Numbers in a row; None for images and texts."""
 
     def prepare(self) -> None:
         """Download or open files before the first run begins."""
@@ -51,6 +45,8 @@ class Source(Protocol):
 
 class InMemory:
     """A small data set. It lies on the device, where its images are cropped, flipped and normalised."""
+
+    features: int | None = None
 
     def __init__(self, data: ImageSplits) -> None:
         self._data = data
@@ -72,8 +68,9 @@ class InMemory:
             )  # fmt: skip
 
         pixels = data.train.pixels
+        training = batches(pixels[train_rows], labels[train_rows], train=True)
         return Parts(
-            batches(pixels[train_rows], labels[train_rows], train=True),
+            training if config.epoch_steps is None else Rounds(training, config.epoch_steps),
             batches(pixels[validation_rows], labels[validation_rows], train=False),
             batches(data.test.pixels, data.test.labels, train=False),
         )
@@ -91,6 +88,8 @@ class InMemory:
 
 class OnDisk:
     """A large data set, decoded and augmented by worker processes as it is needed."""
+
+    features: int | None = None
 
     def __init__(self, name: str, folder: Path | None, *, partial: bool = False) -> None:
         self._name, self._folder, self._partial = name, folder, partial
@@ -141,10 +140,22 @@ class OnDisk:
 
 
 def open_source(name: str, *, log: Callable[[str], None], folder: Path | None = None, partial: bool = False) -> Source:
-    """The data set of that name, from a folder or the hub: in memory, or streamed where it does not fit."""
+    """The data set of that name, from a folder or the hub: in memory, or streamed where it does not fit.
+
+    A name that is not registered is one's own data: see `bisam.lab.data.own`.
+    """
+    if not is_registered(name):
+        return OwnData(open_task(place_of(name, folder)))
     if find(name).is_streamed:
         return OnDisk(name, folder, partial=partial)
     return InMemory(load(name, folder, log=log, partial=partial))
+
+
+def own_data(name: str) -> OwnData:
+    """One's own data by name: see `bisam.lab.data.own`. ValueError for a data set of the lab."""
+    if is_registered(spec.parse_data(name).place):
+        raise ValueError(f"{name} is a data set of the lab, which its recipes train on: see bisam list")
+    return OwnData(open_task(place_of(name)))
 
 
 def describe(name: str, *, log: Callable[[str], None], folder: Path | None = None, partial: bool = False) -> list[str]:

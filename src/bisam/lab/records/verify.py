@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from bisam.lab.config import Config, recorded
+from bisam.lab.measures import MEASURES, title_of
 from bisam.lab.records.checkpoint import is_whole
 from bisam.lab.records.digests import listed, mismatches
 from bisam.lab.records.layout import CONFIG, METRICS, RECEIPT, RESULT, WEIGHTS
@@ -60,7 +61,7 @@ def _strange_rows(record: Record) -> list[str]:
 
 
 _LIMITS = {
-    "validation_accuracy": (0, 100),
+    **{f"validation_{name}": (measure.lowest, 100) for name, measure in MEASURES.items()},
     "seconds": (0, math.inf),
     "samples_per_second": (0, math.inf),
     "together": (1, math.inf),
@@ -72,19 +73,21 @@ _LIMITS = {
 def _disagreements(record: Record, result: dict[str, Any], config: Config) -> list[str]:
     """Where the result is not that of the metrics and the configuration."""
     problems = []
-    epochs, best, accuracy = result["epochs"], result.get("best_epoch"), result.get("validation_accuracy")
+    name = f"validation_{config.primary}"
+    measure = f"validation {title_of(name)}"
+    epochs, best, value = result["epochs"], result.get("best_epoch"), result.get(name)
     if result["status"] == "done" and epochs != config.epochs:
         problems.append(f"{RESULT}: it is of {epochs} epochs, and the configuration has {config.epochs}")
     if len(record.metrics) > epochs:
         problems.append(f"{METRICS}: it has {len(record.metrics)} lines, and the result is of {epochs} epochs")
-    found = {row["epoch"]: row.get("validation_accuracy") for row in record.metrics}
+    found = {row["epoch"]: row.get(name) for row in record.metrics}
     if best not in found:  # lines that are missing are a problem of their own; a diverged run may have no best epoch
         return problems
-    if found[best] != accuracy:
-        problems.append(f"{RESULT}: its validation accuracy is {accuracy}, and that of epoch {best} is {found[best]}")
+    if found[best] != value:
+        problems.append(f"{RESULT}: its {measure} is {value}, and that of epoch {best} is {found[best]}")
     if result["status"] == "done":
-        numbers = [value for value in found.values() if isinstance(value, (int, float))]
+        numbers = [number for number in found.values() if isinstance(number, (int, float))]
         wanted = max(numbers, default=None) if config.select == "best" else found[max(found)]
-        if wanted != accuracy:
-            problems.append(f"{RESULT}: its validation accuracy is {accuracy}, and the {config.select} one is {wanted}")
+        if wanted != value:
+            problems.append(f"{RESULT}: its {measure} is {value}, and the {config.select} one is {wanted}")
     return problems

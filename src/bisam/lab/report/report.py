@@ -1,39 +1,85 @@
-"""The page of all runs: answers, tables, differences, curves, sweeps and receipts."""
+"""The page of all runs: verdicts, differences, tables, dots, curves, sweeps and receipts."""
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
 
 from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES
-from bisam.lab.report import charts, page
-from bisam.lab.report.page import Block, Choice, Figure, Figures, Fold, Grid, Section, Sentences
-from bisam.lab.tables import published, summary
-from bisam.lab.tables.cells import Collection, Group, Run, command, number
-from bisam.lab.tables.summary import OPEN, MethodDifference, Sheet
+from bisam.lab.report import charts, curves, page
+from bisam.lab.report.dots import dots
+from bisam.lab.report.forest import forest
+from bisam.lab.report.grids import grid
+from bisam.lab.report.page import (
+    Block,
+    Cards,
+    Choice,
+    Curves,
+    Figure,
+    Figures,
+    Fold,
+    Grid,
+    Section,
+    Sentences,
+    Series,
+)  # fmt: skip
+from bisam.lab.report.page.series import of_methods
+from bisam.lab.report.runs import listing, names_of
+from bisam.lab.tables import curves as numbers
+from bisam.lab.tables import effects, published, summary
+from bisam.lab.tables.cells import Collection, Group, Run, number
+from bisam.lab.tables.summary import OPEN, Sheet
 from bisam.lab.tables.sweeps import Sweep, sheet, sort_out
+from bisam.lab.tables.verdicts import Verdict, measure_of, verdicts
 
-MOST_ANSWERS = 12
-"""Sentences at the top of the page; the others are with their tables."""
+MOST_PROBLEMS = 12
+"""Lines about folders that are not folded away."""
+
+
+class _Report:
+    """What several sections of the page share."""
+
+    def __init__(self, collection: Collection) -> None:
+        self.collection = collection
+        self.every = numbers.stride(collection.runs)
+        self.groups, self.sweeps = sort_out(collection)
+        self.names = names_of(collection.runs)
+        self._series: dict[tuple[int, str], Series] = {}
+
+    def series(self, group: Group, row: str) -> Series:
+        """The curves of a row, once however often they are shown."""
+        key = (id(group), row)
+        if key not in self._series:
+            runs = group.of_row(row)
+            self._series[key] = self._made(runs, group.recipe.methods)
+        return self._series[key]
+
+    def series_of(self, run: Run) -> Series:
+        """The curves of the row that a run is in; its own if it is in no table."""
+        for group in self.collection.groups:
+            for (row, _), members in group.runs.items():
+                if any(one is run for one in members.values()) and not any(one is run for one in group.borrowed):
+                    return self.series(group, row)
+        return self._made([run], [run.config.method])
+
+    def _made(self, runs: Sequence[Run], methods: Sequence[str]) -> Series:
+        ids = {numbers.label(run): self.names[id(run)] for run in runs}
+        return of_methods(numbers.points(runs, self.every), methods, ids)
 
 
 def write(collection: Collection, roots: Sequence[Path]) -> str:
     """The page, as HTML."""
-    every = charts.stride(collection.runs)
-    groups, found = sort_out(collection)
-    own, changed = ([group for group in groups if bool(group.changes) == has] for has in (False, True))
-    sections = [Section("What came out", [*_answers(own or changed), *_problems(collection)])]
-    sections += [Section(_heading(group), _blocks(group, every)) for group in own]
-    sections.append(Section("Grids", [block for sweep in found for block in _grid(sweep)]))
-    sections.append(Section("Changed recipes", [Fold(group.title, _blocks(group, every)) for group in changed]))
-    listing = _listing(collection.runs, found) if collection.runs else _nothing(roots)
-    sections.append(Section("Runs and receipts", [listing]))
-    sections.append(Section("Tables of the paper without runs", _open_tables(collection)))
+    found = _Report(collection)
+    own, changed = ([group for group in found.groups if bool(group.changes) == has] for has in (False, True))
+    sections = [Section("What came out", [*_answers(found.groups), *_problems(collection)])]
+    sections += [Section(group.title, _blocks(found, group), group.recipe.name) for group in own]
+    sections.append(Section("Grids", [block for sweep in found.sweeps for block in _grid(sweep)]))
+    folded: list[Block] = [Fold(group.title, _blocks(found, group)) for group in changed]
+    sections.append(Section("Changed recipes", folded))
+    sections.append(Section("Runs and receipts", [_listing(found) if collection.runs else _nothing(roots)]))
+    sections.append(Section("Tables of the paper without runs", _open_tables(collection), "Without runs"))
     return page.render("bisam: report", _lead(collection, roots), [each for each in sections if each.blocks])
 
 
@@ -41,18 +87,19 @@ def figures(collection: Collection) -> dict[str, charts.Chart]:
     """All charts of these runs, each by a name for a file."""
     drawn: dict[str, charts.Chart] = {}
     groups, found = sort_out(collection)
+    for verdict in verdicts(groups):
+        drawn[_file_name("differences", verdict.title, drawn)] = forest(verdict)
     for sweep in found:
         name = f"{sweep.name}, {sweep.changes}" if sweep.changes else sweep.name
-        drawn[_file_name(name, sweep.fields[0], drawn)] = charts.grid(sweep)
+        drawn[_file_name(name, sweep.fields[0], drawn)] = grid(sweep)
     for group in groups:
+        for title, chart in _dots(group).items():
+            drawn[_file_name(group.name, f"{title}-seeds", drawn)] = chart
         for row in group.rows:
-            rows = charts.points(group.of_row(row), charts.stride(group.of_row(row)))
-            for name in _curves(rows):
-                chart = charts.curve(rows, name, group.recipe.methods, interactive=False)
+            rows = numbers.points(group.of_row(row), numbers.stride(group.of_row(row)))
+            for name in numbers.names_of(rows):
+                chart = curves.drawn(rows, name, group.recipe.methods)
                 drawn[_file_name(group.name, f"{row}-{name}", drawn)] = chart
-        compared = _with_intervals(summary.comparisons(group))
-        if compared:
-            drawn[_file_name(group.name, "differences", drawn)] = charts.forest(compared)
     return drawn
 
 
@@ -73,16 +120,29 @@ def _lead(collection: Collection, roots: Sequence[Path]) -> str:
 
 
 def _answers(groups: Sequence[Group]) -> list[Block]:
-    """A sentence for each difference of each table; resolved ones first."""
-    blocks: list[Block] = []
-    for group in groups:
-        found = sorted(summary.comparisons(group), key=lambda one: not one.found.resolved)
-        lines = [f"{one.row}: {one.describe()}." for one in found]
-        if lines:
-            blocks.append(Sentences(lines[:MOST_ANSWERS], title=group.title))
-        if len(lines) > MOST_ANSWERS:
-            blocks.append(Fold(f"{len(lines) - MOST_ANSWERS} more", [Sentences(lines[MOST_ANSWERS:])]))
-    return blocks or [Sentences(["No two methods of a table have finished runs: no comparison is possible yet."])]
+    """The verdicts, the differences that they count, and what would resolve the paper's."""
+    found = verdicts(groups)
+    if not found:
+        return [Sentences(["No two methods of a table have finished runs: no comparison is possible yet."])]
+    caption = "With 95 % intervals: one that excludes 0 is resolved."
+    plots = [Figure(f"{one.name} − {one.baseline}", forest(one), caption * (one is found[0])) for one in found]
+    blocks: list[Block] = [Cards(found), Figures(plots, "forest"), _in_words(found)]
+    plans = effects.sheet_of_plans(effects.seed_plans(groups), found[0].measure)
+    return blocks if plans is None else [*blocks, Grid(plans)]
+
+
+def _in_words(found: Sequence[Verdict]) -> Fold:
+    """A sentence for each difference, table by table; resolved ones first."""
+    lines: dict[str, list[tuple[bool, str]]] = {}
+    for verdict in found:
+        for group, one in verdict.placed:
+            lines.setdefault(group.title, []).append((not one.found.resolved, f"{one.row}: {one.describe()}."))
+    blocks = [
+        Sentences([text for _, text in sorted(of_table, key=lambda line: line[0])], title=title)
+        for title, of_table in lines.items()
+    ]
+    total = sum(map(len, lines.values()))
+    return Fold(f"The {total} difference{'s' * (total != 1)} in words", blocks)
 
 
 def _problems(collection: Collection) -> list[Block]:
@@ -90,93 +150,60 @@ def _problems(collection: Collection) -> list[Block]:
     if not lines:
         return []
     warned = Sentences(lines, "warning")
-    return (
-        [warned]
-        if len(lines) <= MOST_ANSWERS
-        else [Fold(f"{len(lines)} folders are not whole or not counted", [warned])]
-    )
+    if len(lines) <= MOST_PROBLEMS and sum(map(len, lines)) < 200:
+        return [warned]
+    return [Fold(f"{len(lines)} folder{'s' * (len(lines) != 1)} or notes: not whole, or not counted", [warned])]
 
 
 def _grid(sweep: Sweep) -> list[Block]:
-    return [Grid(sheet(sweep)), Figure(f"{sweep.name}: {sweep.fields[0]}", charts.grid(sweep))]
+    return [Grid(sheet(sweep)), Figure(f"{sweep.name}: {sweep.fields[0]}", grid(sweep))]
 
 
-def _heading(group: Group) -> str:
-    return f"{group.title} ({group.recipe.name})"
-
-
-def _blocks(group: Group, every: int) -> list[Block]:
-    blocks: list[Block] = [Grid(summary.sheet(group))]
-    compared = summary.comparisons(group)
+def _blocks(found: _Report, group: Group) -> list[Block]:
+    blocks: list[Block] = [_titled(group, summary.sheet(group))]
+    drawn = _dots(group)
+    if drawn:
+        caption = "Every seed a dot, joined across methods; below, the mean with its 95 % interval."
+        first = next(iter(drawn))
+        plots = [Figure(f"{row}: {measure_of(group)}", chart, caption * (row == first)) for row, chart in drawn.items()]
+        blocks.append(Figures(plots))
     differences = summary.sheet_of_comparisons(group)
     if differences is not None:
-        blocks.append(Grid(differences))
-    if _with_intervals(compared):
-        caption = "With 95 % intervals: one that leaves 0 out resolves the sign."
-        blocks.append(Figure("Is the difference real?", charts.forest(_with_intervals(compared)), caption))
-    points = {row: charts.points(group.of_row(row), every) for row in group.rows}
-    options = {row: [_figures(group, row, rows)] for row, rows in points.items() if rows}
+        blocks.append(_titled(group, differences))
+    series = {row: found.series(group, row) for row in group.rows}
+    options = {row: [Curves(one, _captions(group, row))] for row, one in series.items() if one.names}
     if options:
         blocks.append(Choice("Curves of", options))
     return blocks
 
 
-def _figures(group: Group, row: str, rows: charts.Rows) -> Figures:
-    methods = group.recipe.methods
+def _titled(group: Group, made: Sheet) -> Grid:
+    """A table below the heading that names its data, which its own title need not repeat."""
+    short = made.title.removeprefix(f"{group.title}: ")
+    return Grid(made, short[:1].upper() + short[1:])
+
+
+def _dots(group: Group) -> dict[str, charts.Chart]:
+    """The dot plot of each row of the printed table that has finished runs."""
+    drawn = {}
+    for label, row, name in group.recipe.lines:
+        chart = dots(group, row, name, f"{measure_of(group)}, per cent") if row in group.rows else None
+        if chart is not None:
+            drawn[label] = chart
+    return drawn
+
+
+def _captions(group: Group, row: str) -> dict[str, str]:
     config = group.of_row(row)[0].config
     captions = {"flips": f"Of {config.batch} samples, those that the perturbation turns wrong."}
     if config.noise:
         captions["validation_accuracy"] = "Its labels are as noisy as those of the training data."
-    return Figures(
-        [
-            Figure(f"{row}: {charts.CURVES[name]}", charts.curve(rows, name, methods), captions.get(name, ""))
-            for name in _curves(rows)
-        ]
-    )
+    return captions
 
 
-def _curves(rows: charts.Rows) -> list[str]:
-    """The curves that have data."""
-    return [name for name in charts.CURVES if any(name in row for row in rows)]
-
-
-def _with_intervals(found: Iterable[MethodDifference]) -> list[MethodDifference]:
-    return [one for one in found if one.found.low is not None]
-
-
-def _listing(runs: Sequence[Run], sweeps: Iterable[Sweep]) -> Block:
-    """All runs; without test accuracies of the values of a sweep, by which none may be chosen."""
-    tried = {id(run) for sweep in sweeps for run in sweep.tried}
-    head = [
-        "run", "status", "validation, %", "test, %", "tested epoch", "training, s", "s per epoch", "runs at once",
-        "hardware", "commit", "date", "torch", "data", "command",
-    ]  # fmt: skip
-    rows = [_listed(run, tested=id(run) not in tried) for run in runs]
-    times = Counter(name for name, *_ in rows)
-    for run, row in zip(runs, rows, strict=True):
-        if times[row[0]] > 1:  # of several folders
-            row[0] = str(run.record.folder)
-    return Grid(Sheet(f"{len(runs)} run{'s' * (len(runs) != 1)}", head, rows), searchable=len(rows) > 10)
-
-
-def _listed(run: Run, *, tested: bool) -> list[str]:
-    result, receipt = run.record.result or {}, run.record.receipt or {}
-    seconds, best = _seconds(run), number(result.get("best_epoch"))
-    return [
-        f"{run.config.recipe}/{run.record.folder.name}",
-        run.status,
-        _percent(run.measured("validation_accuracy")),
-        _percent(run.measured()) if tested else OPEN,
-        OPEN if best is None or best < 0 else f"{best + 1:.0f}",
-        f"{sum(seconds):.0f}" if seconds else OPEN,
-        f"{statistics.median(seconds):.2f}" if seconds else OPEN,
-        run.together,
-        run.record.hardware or OPEN,
-        run.record.commits or OPEN,
-        *(_text(receipt.get(name)) for name in ("date", "torch")),
-        _text(receipt.get("data_checksum"))[:12],
-        command(run) or OPEN,
-    ]
+def _listing(found: _Report) -> Block:
+    tried = {id(run) for sweep in found.sweeps for run in sweep.tried}
+    return listing(found.collection.runs, found.names, found.series_of, tried)
 
 
 def _open_tables(collection: Collection) -> list[Block]:
@@ -184,13 +211,15 @@ def _open_tables(collection: Collection) -> list[Block]:
     blocks: list[Block] = []
     for name, make in RECIPES.items():
         recipe = make()
-        if name in present or recipe.published is None:
+        table = published.of(recipe)
+        if name in present or table is None:
             continue
-        table = published.table(recipe.published)
         rows = [
             [label, *(_printed(table.cells.get(label, {}).get(method)) for method in recipe.methods)]
             for label, _, _ in recipe.lines
         ]
+        if table.average:
+            rows.append(["average", *(_printed(table.average.get(method)) for method in recipe.methods)])
         sheet = Sheet("As published", ["", *(title_of(method) for method in recipe.methods)], rows)
         blocks.append(Fold(recipe.title, [Grid(sheet), Sentences([f"To run it: bisam reproduce {name}"])]))
     return blocks
@@ -205,23 +234,10 @@ def _printed(cell: published.PublishedCell | None) -> str:
     return OPEN if cell is None else summary.spread(cell.mean, cell.std)
 
 
-def _seconds(run: Run) -> list[float]:
-    """Seconds of each epoch so far."""
-    return [value for row in run.record.metrics if (value := number(row.get("seconds"))) is not None]
-
-
 def _seconds_of_the_device(run: Run) -> float:
     """Seconds of each epoch, divided by the runs that shared the device, added up."""
     rows = [(number(row.get("seconds")), number(row.get("together"))) for row in run.record.metrics]
     return sum((seconds or 0.0) / max(1.0, together or 1.0) for seconds, together in rows)
-
-
-def _percent(value: float | None) -> str:
-    return OPEN if value is None else f"{value:.2f}"
-
-
-def _text(value: Any) -> str:
-    return OPEN if value is None else str(value)
 
 
 def _file_name(group: str, chart: str, taken: Container[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,8 @@ from functools import cache
 from pathlib import Path
 
 from bisam.lab.config import Config, recorded
-from bisam.lab.methods import uses
+from bisam.lab.measures import lowest_of
+from bisam.lab.methods import METHODS, uses
 from bisam.lab.recipes import RECIPES, Recipe
 from bisam.lab.records import Record, fault_of
 
@@ -47,9 +49,9 @@ class Run:
         return f"{len(self.record.metrics)} of {self.config.epochs} epochs"
 
     def measured(self, name: str = "test_accuracy") -> float | None:
-        """An accuracy of the result, in per cent; None without one, or if the run diverged or does not count."""
+        """A measure of the result, in per cent; None without one, or if the run diverged or does not count."""
         result = self.record.result
-        return None if result is None or self.status != "done" else _percent(result.get(name))
+        return None if result is None or self.status != "done" else _percent(result.get(name), lowest_of(name))
 
     def last(self, name: str) -> float | None:
         """A number of the last epoch."""
@@ -132,21 +134,24 @@ class Collection:
 
 
 def collect(records: Iterable[Record]) -> Collection:
-    """Tables in the order of the recipes, unchanged ones first."""
+    """Tables in the order of the recipes, unchanged ones first; then those that are made from their records."""
     groups: dict[tuple[str, tuple[str, ...]], Group] = {}
-    others, unreadable = [], []
+    others, unreadable, runs = [], [], []
     for record in records:
         run = _run(record)
         if isinstance(run, str):
             unreadable.append((record, run))
-            continue
-        place = None if run.record.not_counted else _place(run.config, run.record.folder)
-        if place is None:
+        else:
+            runs.append(run)
+    own = own_recipes(runs)
+    for run in runs:
+        made = own.get(run.config.recipe) or _recipe(run.config.recipe)
+        place = None if run.record.not_counted or made is None else _place(run.config, run.record.folder, made)
+        if place is None or made is None:
             others.append(run)
             continue
         cell, changes = place
-        recipe = run.config.recipe
-        group = groups.setdefault((recipe, tuple(changes.values())), _group(_made(RECIPES[recipe]), changes))
+        group = groups.setdefault((made.name, tuple(changes.values())), _group(made, changes))
         seeds = group.runs[cell]
         earlier = seeds.setdefault(run.config.seed, run)
         if earlier.record.result is None and run.record.result is not None:
@@ -154,15 +159,40 @@ def collect(records: Iterable[Record]) -> Collection:
         if run is not seeds[run.config.seed]:
             others.append(run)
     found = {key: {cell: dict(runs) for cell, runs in group.runs.items()} for key, group in groups.items()}
-    for (recipe, own), group in groups.items():
-        for other, runs in found.items():
-            if own and other[0] == recipe and other[1] != own:
-                _complete(group, groups[other].fields, runs)
+    for (recipe, changed), group in groups.items():
+        for other, of_other in found.items():
+            if changed and other[0] == recipe and other[1] != changed:
+                _complete(group, groups[other].fields, of_other)
     for group in groups.values():
-        group.runs = {cell: dict(sorted(runs.items())) for cell, runs in group.runs.items()}
-    order = [*RECIPES]
+        group.runs = {cell: dict(sorted(of_cell.items())) for cell, of_cell in group.runs.items()}
+    order = [*RECIPES, *sorted(own)]
     ordered = sorted(groups, key=lambda key: (key[1] != (), order.index(key[0]), key[1]))
     return Collection([groups[key] for key in ordered], others, unreadable)
+
+
+def own_recipes(runs: Iterable[Run]) -> dict[str, Recipe]:
+    """Tables that are not registered, each made from its records: a cell for each row and method that they have.
+
+    The configuration of a cell is that of a run whose folder's name has no changes, if there is one.
+    """
+    cells: dict[str, dict[Cell, Config]] = defaultdict(dict)
+    seeds: dict[str, set[int]] = defaultdict(set)
+    for run in sorted(runs, key=lambda run: ("+" in run.record.folder.name, run.config.seed)):
+        config = run.config
+        if config.title and config.recipe not in RECIPES and config.method in METHODS:
+            cells[config.recipe].setdefault((config.row, config.method), without_numerics(replace(config, seed=0)))
+            seeds[config.recipe].add(config.seed)
+    return {
+        name: Recipe(name, next(iter(of_recipe.values())).title, None, len(seeds[name]), in_order(of_recipe))
+        for name, of_recipe in cells.items()
+    }
+
+
+def in_order(cells: Mapping[Cell, Config]) -> dict[Cell, Config]:
+    """The cells by row, as they come, and in the order of the methods."""
+    rows, methods = list(dict.fromkeys(row for row, _ in cells)), [*METHODS]
+    ordered = sorted(cells, key=lambda cell: (rows.index(cell[0]), methods.index(cell[1])))
+    return {cell: cells[cell] for cell in ordered}
 
 
 def _group(recipe: Recipe, changes: Mapping[str, str]) -> Group:
@@ -202,7 +232,7 @@ def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
 def command(run: Run) -> str:
     """The command that trains it again; empty for a run of an unregistered recipe."""
     place = _place(run.config, run.record.folder)
-    if place is None:
+    if place is None or run.config.recipe not in RECIPES:
         return ""
     (row, method), _ = place
     own = replace(_made(RECIPES[run.config.recipe]).cells[row, method], seed=run.config.seed)
@@ -232,6 +262,8 @@ def _place(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[
     """
     recipe = recipe or _recipe(config.recipe)
     cells = {cell: own for cell, own in recipe.cells.items() if own.method == config.method} if recipe else {}
+    if config.row and any(row == config.row for row, _ in cells):
+        cells = {cell: own for cell, own in cells.items() if cell[0] == config.row}
     if not cells:
         return None
     changes: dict[Cell, dict[str, str]] = {}
@@ -249,9 +281,9 @@ def _place(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[
     return nearest[0], changes[nearest[0]]
 
 
-def place_of(config: Config, folder: Path) -> tuple[str, Cell] | None:
-    """The recipe and the cell that the run in a folder is of, changed or not."""
-    found = _place(config, folder)
+def place_of(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[str, Cell] | None:
+    """The recipe and the cell that the run in a folder is of, changed or not; `recipe` may be an unregistered one."""
+    found = _place(config, folder, recipe if recipe is not None and recipe.name == config.recipe else None)
     return None if found is None else (config.recipe, found[0])
 
 
@@ -260,9 +292,10 @@ def folder_name(row: str, own: Config, changed: Config) -> str:
     >>> folder_name("80%", Config(method="sam"), Config(method="sam", epochs=3))
     'noise80-sam-seed0+epochs=3'
     """
-    name = f"noise{row.rstrip('%')}" if row.endswith("%") else row
+    name = f"noise{row.rstrip('%')}" if row.endswith("%") else re.sub(r"[^\w.%=-]+", "-", row)
     before, now = own.as_dict(), changed.as_dict()
-    extra = "".join(f"+{key}={value}" for key, value in now.items() if value != before[key])
+    changes = {key: str(value).replace("/", "-") for key, value in now.items() if value != before[key]}
+    extra = "".join(f"+{key}={value}" for key, value in changes.items())
     return f"{name}-{own.method}-seed{own.seed}{extra}"
 
 
@@ -300,9 +333,9 @@ def number(value: object) -> float | None:
     return None
 
 
-def _percent(value: object) -> float | None:
+def _percent(value: object, lowest: float = 0.0) -> float | None:
     found = number(value)
-    return found if found is not None and 0 <= found <= 100 else None
+    return found if found is not None and lowest <= found <= 100 else None
 
 
 def text_of(value: object) -> str:

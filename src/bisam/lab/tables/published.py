@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
+
+from bisam.lab.recipes import Recipe
 
 
 class PublishedCell(NamedTuple):
@@ -49,6 +51,24 @@ def table(name: str) -> PublishedTable:
     cells = {row: {column: _cell(x) for column, x in columns.items()} for row, columns in fields.pop("cells").items()}
     average = {column: _cell(x) for column, x in fields.pop("average", {}).items()}
     return PublishedTable(name, cells, average, **fields)
+
+
+def of(recipe: Recipe) -> PublishedTable | None:
+    """The table of a recipe, with a row for each of its lines; None where it is not the paper's.
+
+    >>> from bisam.lab.recipes import find
+    >>> found = of(find("glue"))
+    >>> found.cells["cola_mcc"]["adamw"].mean, found.average["sam"].mean
+    (56.63, 75.6)
+    """
+    if recipe.published is None:
+        return None
+    found = table(recipe.published)
+    if not recipe.by_method:
+        return found
+    labels = dict.fromkeys(label for columns in found.cells.values() for label in columns)
+    cells = {label: {method: columns[label] for method, columns in found.cells.items()} for label in labels}
+    return replace(found, average=cells.pop(recipe.name), cells=cells)
 
 
 @cache

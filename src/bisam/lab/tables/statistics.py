@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 LEVEL = 0.95
 
+MOST_SEEDS = 1000
+"""Seeds that `more_seeds` considers."""
+
 ARITHMETIC = 1e-12
 """Relative rounding error: equal differences of accuracies are seldom the same float."""
 
@@ -86,12 +89,69 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Differ
     mean, runs = statistics.fmean(first) - statistics.fmean(second), (len(first), len(second))
     if min(runs) < 2:
         return Difference(mean, None, None, runs, paired=False)
-    squares = _squared_error(first), _squared_error(second)
+    low, high = _welch(mean, (_squared_error(first), _squared_error(second)), runs, [*first, *second])
+    return Difference(mean, low, high, runs, paired=False)
+
+
+def difference_of_means(
+    ours: tuple[float, float | None], theirs: tuple[float, float | None], runs: int | None
+) -> Difference:
+    """The difference of two printed means with standard deviations over `runs` each (Welch's t).
+
+    >>> difference_of_means((95.22, 0.13), (95.09, 0.12), 6).interval
+    '−0.03 to +0.29'
+    """
+    (mean, deviation), (other, others) = ours, theirs
+    counts = (runs or 1, runs or 1)
+    if deviation is None or others is None or counts[0] < 2:
+        return Difference(mean - other, None, None, counts, paired=False)
+    squares = (deviation**2 / counts[0], others**2 / counts[1])
+    low, high = _welch(mean - other, squares, counts, [mean, other])
+    return Difference(mean - other, low, high, counts, paired=False)
+
+
+def interval_of_mean(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    """The 95 % interval of a mean (Student's t); None for fewer than two values, or equal ones.
+
+    >>> low, high = interval_of_mean([94.0, 95.0, 96.0])
+    >>> f"{low:.2f} {high:.2f}"
+    '92.52 97.48'
+    """
+    if len(values) < 2:
+        return None, None
+    return _interval(statistics.fmean(values), _squared_error(values) ** 0.5, len(values) - 1.0, values)
+
+
+def _welch(
+    mean: float, squares: tuple[float, float], runs: tuple[int, int], values: Sequence[float]
+) -> tuple[float, float] | tuple[None, None]:
+    """Of two groups with these squared standard errors."""
     total = sum(squares)
     shares = [square / total for square in squares] if total else [1.0, 0.0]  # of tiny ones the squares would be 0
     freedom = 1 / sum(share**2 / (count - 1) for share, count in zip(shares, runs, strict=True))
-    low, high = _interval(mean, total**0.5, freedom, [*first, *second])
-    return Difference(mean, low, high, runs, paired=False)
+    return _interval(mean, total**0.5, freedom, values)
+
+
+def more_seeds(found: Difference) -> int | None:
+    """How many more seeds would resolve a difference of this size and scatter; 0 if it is resolved.
+
+    None where more than `MOST_SEEDS` would be needed, or the scatter is not known.
+
+    >>> more_seeds(difference({0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.0, 1: 1.5, 2: 1.0}))
+    3
+    """
+    if found.resolved:
+        return 0
+    if found.low is None or found.high is None or not found.mean:
+        return None
+    from scipy.stats import t
+
+    count, half = min(found.runs), (found.high - found.low) / 2
+    deviation = half * count**0.5 / float(t.ppf((1 + LEVEL) / 2, count - 1))
+    for seeds in range(count + 1, MOST_SEEDS + 1):
+        if float(t.ppf((1 + LEVEL) / 2, seeds - 1)) * deviation < abs(found.mean) * seeds**0.5:
+            return seeds - count
+    return None
 
 
 def _squared_error(values: Sequence[float]) -> float:

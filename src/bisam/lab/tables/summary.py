@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from bisam.lab.data import DATA_SETS
 from bisam.lab.files import printable
-from bisam.lab.methods import METHODS, title_of
+from bisam.lab.methods import baseline_of, perturbs, title_of
 from bisam.lab.tables import published
 from bisam.lab.tables.cells import Collection, Group, Run, command, damage
 from bisam.lab.tables.statistics import Difference, difference, signed
@@ -73,14 +74,16 @@ def sheet(group: Group) -> Sheet:
     """The group's table in the layout of the paper, with all of its rows."""
     paper = published_of(group)
     rows = [[label, *_line(group, paper, label, row, name)] for label, row, name in group.recipe.lines]
-    if paper is not None and paper.average and [*paper.cells] == [label for label, *_ in group.recipe.lines]:
+    if paper is not None and paper.average and {*paper.cells} == {label for label, *_ in group.recipe.lines}:
         rows.append(["average", *(_average(group, paper, method) for method in group.recipe.methods)])
     if len(group.rows) == 1:  # of several models or noise rates a mean would be meaningless
         for title, name in (("flips per batch, last epoch", "flips"), ("ms per step, last epoch", "milliseconds")):
             means = _means(group, name)
             if any(mean != OPEN for mean in means):
                 rows.append([title, *means])
-    title = f"{group.title}: test accuracy in per cent" + (", the paper's below" if paper else "")
+    title = f"{group.title}: {group.recipe.measure} in per cent" + (
+        f", the paper's{_stood_in(group, paper)} below" if paper else ""
+    )
     return Sheet(
         title,
         ["", *(title_of(method) for method in group.recipe.methods)],
@@ -90,14 +93,18 @@ def sheet(group: Group) -> Sheet:
 
 
 def _effort(group: Group) -> list[str]:
-    """A note where SGD, with one gradient a step, did not have twice the epochs of the others."""
-    unequal = []
+    """A note where the base optimizer, with one gradient a step, did not have twice the epochs of the others."""
+    unequal: dict[str, list[str]] = defaultdict(list)
     for row in group.rows:
         epochs = {run.config.method: run.config.epochs for run in group.of_row(row)}
-        others = {count for method, count in epochs.items() if method != "sgd"}
-        if "sgd" in epochs and others and others != {epochs["sgd"] / 2}:
-            unequal.append(row)
-    return [f"{', '.join(unequal)}: SGD did not have twice the epochs of the others."] if unequal else []
+        others = {count for method, count in epochs.items() if perturbs(method)}
+        for method, count in epochs.items():
+            if not perturbs(method) and others and others != {count / 2}:
+                unequal[method].append(row)
+    return [
+        f"{', '.join(rows)}: {title_of(method)} did not have twice the epochs of the others."
+        for method, rows in unequal.items()
+    ]
 
 
 def _unlike_data(group: Group) -> list[str]:
@@ -128,7 +135,7 @@ def comparisons(group: Group) -> list[MethodDifference]:
     found = []
     for label, row, name in group.recipe.lines:
         for method in group.recipe.methods:
-            baseline = METHODS[method].baseline
+            baseline = baseline_of(method, group.recipe.methods)
             if baseline is None:
                 continue
             gap = difference(group.measured(row, method, name), group.measured(row, baseline, name))
@@ -161,7 +168,7 @@ def sheet_of_comparisons(group: Group) -> Sheet | None:
         head.append("paper's")
         for row, one in zip(rows, found, strict=True):
             row.append(OPEN if one.published is None else signed(one.published))
-    return Sheet(f"{group.title}: differences in points of test accuracy", head, rows, _cautions(found))
+    return Sheet(f"{group.title}: differences in points of {group.recipe.measure}", head, rows, _cautions(found))
 
 
 def _cautions(found: Sequence[MethodDifference]) -> list[str]:
@@ -211,7 +218,7 @@ def _why_not(run: Run) -> str:
     if run.record.not_counted:
         return f"not counted: {run.record.not_counted}"
     second = f"a second run of this cell and seed {run.config.seed}: not counted"
-    return second if command(run) else "of no recipe's table"
+    return second if command(run) or run.config.title else "of no recipe's table"
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -224,9 +231,14 @@ def _in_markdown(text: str) -> str:
 
 
 def published_of(group: Group) -> published.PublishedTable | None:
-    """The paper's table, if the group is of one and nothing was changed."""
-    label = group.recipe.published
-    return published.table(label) if label and not group.changes else None
+    """The paper's table, if the group is of one and nothing was changed, but the model where another stands in."""
+    changed = [name for name in group.fields if not (name == "model" and group.recipe.stands_in)]
+    return None if changed or (group.changes and not group.fields) else published.of(group.recipe)
+
+
+def _stood_in(group: Group, paper: published.PublishedTable | None) -> str:
+    """The model of the paper's numbers, where another one stands in for it."""
+    return f" ({paper.model})" if group.fields and paper is not None and paper.model else ""
 
 
 def _line(group: Group, paper: published.PublishedTable | None, label: str, row: str, name: str) -> Iterable[str]:
@@ -252,13 +264,13 @@ def accuracy(group: Group, row: str, method: str, name: str) -> str:
 
 
 def _average(group: Group, paper: published.PublishedTable, method: str) -> str:
-    """Over the rows, where each has a run; the paper's below."""
-    means = [
-        statistics.fmean(values)
-        for _, row, name in group.recipe.lines
-        if (values := [*group.measured(row, method, name).values()])
-    ]
-    ours = f"{statistics.fmean(means):.2f}" if len(means) == len(group.recipe.lines) else OPEN
+    """Over the rows, where each has a run, each the mean of its measures, as GLUE's average; the paper's below."""
+    means: dict[str, list[float]] = defaultdict(list)
+    for _, row, name in group.recipe.lines:
+        values = [*group.measured(row, method, name).values()]
+        means[row].append(statistics.fmean(values) if values else math.nan)
+    mean = statistics.fmean(map(statistics.fmean, means.values()))
+    ours = OPEN if math.isnan(mean) else f"{mean:.2f}"
     printed = paper.average.get(method)
     return ours if printed is None else f"{ours}\n{spread(printed.mean, printed.std)}"
 
@@ -271,11 +283,11 @@ def _means(group: Group, name: str) -> list[str]:
     cells = []
     for method in group.recipe.methods:
         runs = [run for run in group.of_method(method) if run.status == "done"]
-        cells.append(_milliseconds(runs) if name == "milliseconds" else _mean([run.last(name) for run in runs]))
+        cells.append(milliseconds(runs) if name == "milliseconds" else _mean([run.last(name) for run in runs]))
     return cells
 
 
-def _milliseconds(runs: Sequence[Run]) -> str:
+def milliseconds(runs: Sequence[Run]) -> str:
     """Text such as "2.4, 6 at once", from the runs that shared the device with the fewest others."""
     by_count: dict[float, list[float]] = defaultdict(list)
     for run in runs:

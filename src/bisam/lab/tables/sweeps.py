@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import get_args, get_type_hints
 
 from bisam.lab.config import Config
+from bisam.lab.measures import title_of
 from bisam.lab.methods import METHODS, uses
 from bisam.lab.recipes import Recipe
 from bisam.lab.tables.cells import NUMERICS, Cell, Collection, Group, Run, changes_of, place_of, text_of
@@ -63,6 +64,7 @@ class Sweep:
     """Points without the seeds that the others share."""
     seeds_left_out: tuple[int, ...] = ()
     """Seeds that half of the points or more lack."""
+    measure: str = "validation accuracy"
     changes: str = ""
     """The other fields in which its runs differ from the recipe, such as "epochs=3"."""
     runs: tuple[Run, ...] = ()
@@ -166,16 +168,17 @@ def outcome(recipe: Recipe, fields: Sequence[str], runs: Iterable[Run]) -> list[
     changes. Only seeds count that most values have, and values that have these, since a seed decides how hard its
     validation data are.
     """
-    finished = [run for run in runs if run.status == "diverged" or run.measured("validation_accuracy") is not None]
-    found = []
+    runs, found = list(runs), []
     for cell, own in recipe.cells.items():
+        name = f"validation_{own.primary}"
+        finished = [run for run in runs if run.status == "diverged" or run.measured(name) is not None]
         if not all(uses(own.method, field) for field in fields):
             continue
         results: dict[Values, dict[int, float | None]] = defaultdict(dict)
         for run in finished:
             if _is_own_but_for(fields, run.config, own):
                 point = tuple(value_of(run.config, field) for field in fields)
-                results[point].setdefault(run.config.seed, run.measured("validation_accuracy"))
+                results[point].setdefault(run.config.seed, run.measured(name))
         seeds, shared = _shared(results)
         if len(shared) > 1 and seeds:
             points = [_point(values, {seed: results[values][seed] for seed in seeds}) for values in sorted(shared)]
@@ -190,6 +193,7 @@ def outcome(recipe: Recipe, fields: Sequence[str], runs: Iterable[Run]) -> list[
                     points,
                     left_out=tuple(sorted(results.keys() - shared)),
                     seeds_left_out=tuple(sorted(rare)),
+                    measure=f"validation {title_of(name)}",
                 )
             )
     return found
@@ -213,7 +217,7 @@ def _only(group: Group, swept: Container[int]) -> bool:
 def sweeps(recipe: Recipe, runs: Sequence[Run]) -> list[Sweep]:
     """Sweeps of three or more values of one number among these runs, of the recipe as it is or changed alike."""
     found: list[Sweep] = []
-    places = [(place_of(run.config, run.record.folder), run) for run in runs]
+    places = [(place_of(run.config, run.record.folder, recipe), run) for run in runs]
     for cell, own in recipe.cells.items():
         of_cell = [run for place, run in places if place == (recipe.name, cell)]
         for field in (*METHODS[own.method].fields, *OF_ALL):
@@ -244,8 +248,8 @@ def sheet(sweep: Sweep) -> Sheet:
          sweep.mark(point) + (" ~" if sweep.is_indistinguishable(point) else "")]
         for point in sweep.points
     ]  # fmt: skip
-    head = [*sweep.fields, "validation accuracy", "n", "diverged", ""]
-    title = f"{sweep.name}{', with ' if sweep.changes else ''}{sweep.changes}: validation accuracy in per cent"
+    head = [*sweep.fields, sweep.measure, "n", "diverged", ""]
+    title = f"{sweep.name}{', with ' if sweep.changes else ''}{sweep.changes}: {sweep.measure} in per cent"
     return Sheet(title, head, rows, sweep.conclusions)
 
 

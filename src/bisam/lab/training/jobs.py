@@ -19,6 +19,7 @@ from bisam.lab.recipes import Recipe
 from bisam.lab.tables.cells import collect, folder_name, place_of, without_numerics
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job, signals, train
 from bisam.lab.training.progress import Progress
+from bisam.lab.training.run import Build, build_by_name
 
 
 def jobs_of(recipe: Recipe, seeds: Iterable[int], changes: Mapping[str, str], root: Path) -> list[Job]:
@@ -89,6 +90,7 @@ def run(
     *,
     together: int = 1,
     checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
+    build: Build = build_by_name,
 ) -> None:
     """Train what is not done, `together` runs at a time where they can step together.
 
@@ -117,8 +119,9 @@ def run(
         for group in _alike(pending):
             source = sources[group[0].config.data]
             elsewhere += train(
-                group, source, device, progress, stopping, together=together, checkpoint_seconds=checkpoint_seconds
-            )
+                group, source, device, progress, stopping, together=together, checkpoint_seconds=checkpoint_seconds,
+                build=build,
+            )  # fmt: skip
     if elsewhere and len(elsewhere) == len(pending):
         raise elsewhere[0]
     for error in elsewhere:
@@ -130,5 +133,5 @@ def _alike(jobs: Iterable[Job]) -> Iterable[list[Job]]:
     groups: dict[Any, list[Job]] = defaultdict(list)
     for job in jobs:
         config = job.config
-        groups[config.data, config.batch, config.validation, config.deterministic].append(job)
+        groups[config.data, config.batch, config.validation, config.epoch_steps, config.deterministic].append(job)
     return groups.values()

@@ -20,11 +20,13 @@ from bisam.capture import CapturedSteps, capture_together
 from bisam.lab.config import Config
 from bisam.lab.data.sources import Source
 from bisam.lab.methods import METHODS
+from bisam.lab.models import FOR_ROWS, MODELS
 from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, check_result, checkpoint, config_differences
 from bisam.lab.records.metrics import is_epoch
 from bisam.lab.records.receipt import receipt, timestamp
+from bisam.lab.spec import TIMM, parse_model
 from bisam.lab.training.progress import Progress
-from bisam.lab.training.run import TrainingRun
+from bisam.lab.training.run import Build, TrainingRun, build_by_name
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
 
@@ -66,6 +68,7 @@ def train(
     *,
     together: int | None = None,
     checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
+    build: Build = build_by_name,
 ) -> list[RunInUse]:
     """Train these runs, `together` at a time (default: all): they step in one CUDA graph, each in its own epoch.
 
@@ -85,7 +88,7 @@ def train(
             stop = bool(stopping)
             try:
                 while waiting and len(active) < (together or len(jobs)) and not stop:
-                    active += _admitted(waiting.popleft(), source, device, stack, now, progress, elsewhere)
+                    active += _admitted(waiting.popleft(), source, device, stack, now, progress, elsewhere, build)
                 if _leave(active, source.checksum, progress):
                     crew, step = [], None  # they hold memory of the finished runs
                     continue
@@ -110,10 +113,10 @@ def train(
 
 def _admitted(
     job: Job, source: Source, device: torch.device, stack: ExitStack, now: dict[str, Any], progress: Progress,
-    elsewhere: list[RunInUse],
+    elsewhere: list[RunInUse], build: Build,
 ) -> list[ActiveRun]:  # fmt: skip
     """The run, resumed; empty if another process trains it or has finished it."""
-    training = TrainingRun(job.config, source, device)
+    training = TrainingRun(job.config, source, device, build)
     try:
         run = stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))
     except RunInUse as error:
@@ -149,6 +152,8 @@ def _epoch(crew: Sequence[ActiveRun], step: CapturedSteps, progress: Progress, s
     began = time.monotonic()
     batches = zip(*(one.training.batches.epoch(one.epoch, start=first) for one in crew), strict=True)
     for number, batch in enumerate(batches, start=first + 1):
+        for one in crew:
+            one.training.begin_step(one.epoch, number - 1)
         step(batch)
         progress.step(number)
         if stopping:
@@ -175,10 +180,17 @@ def _steps(active: Sequence[ActiveRun], progress: Progress) -> CapturedSteps:
             generators=[training.generator for training in trainings.values()],
             after=lambda optimizer: trainings[optimizer].add_up(),
         )
+    if any(not is_captured(one.training.config) for one in active):
+        steps.eager_because = steps.eager_because or "a model from elsewhere may wait for the device within a step"
     if active[0].training.device.type == "cuda":
         for warning in caught:
             progress.note(str(warning.message))
     return steps
+
+
+def is_captured(config: Config) -> bool:
+    """Whether steps of this model are captured: those of transformers and of one's own may wait for the device."""
+    return parse_model(config.model).source == TIMM or config.model in (*MODELS, *FOR_ROWS)
 
 
 def _resumed(one: ActiveRun, checksum: str, now: dict[str, Any], progress: Progress) -> ActiveRun:
@@ -252,6 +264,7 @@ def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:
         "epochs": one.epoch,
         "best_epoch": training.best.epoch,
         "validation_accuracy": training.best.accuracy,
+        **training.best.others,
         **({"test_accuracy": None} if training.best.weights is None else training.test_accuracies()),
         "seconds": training.seconds,
     }

@@ -18,6 +18,8 @@ from rich.text import Text
 
 from bisam.lab.config import Config
 from bisam.lab.files import printable
+from bisam.lab.measures import MEASURES
+from bisam.lab.measures import title_of as title_of_measure
 from bisam.lab.methods import title_of
 from bisam.lab.training.overall import Overall
 
@@ -188,7 +190,12 @@ def name_of(config: Config) -> str:
 
 
 def _tested(result: dict[str, Any]) -> str:
-    return f"test accuracy {result['test_accuracy']:.2f} %"
+    """
+    >>> _tested({"test_accuracy": 90.0, "test_macro_f1": 88.5, "test_top5_accuracy": 99.0})
+    'test accuracy 90.00 %, macro F1 88.50 %'
+    """
+    shown = ((name, f"test_{name}") for name in MEASURES)
+    return "test " + ", ".join(f"{title_of_measure(name)} {result[key]:.2f} %" for name, key in shown if key in result)
 
 
 def _status(metrics: dict[str, Any]) -> str:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import bisam
-from bisam.lab import methods
+from bisam.lab import measures, methods, models
 from bisam.lab.config import Config, rate
 from bisam.lab.data.sources import Batched, Source
-from bisam.lab.models import build
+from bisam.objectives import logits_of
+from bisam.plan import Batch
+
+Build = Callable[[Config, Source], nn.Module]
+"""Makes the model of a run, with weights drawn from torch's global generator."""
+
+
+def build_by_name(config: Config, source: Source) -> nn.Module:
+    return models.build(config.model, source.classes, source.features)
+
 
 SUMS = ["steps", "loss", "perturbed_loss", "error", "perturbed_error", "flips", "ascent_norm"]
 """Telemetry that is summed over the steps of an epoch, on the device."""
@@ -25,18 +34,23 @@ CLASSES_FOR_TOP5 = 100
 
 @dataclass
 class Best:
-    """The weights that are tested: those with the best validation accuracy, or the last."""
+    """The weights that are tested: those with the best validation measure, or the last."""
 
     accuracy: float = -1.0
     epoch: int = -1
     weights: dict[str, Tensor] | None = None
+    score: float = -math.inf
+    """The measure that counts."""
+    others: dict[str, float] = field(default_factory=dict)
+    """The measures beside accuracy, by their names in a record."""
 
 
 class TrainingRun:
     """A run. Split, noise, weights, order, augmentation and dropout all come from its seed."""
 
-    def __init__(self, config: Config, source: Source, device: torch.device) -> None:
-        self.config, self.device = config, device
+    def __init__(self, config: Config, source: Source, device: torch.device, build: Build = build_by_name) -> None:
+        self.config, self.device, self.classes = config, device, source.classes
+        self.others = tuple(name for name in config.measured if name != "accuracy")
         self.tops = {"test_accuracy": 1, **({"test_top5_accuracy": 5} if source.classes >= CLASSES_FOR_TOP5 else {})}
         parts = source.parts(config, device)
         self.batches, self.validation, self.test = parts.train, parts.validation, parts.test
@@ -46,7 +60,7 @@ class TrainingRun:
             raise ValueError(f"validation={config.validation:g} leaves no sample to validate on: set a larger fraction")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)  # for the weights, and for the random numbers of the optimizer
-            self.model: nn.Module = build(config.model, source.classes)
+            self.model: nn.Module = build(config, source)
             self.model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.optimizer = methods.optimizer(self.model, config)
         self._check_fits()
@@ -68,8 +82,16 @@ class TrainingRun:
                 self.sums[name].add_(value)
 
     def begin_epoch(self, epoch: int) -> None:
+        self._set_rate(rate(self.config, epoch, 0, len(self.batches)))
+
+    def begin_step(self, epoch: int, batch: int) -> None:
+        """Set the rate of a schedule that goes step by step."""
+        if self.config.schedule == "linear":
+            self._set_rate(rate(self.config, epoch, batch, len(self.batches)))
+
+    def _set_rate(self, value: float) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = rate(self.config, epoch)
+            group["lr"] = value
 
     def end_epoch(self, epoch: int, together: int, *, alike: bool = True) -> dict[str, Any]:
         """The metrics of the epoch; keeps its weights if they are the best so far.
@@ -82,17 +104,19 @@ class TrainingRun:
             total.zero_()
         if not methods.find(self.config.method).perturbs:  # there is no w + ε to measure at
             means = {name: means[name] for name in ("loss", "error")}
-        accuracy = self.accuracy(self.validation)
-        if not self.diverged and (accuracy > self.best.accuracy or self.config.select == "last"):
+        validation = self.measured(self.validation, "validation")
+        accuracy, score = validation["validation_accuracy"], validation[f"validation_{self.config.primary}"]
+        if not self.diverged and (score > self.best.score or self.config.select == "last"):
             weights = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-            self.best = Best(accuracy, epoch, weights)
+            others = {name: value for name, value in validation.items() if name != "validation_accuracy"}
+            self.best = Best(accuracy, epoch, weights, score, others)
         seconds, self.epoch_seconds = self.epoch_seconds, 0.0
         self.seconds += seconds
         return {
             "epoch": epoch,
-            "lr": rate(self.config, epoch),
+            "lr": rate(self.config, epoch, 0, len(self.batches)),
             **means,
-            "validation_accuracy": accuracy,
+            **validation,
             "seconds": seconds,
             "together": together,
             "alike": alike,
@@ -106,46 +130,74 @@ class TrainingRun:
 
     @torch.no_grad()
     def _check_fits(self) -> None:
-        x, _ = next(iter(self.validation.epoch(0)))
+        """Raise ValueError if the model does not accept these data, or has another number of outputs."""
+        inputs, labels = next(iter(self.validation.epoch(0)))
+        one = Batch(inputs, labels).rows(slice(0, 1))
+        name = self.config.model
         self.model.eval()
         try:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
-                self.model(x[:1])
-        except RuntimeError as error:
-            shape = "×".join(map(str, x.shape[1:]))
-            raise ValueError(
-                f"{self.config.model} does not accept the images of {self.config.data}, {shape}: {error}"
-            ) from None
+            with self._autocast():
+                output = one.run(self.model)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            what = "×".join(map(str, inputs.shape[1:])) if isinstance(inputs, Tensor) else ", ".join(inputs)
+            kind = "images" if isinstance(inputs, Tensor) and inputs.ndim == 4 else "inputs"
+            raise ValueError(f"{name} does not accept the {kind} of {self.config.data}, {what}: {error}") from None
         self.model.train()
+        logits = logits_of(output)
+        if not isinstance(logits, Tensor) or tuple(logits.shape) != (1, self.classes):
+            shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(
+                f"{name} returns {shape} for one sample of {self.config.data}, which has {self.classes} classes: it "
+                f"must return logits (N, {self.classes})"
+            )
 
-    def accuracy(self, batches: Batched) -> float:
-        """Per cent of the samples that the model gets right."""
-        return self.accuracies(batches, [1])[0]
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
-    @torch.no_grad()
     def accuracies(self, batches: Batched, tops: Sequence[int]) -> list[float]:
         """Per cent of the samples whose label is among the top k classes, for each k of `tops`; in one pass."""
+        return self._evaluated(batches, tops)[0]
+
+    def measured(self, batches: Batched, part: str, tops: Sequence[int] = (1,)) -> dict[str, float]:
+        """Accuracies, and the other measures of the configuration, by their names in a record."""
+        accuracies, counts = self._evaluated(batches, tops, confusion=bool(self.others))
+        names = [f"{part}_accuracy" if top == 1 else f"{part}_top{top}_accuracy" for top in tops]
+        others = {} if counts is None else measures.computed(self.others, counts)
+        return {
+            **dict(zip(names, accuracies, strict=True)),
+            **{f"{part}_{name}": value for name, value in others.items()},
+        }
+
+    @torch.no_grad()
+    def _evaluated(
+        self, batches: Batched, tops: Sequence[int], *, confusion: bool = False
+    ) -> tuple[list[float], Tensor | None]:
+        """Accuracies, and the confusion counts if wanted."""
         self.model.eval()
         # uncompiled: another batch size would recompile the model, also for the training
         stance = torch.compiler.set_stance("force_eager" if self.config.compile else "default")
         right = torch.zeros(len(tops), device=self.device)
+        size = (self.classes, self.classes + 1)
+        counts = torch.zeros(size, dtype=torch.int64, device=self.device) if confusion else None
         count = 0
-        with stance, torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+        with stance, self._autocast():
             for x, y in batches.epoch(0):
-                logits = self.model(x).float()
+                logits = logits_of(Batch(x, y).run(self.model)).float()
                 right += torch.stack([_among(top, logits, y).sum() for top in tops])
+                if counts is not None:
+                    counts += measures.confusion(logits, y, self.classes)
                 count += len(y)
         self.model.train()
-        return [100 * total / count for total in right.tolist()]
+        return [100 * total / count for total in right.tolist()], counts
 
     def test_accuracies(self) -> dict[str, float]:
-        """Test accuracies of the best weights, by their names in a result."""
+        """Test accuracies and other measures of the best weights, by their names in a result."""
         assert self.best.weights is not None
         now = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.model.load_state_dict(self.best.weights)
-        accuracies = self.accuracies(self.test, [*self.tops.values()])
+        found = self.measured(self.test, "test", [*self.tops.values()])
         self.model.load_state_dict(now)
-        return dict(zip(self.tops, accuracies, strict=True))
+        return found
 
     def state(self) -> dict[str, Any]:
         """Everything that is needed to resume the run bit for bit."""
@@ -154,7 +206,12 @@ class TrainingRun:
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "sums": self.sums,
-            "best": {"accuracy": self.best.accuracy, "epoch": self.best.epoch, "weights": self.best.weights},
+            "best": {
+                "accuracy": self.best.accuracy,
+                "epoch": self.best.epoch,
+                "weights": self.best.weights,
+                "others": self.best.others,
+            },
             "seconds": self.seconds,
             "epoch_seconds": self.epoch_seconds,
         }
@@ -165,17 +222,21 @@ class TrainingRun:
         self.optimizer.load_state_dict(state["optimizer"])
         for name, total in self.sums.items():
             total.copy_(state["sums"][name])
-        weights = state["best"]["weights"]
-        self.best = Best(
-            state["best"]["accuracy"],
-            state["best"]["epoch"],
-            None if weights is None else {name: tensor.to(self.device) for name, tensor in weights.items()},
-        )
+        self.best = self._loaded_best(state["best"])
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
         if state["generator"].shape != self.generator.get_state().shape:
             return f"it was trained on another kind of device: on {self.device.type} dropout restarts from the seed"
         self.generator.set_state(state["generator"])
         return ""
+
+    def _loaded_best(self, state: dict[str, Any]) -> Best:
+        weights, others = state["weights"], state.get("others", {})  # older checkpoints have accuracy alone
+        if weights is None:
+            return Best()
+        kept = {name: tensor.to(self.device) for name, tensor in weights.items()}
+        primary = self.config.primary
+        score = state["accuracy"] if primary == "accuracy" else others[f"validation_{primary}"]
+        return Best(state["accuracy"], state["epoch"], kept, score, others)
 
 
 def _among(top: int, logits: Tensor, labels: Tensor) -> Tensor:

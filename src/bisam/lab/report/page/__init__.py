@@ -15,95 +15,104 @@ from typing import Any
 import jinja2
 import vl_convert
 
-from bisam.lab.report.charts import Chart
+from bisam.lab.report.charts import Chart, Style, compiled
+from bisam.lab.report.curves import AXES, LOSSES, curve
+from bisam.lab.report.page.blocks import (
+    Block,
+    Cards,
+    Choice,
+    Curves,
+    Figure,
+    Figures,
+    Fold,
+    Grid,
+    Runs,
+    Section,
+    Sentences,
+)  # fmt: skip
+from bisam.lab.report.page.series import Series
+from bisam.lab.tables.curves import CURVES
+from bisam.lab.tables.exports import csv_text, latex
 from bisam.lab.tables.summary import Sheet
 
+__all__ = [
+    "Block", "Cards", "Choice", "Curves", "Figure", "Figures", "Fold", "Grid", "Runs", "Section", "Sentences", "Series",
+    "render",
+]  # fmt: skip
 
-@dataclass
-class Sentences:
-    """Sentences, as a list."""
-
-    lines: Sequence[str]
-    kind: str = "plain"
-    """ "plain", or "warning" for what is wrong."""
-    title: str = ""
+SCRIPTS = ("data", "theme", "draw", "zoom", "curves", "tables", "drawer", "start")
+"""Files of the page's script, in the order in which they run."""
 
 
 @dataclass
-class Grid:
-    """A table; `searchable` gives it a field to filter its rows."""
-
-    sheet: Sheet
-    searchable: bool = False
-
-
-@dataclass
-class Figure:
-    title: str
-    chart: Chart
-    caption: str = ""
-
-
-@dataclass
-class Figures:
-    """Several, side by side where there is room. They zoom together."""
-
-    figures: Sequence[Figure]
-
-
-@dataclass
-class Choice:
-    """One of several lists of blocks, by name: a select shows one at a time."""
-
-    label: str
-    options: Mapping[str, Sequence[Block]]
-
-
-@dataclass
-class Fold:
-    """Blocks that are opened by a click."""
-
-    title: str
-    blocks: Sequence[Block]
-
-
-Block = Sentences | Grid | Figure | Figures | Choice | Fold
-
-
-@dataclass
-class Section:
-    title: str
-    blocks: Sequence[Block]
-
-
-@dataclass
-class _Drawn:
-    """The charts of a page by number, and their data, each once however many charts show it."""
+class _Contents:
+    """What the script of a page reads, each once however often the page shows it."""
 
     charts: list[dict[str, Any]] = field(default_factory=list)
     datasets: dict[str, Any] = field(default_factory=dict)
+    series: list[dict[str, Any]] = field(default_factory=list)
+    exports: list[dict[str, str]] = field(default_factory=list)
+    runs: dict[str, Any] = field(default_factory=dict)
+    _drawn: dict[int, int] = field(default_factory=dict)
 
-    def add(self, chart: Chart) -> int:
-        spec = chart.to_dict()
-        self.datasets |= spec.pop("datasets", {})
-        self.charts.append(spec)
+    def draw(self, chart: Chart) -> int:
+        """The number of a chart."""
+        made = {"wide": compiled(chart.drawn)}
+        if chart.narrow is not None:
+            made["narrow"] = compiled(chart.narrow)
+        self.datasets |= dict(chart.data)
+        self.charts.append(made)
         return len(self.charts) - 1
+
+    def plot(self, series: Series) -> int:
+        """The number of the data of some curves."""
+        if id(series) not in self._drawn:
+            self._drawn[id(series)] = len(self.series)
+            self.series.append(series.to_dict())
+        return self._drawn[id(series)]
+
+    def export(self, sheet: Sheet) -> int:
+        """The number of a table that can be copied."""
+        self.exports.append({"LaTeX": latex(sheet), "Markdown": sheet.markdown(), "CSV": csv_text(sheet)})
+        return len(self.exports) - 1
+
+    def keep(self, runs: Sequence[Mapping[str, Any]]) -> str:
+        """The contents of the drawers."""
+        kept = ("result", "receipt", "config", "changed", "command")
+        self.runs |= {run["id"]: {**{n: run[n] for n in kept}, "series": self.plot(run["series"])} for run in runs}
+        return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        made = {"charts": self.charts, "datasets": self.datasets, "exports": self.exports}
+        if self.series:
+            template = _curve()
+            made |= {"series": self.series, "curve": template, "titles": CURVES, "axes": AXES, "logarithmic": LOSSES}
+        return {**made, "runs": self.runs} if self.runs else made
 
 
 def render(title: str, lead: str, sections: Sequence[Section]) -> str:
     """The page as HTML."""
-    drawn = _Drawn()
-    body = _template("body.html").render(sections=sections, kind=lambda block: type(block).__name__, draw=drawn.add)
+    contents = _Contents()
+    body = _template("body.html").render(
+        sections=sections, kind=lambda block: type(block).__name__, contents=contents, titles=CURVES, axes=AXES
+    )
+    data = contents.to_dict()
     return _template("page.html").render(
         title=title,
         lead=lead,
         sections=sections,
         body=body,
         style=_file("page.css"),
-        script=_file("page.js"),
-        library=_library() if drawn.charts else "",
-        data={"charts": drawn.charts, "datasets": drawn.datasets},
+        script="\n".join(_file(f"{name}.js") for name in SCRIPTS),
+        library=_library() if contents.charts or contents.series else "",
+        data=data,
     )
+
+
+@cache
+def _curve() -> dict[str, Any]:
+    """The curve that the script fills with the data, colours and titles of any other."""
+    return compiled(curve("", [Style("", "", [1, 0])]).properties(width="container", height=220))
 
 
 @cache
@@ -121,4 +130,5 @@ def _template(name: str) -> jinja2.Template:
         loader=jinja2.FunctionLoader(_file), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment.get_template(name)

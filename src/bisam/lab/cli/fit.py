@@ -1,0 +1,164 @@
+"""The command `bisam fit`: does sharpness-aware training help on one's own data?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress as Bars
+
+from bisam.lab import records, spec
+from bisam.lab.cli import options as cli_options
+from bisam.lab.cli import report as cli_report
+from bisam.lab.cli.options import RUNS, Changes, Every, Place, Root, TensorBoard, Together, Track, errors_in_one_line
+from bisam.lab.cli.output import console, print_line
+from bisam.lab.data.sources import own_data
+from bisam.lab.fitting import defaults
+from bisam.lab.fitting.study import CODE, METHODS_OF_A_STUDY, Study
+from bisam.lab.tables.answer import Answer
+from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
+from bisam.lab.training.progress import Progress
+from bisam.lab.training.trackers import trackers
+
+MODEL = "a ResNet for images, a perceptron for rows"
+
+
+def fit(
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="A folder of class folders, a CSV, Parquet or JSONL file, a folder of such files, an .npz, a name of "
+            "the hub, or file.py:function.",
+        ),
+    ],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="One of ours, timm:NAME, transformers:NAME-OR-FOLDER, or file.py:function.", show_default=MODEL
+        ),
+    ] = "",
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="The column of the classes.")] = "",
+    text: Annotated[str, typer.Option(metavar="COLUMNS", help="The column of texts, or two with a comma.")] = "",
+    image: Annotated[str, typer.Option(metavar="COLUMN", help="The column of images, or of their paths.")] = "",
+    methods: Annotated[str, typer.Option(metavar="NAMES", help="Methods, with commas between.")] = ",".join(
+        METHODS_OF_A_STUDY
+    ),
+    rho: Annotated[
+        str, typer.Option(metavar="auto|NUMBER", help="The radius; auto chooses it on validation data.")
+    ] = "auto",
+    seeds: Annotated[
+        str, typer.Option(metavar="NUMBERS", help="Seeds, as in 0,1,2 or 0-4.", show_default="0-2, or as time allows")
+    ] = "",
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Plan epochs, seeds and the search of the radius to fit.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of each run.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples of a step.")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, help="The largest learning rate.")] = None,
+    measure: Annotated[
+        str, typer.Option(metavar="NAMES", help="Measures, with commas between; the first one counts.")
+    ] = "",
+    pretrained: Annotated[
+        bool | None,
+        typer.Option(
+            "--pretrained/--from-scratch", help="Whether defaults are those of fine-tuning.", show_default="by model"
+        ),
+    ] = None,
+    config: Annotated[str, typer.Option(help="The configuration of a data set of the hub.")] = "",
+    test: Annotated[str, typer.Option(metavar="PART", help="The part of the data that is tested.")] = "",
+    changes: Changes = None,
+    name: Annotated[str, typer.Option(help="Folder of the results in the folder of runs.")] = "",
+    root: Root = RUNS,
+    device: Place = "auto",
+    together: Together = 1,
+    tensorboard: TensorBoard = False,
+    track: Track = None,
+    every: Every = SECONDS_BETWEEN_CHECKPOINTS,
+) -> None:
+    """Does it help on my data? Trains with and without sharpness-aware methods, and answers in a sentence and a table.
+
+    Finished runs are skipped, interrupted ones resumed: the same command resumes.
+    """
+    with errors_in_one_line():
+        place = cli_options.device(device)
+        given = {"epochs": epochs, "batch": batch, "lr": lr, "measures": measure or None}
+        set_by_option = {field: str(value) for field, value in given.items() if value is not None}
+        source = own_data(
+            spec.data_name(data, {"label": label, "text": text, "image": image, "config": config, "test": test})
+        )
+        for line in source.described():
+            print_line(line)
+        chosen = model or defaults.model_for(source.task)
+        study = Study(
+            source, chosen, root, place,
+            methods=cli_options.names(methods),
+            rho=_rho(rho),
+            seeds=cli_options.numbers(seeds) if seeds else None,
+            minutes=minutes,
+            changes={**cli_options.changes_of(changes), **set_by_option},
+            name=name,
+            pretrained=pretrained,
+        )  # fmt: skip
+        print_line(f"model: {chosen}; methods: {', '.join(study.methods)}; results: {study.folder}")
+        print_line(f"settings (change them by --set): {', '.join(study.settings.lines)}")
+        with cli_options.threads_for(place, [chosen]):
+            with _progress(console(stderr=True)) as show:
+                plan = study.decide(print_line, show)
+            shown = trackers(root, tensorboard=tensorboard, service=track, together=together)
+            with Progress(trackers=shown, score=f"test_{study.settings.config.primary}") as progress:
+                found = study.train(plan, progress, together=together, checkpoint_seconds=every)
+        _write_page(study)
+        _show(found, study)
+
+
+def _write_page(study: Study) -> None:
+    """The page; a note where a library for charts is missing, since the answer does not need it."""
+    try:
+        cli_report.write_page([study.folder], study.folder / "report.html")
+    except ValueError as error:
+        print_line(f"no page: {error}")
+
+
+def _show(found: Answer, study: Study) -> None:
+    console().print(found.sheet.rich())
+    if found.best is not None:
+        print_line(f"weights of its best run on validation data: {study.folder / records.WEIGHTS}")
+        print_line(f"to train in the same way ({study.folder / CODE}):")
+        for line in (study.folder / CODE).read_text().splitlines():
+            print_line(f"    {line}")
+    print_line(found.sentence)
+
+
+def _rho(text: str) -> float | None:
+    if text == "auto":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--rho is auto or a number, got {text!r}") from None
+
+
+@contextmanager
+def _progress(here: Console) -> Iterator[cli_options.OnProgress]:
+    """A bar in a terminal; elsewhere a line when something new begins."""
+    if not here.is_terminal:
+        before = ""
+
+        def line(what: str, done: int, total: int) -> None:
+            nonlocal before
+            if what != before:
+                here.print(f"searching {what}", soft_wrap=True)
+            before = what
+
+        yield line
+        return
+    with Bars(console=here, transient=True) as bars:
+        task = bars.add_task("")
+        yield lambda what, done, total: bars.update(
+            task, description=escape(f"searching {what}"), completed=done, total=total
+        )

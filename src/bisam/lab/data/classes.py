@@ -1,0 +1,99 @@
+"""From the values of a label column to the numbers of classes, with the checks of a classification."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bisam.lab.data.images import DataError
+
+MOST_FRACTIONS = 20
+"""Different values of a label with fractions: more are a quantity, not classes."""
+
+
+def number_classes(
+    labels: Mapping[str, Sequence[Any]], where: str, names: Sequence[str] | None = None
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The labels of each part as numbers from 0, and the names of the classes.
+
+    Classes are those of the training part, in their order: by number or by name. `names` are known ones, where labels
+    are numbers already.
+
+    >>> found, names = number_classes({"train": ["cat", "dog", "dog", "cat"], "test": ["dog"]}, "pets.csv")
+    >>> found["train"].tolist(), found["test"].tolist(), names
+    ([0, 1, 1, 0], [1], ['cat', 'dog'])
+    """
+    for part, values in labels.items():
+        _check_present(values, f"{where}, {part}")
+    values = labels["train"]
+    if names is None and any(isinstance(value, float) and value != int(value) for value in values):
+        _check_no_quantity(values, where)
+    counts = Counter(values)
+    ordered: list[Any] = list(range(len(names))) if names is not None else _ordered(counts)
+    _check_counts(counts, ordered, where)
+    numbers = {value: number for number, value in enumerate(ordered)}
+    for part, found in labels.items():
+        unknown = [value for value in found if value not in numbers]
+        if unknown:
+            raise DataError(
+                f"{where}: the label {unknown[0]!r} is in the {part} part and not in the training part: remove these "
+                f"rows ({len(unknown)}), or add some to the training part"
+            )
+    tensors = {part: torch.tensor([numbers[value] for value in found]) for part, found in labels.items()}
+    return tensors, list(names) if names is not None else [str(_plain(value)) for value in ordered]
+
+
+def _check_present(values: Sequence[Any], where: str) -> None:
+    missing = [row for row, value in enumerate(values) if value is None or (_is_float(value) and math.isnan(value))]
+    if missing:
+        raise DataError(
+            f"{where}: {len(missing)} rows have no label, the first is row {missing[0]}: label or remove them"
+        )
+
+
+def _check_no_quantity(values: Sequence[Any], where: str) -> None:
+    different = len(set(values))
+    if different > MOST_FRACTIONS:
+        raise DataError(
+            f"{where}: the labels are numbers with fractions and {different} different values. That is regression, and "
+            "sharpness-aware training with the 0-1 loss is for classes: give a column of classes by --label"
+        )
+
+
+def _check_counts(counts: Mapping[Any, int], ordered: Sequence[Any], where: str) -> None:
+    present = [value for value in ordered if counts.get(value)]
+    if len(present) < 2:
+        only = f": all labels are {_plain(present[0])!r}" if present else ""
+        raise DataError(f"{where}: the training part has {len(present)} class{only}. Two classes or more are needed")
+    if len(present) < len(ordered):
+        missing = next(value for value in ordered if not counts.get(value))
+        raise DataError(f"{where}: class {missing!r} has no training sample: add some, or remove the class")
+    single = [value for value in present if counts[value] == 1]
+    if single:
+        more = f" and {len(single) - 1} more" if len(single) > 1 else ""
+        raise DataError(
+            f"{where}: class {_plain(single[0])!r}{more} has one sample, which cannot be both trained on and tested: "
+            "add samples to it, or remove it"
+        )
+
+
+def _ordered(values: Iterable[Any]) -> list[Any]:
+    """By value where all are numbers, by name otherwise."""
+    found = list(values)
+    if all(isinstance(value, (int, float)) for value in found):
+        return sorted(found)
+    return sorted(found, key=str)
+
+
+def _plain(value: Any) -> Any:
+    """A whole number without its fraction of 0."""
+    return int(value) if _is_float(value) and value == int(value) else value
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, float)

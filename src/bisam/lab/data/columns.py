@@ -1,0 +1,118 @@
+"""Which columns of a table are the inputs and which one is the label, and their values as samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from bisam.lab.data.images import DataError
+from bisam.lab.data.pictures import EncodedImage
+from bisam.lab.data.tabular import Tables
+from bisam.lab.data.task import Kind
+
+LABELS = ("label", "labels", "class", "target", "y")
+TEXTS = ("text", "sentence", "sentence1", "sentence2")
+IMAGES = ("image", "img")
+"""Names of columns that are taken where none is given."""
+
+
+def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind, list[str], str]:
+    """The kind of data, the columns of the inputs, and the column of the label."""
+    columns = tables.columns
+    label = options.get("label") or next((name for name in LABELS if name in columns), "")
+    if not label:
+        raise DataError(f"{where} has the columns {', '.join(columns)}: name that of the classes by --label")
+    for option in ("label", "text", "image"):
+        for name in filter(None, options.get(option, "").split(",")):
+            if name not in columns:
+                raise DataError(f"{where} has no column {name!r}, it has {', '.join(columns)}: correct --{option}")
+    if options.get("image"):
+        return "image", [options["image"]], label
+    if options.get("text"):
+        return "text", options["text"].split(","), label
+    images = [name for name in IMAGES if name in columns and name != label]
+    if images:
+        return "image", images[:1], label
+    texts = [name for name in TEXTS if name in columns and name != label]
+    if texts:
+        return "text", texts, label
+    return "rows", [name for name in columns if name != label], label
+
+
+def values(table: pa.Table, kind: Kind, names: Sequence[str], where: str, folder: Path) -> Any:
+    """The inputs of a part, as `Part` has them."""
+    if kind == "rows":
+        return _numbers(table, names, where)
+    if kind == "text":
+        return _texts(table, names, where)
+    return _images(table, names[0], where, folder)
+
+
+def labels(table: pa.Table, name: str) -> list[Any]:
+    return list(table.column(name).to_pylist())
+
+
+def _numbers(table: pa.Table, names: Sequence[str], where: str) -> Tensor:
+    if not names:
+        raise DataError(f"{where} has no column beside the label: add columns of numbers")
+    found = []
+    for name in names:
+        column = table.column(name)
+        if not (
+            pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
+        ):
+            raise DataError(
+                f"{where}: column {name!r} has {column.type}, not numbers: name a column of texts by --text, one of "
+                "images by --image, or remove it"
+            )
+        numbers = np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float32)
+        faulty = np.flatnonzero(~np.isfinite(numbers))
+        if len(faulty):
+            raise DataError(
+                f"{where}: column {name!r} lacks a finite number in {len(faulty)} rows, the first is row {faulty[0]}: "
+                "fill them in, or remove them"
+            )
+        found.append(numbers)
+    return torch.from_numpy(np.stack(found, axis=1))
+
+
+def _texts(table: pa.Table, names: Sequence[str], where: str) -> list[tuple[str, ...]]:
+    if len(names) > 2:
+        raise DataError(f"{where}: a tokenizer takes one text or a pair, got the columns {', '.join(names)}: name two")
+    columns = []
+    for name in names:
+        column = table.column(name)
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            raise DataError(f"{where}: column {name!r} has {column.type}, not texts: name another by --text")
+        found = column.to_pylist()
+        missing = [row for row, text in enumerate(found) if text is None]
+        if missing:
+            raise DataError(
+                f"{where}: column {name!r} lacks a text in {len(missing)} rows, first in row {missing[0]}: remove them"
+            )
+        columns.append(found)
+    return list(zip(*columns, strict=True))
+
+
+def _images(table: pa.Table, name: str, where: str, folder: Path) -> list[EncodedImage]:
+    found = []
+    for row, value in enumerate(table.column(name).to_pylist()):
+        label = f"row {row}"
+        if isinstance(value, Mapping):  # the hub's way
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, bytes):
+            found.append(EncodedImage(label, content=value))
+        elif isinstance(value, str):
+            found.append(EncodedImage(value, path=folder / value))
+        else:
+            kind = table.column(name).type
+            raise DataError(
+                f"{where}, {label}: column {name!r} has {kind}, not images or paths: name another by --image"
+            )
+    return found

@@ -1,0 +1,213 @@
+"""Data of one's own by name: a folder of class folders, a table, an .npz, a function, or a name of the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bisam.lab import spec
+from bisam.lab.data import columns, tabular
+from bisam.lab.data.classes import number_classes
+from bisam.lab.data.held_out import part_of, roles
+from bisam.lab.data.images import DataError
+from bisam.lab.data.pictures import ENDINGS, EncodedImage, check_broken
+from bisam.lab.data.task import Kind, Part, Task
+
+OPTIONS = ("label", "text", "image", "config", "test")
+"""What can follow the place in the name of data: see `bisam.lab.spec.parse_data`."""
+
+
+def open_task(name: str) -> Task:
+    """The data that a name such as "reviews.csv?text=review&label=stars" means, checked."""
+    place, options = spec.parse_data(name)
+    for option in options:
+        if option not in OPTIONS:
+            raise ValueError(f"data has the options {', '.join(OPTIONS)}, got {option!r} in {name!r}")
+    if spec.is_function(place):
+        return _from_function(name, place)
+    path = Path(place).expanduser()
+    if path.suffix.lower() == ".npz" and path.is_file():
+        return from_arrays(name, _load_npz(path), place)
+    if tabular.is_table(path):
+        return _from_tables(name, tabular.read_tables(path), options, place)
+    if path.is_dir():
+        return _from_folder(name, path)
+    if path.suffix or place.startswith((".", "/", "~")):
+        raise DataError(
+            f"{place} is not there, or of a kind that is not read: give a folder of class folders, a CSV, Parquet or "
+            "JSONL file, an .npz, a name of the hub, or file.py:function"
+        )
+    return _from_tables(name, tabular.read_hub(place, options.get("config")), options, place)
+
+
+def from_arrays(name: str, arrays: Mapping[str, Any], where: str) -> Task:
+    """Arrays x and y, or x_train and y_train with those of validation and test. uint8 with 3 or 4 axes are images."""
+    raw: dict[str, tuple[Any, Any]] = {}
+    for part in ("train", "validation", "test"):
+        keys = [(f"x_{part}", f"y_{part}"), *([("x", "y")] if part == "train" else [])]
+        found = next(((x, y) for x, y in keys if x in arrays and y in arrays), None)
+        if found is not None:
+            raw[part] = arrays[found[0]], arrays[found[1]]
+    if "train" not in raw:
+        raise DataError(f"{where} has {', '.join(arrays) or 'nothing'}: it needs x and y, or x_train and y_train")
+    return from_parts(name, raw, where)
+
+
+def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Task:
+    """Inputs and labels of each part, as arrays, tensors or lists of texts."""
+    kinds, inputs, labels = set(), {}, {}
+    for part, (x, y) in raw.items():
+        kind, inputs[part] = _inputs(x, f"{where}, {part}")
+        kinds.add(kind)
+        labels[part] = y.tolist() if isinstance(y, (Tensor, np.ndarray)) else list(y)
+        if len(labels[part]) != len(inputs[part]):
+            raise DataError(f"{where}, {part}: {len(inputs[part])} inputs have {len(labels[part])} labels: one of each")
+    if len(kinds) > 1:
+        raise DataError(f"{where}: its parts are of different kinds, {', '.join(sorted(kinds))}: give one kind")
+    (only,) = kinds
+    return _task(name, only, inputs, labels, where, [])
+
+
+def _inputs(x: Any, where: str) -> tuple[Kind, Any]:
+    if isinstance(x, (list, tuple)) and len(x) and all(isinstance(one, str) for one in x):
+        return "text", [(one,) for one in x]
+    if isinstance(x, (list, tuple)) and len(x) and isinstance(x[0], tuple) and isinstance(x[0][0], str):
+        return "text", list(x)
+    found = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(_array(x, where)))
+    if found.dtype == torch.uint8 and found.ndim in (3, 4):
+        return "image", _pixels(found, where)
+    if found.ndim < 2:
+        raise DataError(
+            f"{where}: inputs of shape {tuple(found.shape)}: give rows of numbers (N, F) or images (N, H, W)"
+        )
+    numbers = found.flatten(1).float()
+    if not bool(torch.isfinite(numbers).all()):
+        raise DataError(f"{where}: some inputs are not finite numbers: fill them in, or remove their rows")
+    return "rows", numbers
+
+
+def _array(x: Any, where: str) -> np.ndarray[Any, Any]:
+    found = np.asarray(x)
+    if found.dtype.kind not in "biuf":
+        raise DataError(f"{where}: inputs of type {found.dtype}: give numbers, uint8 images, or a list of texts")
+    return found.astype(np.float32) if found.dtype.kind in "bf" or found.dtype != np.uint8 else found
+
+
+def _pixels(found: Tensor, where: str) -> Tensor:
+    """uint8 (N, 3, H, W) from (N, H, W), (N, C, H, W) or (N, H, W, C) with one or three channels."""
+    if found.ndim == 3:
+        found = found.unsqueeze(1)
+    elif found.shape[1] not in (1, 3) and found.shape[3] in (1, 3):
+        found = found.permute(0, 3, 1, 2)
+    if found.shape[1] not in (1, 3):
+        raise DataError(f"{where}: images of shape {tuple(found.shape[1:])}: give one or three channels")
+    return found.expand(-1, 3, -1, -1).contiguous()
+
+
+def _load_npz(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be read as .npz ({error}): write it with numpy.savez(path, x=…, y=…)"
+        ) from error
+
+
+def _from_function(name: str, place: str) -> Task:
+    """From a function that returns (x, y) for each part in a dict, or (train, test), or (train, validation, test)."""
+    made = spec.function(place)()
+    if isinstance(made, Mapping):
+        raw = dict(made)
+    elif isinstance(made, (tuple, list)) and len(made) in (2, 3):
+        raw = dict(zip(("train", "test") if len(made) == 2 else ("train", "validation", "test"), made, strict=True))
+    else:
+        raise DataError(f"{place} must return (train, test) or a dict of parts, each (x, y), got {type(made).__name__}")
+    if "train" not in raw or not set(raw) <= {"train", "validation", "test"}:
+        raise DataError(f"{place} must return the parts train, validation and test, got {', '.join(map(str, raw))}")
+    return from_parts(name, {part: pair(data, f"{place}, {part}") for part, data in raw.items()}, place)
+
+
+def pair(data: Any, where: str) -> tuple[Any, Any]:
+    """Inputs and labels of (x, y), or of a data set of torch, whose items are (x, y)."""
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return data[0], data[1]
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        items = [data[place] for place in range(len(data))]
+        if items and all(isinstance(item, (tuple, list)) and len(item) == 2 for item in items):
+            xs, ys = zip(*items, strict=True)
+            tensors = isinstance(xs[0], (Tensor, np.ndarray))
+            return torch.stack([torch.as_tensor(x) for x in xs]) if tensors else list(xs), [_number(y) for y in ys]
+    raise DataError(f"{where}: give (x, y), or a data set whose items are (x, y), got {type(data).__name__}")
+
+
+def _number(label: Any) -> Any:
+    return label.item() if isinstance(label, (Tensor, np.generic)) else label
+
+
+def _from_tables(name: str, tables: tabular.Tables, options: Mapping[str, str], where: str) -> Task:
+    kind, inputs, label = columns.choose(tables, options, where)
+    parts = dict(tables.parts)
+    notes = [f"label: column {label!r}; inputs: {kind}, {_listed(inputs)}"]
+    if options.get("test"):
+        if options["test"] not in parts:
+            raise DataError(f"{where} has no part {options['test']!r} to test: it has {', '.join(parts)}")
+        chosen = {"train": parts["train"], "test": parts[options["test"]]}
+        parts = {
+            **chosen,
+            **({"validation": parts["validation"]} if options["test"] == "test" and "validation" in parts else {}),
+        }
+    found = {
+        part: columns.values(table, kind, inputs, f"{where}, {part}", tables.folder) for part, table in parts.items()
+    }
+    labels = {part: columns.labels(table, label) for part, table in parts.items()}
+    return _task(name, kind, found, labels, where, notes, tables.class_names.get(label))
+
+
+def _from_folder(name: str, folder: Path) -> Task:
+    """A folder of class folders, or of train, validation and test folders of these."""
+    found = {part: path for path in sorted(folder.iterdir()) if path.is_dir() and (part := part_of(path.name))}
+    parts = found if "train" in found else {"train": folder}
+    inputs, labels = {}, {}
+    for part, place in parts.items():
+        pairs = [
+            (EncodedImage(str(path.relative_to(folder)), path=path), of_class.name)
+            for of_class in sorted(place.iterdir())
+            if of_class.is_dir() and not of_class.name.startswith(".")
+            for path in sorted(of_class.rglob("*"))
+            if path.suffix.lower() in ENDINGS and path.is_file()
+        ]
+        inputs[part], labels[part] = [image for image, _ in pairs], [label for _, label in pairs]
+    if not labels["train"]:
+        raise DataError(
+            f"{folder} has no images: give a folder with a folder of images for each class, such as "
+            f"{folder}/cat/1.jpg, or with such folders in train and test"
+        )
+    return _task(name, "image", inputs, labels, str(folder), [])
+
+
+def _task(
+    name: str, kind: Kind, inputs: Mapping[str, Any], labels: Mapping[str, Sequence[Any]], where: str,
+    notes: list[str], names: Sequence[str] | None = None,
+) -> Task:  # fmt: skip
+    """Number the classes, leave out images that do not decode, and decide what is tested."""
+    inputs, labels = dict(inputs), {part: list(values) for part, values in labels.items()}
+    if kind == "image":
+        for part, images in inputs.items():
+            if not isinstance(images, Tensor):
+                kept = check_broken(images, f"{where}, {part}", notes)
+                inputs[part] = [images[place] for place in kept]
+                labels[part] = [labels[part][place] for place in kept]
+    numbered, classes = number_classes(labels, where, names)
+    parts = {part: Part(inputs[part], numbered[part]) for part in inputs}
+    train, validation, test = roles(parts, where, notes)
+    return Task(name, kind, train, test, classes, validation, notes)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 5 else f"{len(names)} columns"

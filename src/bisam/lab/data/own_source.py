@@ -1,0 +1,149 @@
+"""Batches of one's own data: images, rows of numbers, or texts through the model's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bisam.lab.config import Config
+from bisam.lab.data import pictures, tokens
+from bisam.lab.data.batches import Batched, Parts, Rounds, TensorBatches
+from bisam.lab.data.held_out import stratified
+from bisam.lab.data.images import DataError
+from bisam.lab.data.labels import with_noise
+from bisam.lab.data.on_device import Batches
+from bisam.lab.data.task import Part, Task
+
+EVALUATION_BATCH = {"image": 250, "rows": 1000, "text": 64}
+NORMALIZATION = {
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+}
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+class OwnData:
+    """A `Source` of one's own data. Split, noise and order come from a run's seed."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.classes, self.checksum, self.features = len(task.classes), task.checksum, task.features
+        self._ready: dict[Any, Any] = {}
+
+    def prepare(self) -> None:
+        """The data are in memory already; what depends on a configuration is made when a run needs it."""
+
+    def described(self) -> list[str]:
+        task = self.task
+        validation = [] if task.validation is None else [("validation", task.validation)]
+        lines = [
+            f"{task.name}, {name}: {len(part)} samples ({task.kind}), {self.classes} classes"
+            for name, part in (("train", task.train), *validation, ("test", task.test))
+        ]
+        return [*lines, *task.notes, f"sha256 of the contents: {self.checksum}"]
+
+    def sizes(self, config: Config) -> dict[str, int]:
+        """Samples of each part, with the validation samples of a seed."""
+        train, validation, _ = self._rows(config)
+        return {"train": len(train), "validation": len(validation), "test": len(self.task.test)}
+
+    def parts(self, config: Config, device: torch.device) -> Parts:
+        train, validation, labels = self._rows(config)
+        inputs, test = self._inputs("train", config), self._inputs("test", config)
+        if self.task.validation is None:
+            validating = self._evaluated(_rows(inputs, validation), labels[validation], config, device)
+        else:
+            own = self._inputs("validation", config)
+            validating = self._evaluated(own, self.task.validation.labels, config, device)
+        training = self._trained(_rows(inputs, train), labels[train], config, device)
+        steps = config.epoch_steps
+        return Parts(
+            training if steps is None else Rounds(training, steps),
+            validating,
+            self._evaluated(test, self.task.test.labels, config, device),
+        )
+
+    def _rows(self, config: Config) -> tuple[Tensor, Tensor, Tensor]:
+        """Training rows, validation rows, and the labels of the training part."""
+        task = self.task
+        labels = with_noise(task.train.labels, config.noise, self.classes, seed=config.seed)
+        if task.validation is not None:
+            return torch.arange(len(labels)), torch.arange(len(task.validation)), labels
+        train, validation = stratified(labels, config.validation, seed=1 + config.seed)
+        left = torch.bincount(labels[train], minlength=self.classes)
+        if bool((left == 0).any()):
+            lost = task.classes[int((left == 0).nonzero()[0])]
+            raise DataError(
+                f"{task.name}: of class {lost!r} no training sample is left beside those for validation and test: add "
+                "samples to it, or remove it"
+            )
+        return train, validation, labels
+
+    def _trained(self, inputs: Any, labels: Tensor, config: Config, device: torch.device) -> Batched:
+        if self.task.kind == "image":
+            return self._images(inputs, labels, config, device, train=True)
+        return TensorBatches(
+            inputs, labels, batch=config.batch, device=device, seed=config.seed, shuffle=True, drop_last=True,
+            trim=device.type == "cpu",  # on a GPU all batches have one shape, so that one graph fits them
+        )  # fmt: skip
+
+    def _evaluated(self, inputs: Any, labels: Tensor, config: Config, device: torch.device) -> Batched:
+        if self.task.kind == "image":
+            return self._images(inputs, labels, config, device, train=False)
+        batch = EVALUATION_BATCH[self.task.kind]
+        return TensorBatches(inputs, labels, batch=batch, device=device, seed=config.seed, trim=True)
+
+    def _images(self, pixels: Tensor, labels: Tensor, config: Config, device: torch.device, *, train: bool) -> Batched:
+        mean, std = self._statistics(config)
+        return Batches(
+            pixels, labels, batch=config.batch if train else EVALUATION_BATCH["image"], mean=mean, std=std,
+            device=device, seed=config.seed, augment=train, padding=config.padding, flip=config.flip,
+            cutout=config.cutout, cutout_probability=config.cutout_probability, drop_last=train,
+        )  # fmt: skip
+
+    def _inputs(self, name: str, config: Config) -> Any:
+        """The inputs of a part as tensors, made once: pixels of a size, tokens of a model, numbers."""
+        part: Part = getattr(self.task, name)
+        if self.task.kind == "image":
+            return self._once(("pixels", name, config.size), lambda: self._pixels(part, config.size))
+        if self.task.kind == "text":
+            key = ("tokens", name, config.model, config.length)
+            return self._once(key, lambda: tokens.tokenize(part.inputs, self._tokenizer(config.model), config.length))
+        return part.inputs
+
+    def _pixels(self, part: Part, size: int) -> Tensor:
+        if not isinstance(part.inputs, Tensor):
+            return pictures.decode(part.inputs, size)
+        if tuple(part.inputs.shape[2:]) == (size, size):
+            return part.inputs
+        pieces = [part.inputs[start : start + 500].float() for start in range(0, len(part), 500)]
+        scaled = [F.interpolate(piece, (size, size), mode="bilinear", antialias=True) for piece in pieces]
+        return torch.cat(scaled).round().clamp(0, 255).to(torch.uint8)
+
+    def _statistics(self, config: Config) -> Statistics:
+        """Mean and deviation of each channel, of pixels in [0, 1]."""
+        if config.pixels in NORMALIZATION:
+            return NORMALIZATION[config.pixels]
+        return self._once(("statistics", config.size), lambda: _statistics(self._inputs("train", config)))
+
+    def _tokenizer(self, model: str) -> Any:
+        return self._once(("tokenizer", model), lambda: tokens.tokenizer(model))
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._ready:
+            self._ready[key] = make()
+        return self._ready[key]
+
+
+def _statistics(pixels: Tensor) -> Statistics:
+    values = pixels[:: max(1, len(pixels) // 2000)].double() / 255
+    std = values.std((0, 2, 3)).clamp(min=1e-3)  # of an image of one colour it is 0
+    return tuple(values.mean((0, 2, 3)).tolist()), tuple(std.tolist())
+
+
+def _rows(inputs: Any, rows: Tensor) -> Any:
+    return {name: tensor[rows] for name, tensor in inputs.items()} if isinstance(inputs, dict) else inputs[rows]

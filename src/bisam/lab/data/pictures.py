@@ -1,0 +1,109 @@
+"""Encoded images of any size, decoded into squares of one."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from bisam.lab.data.images import DataError
+from bisam.lab.data.parquet import FORMATS, MOST_PIXELS
+from bisam.lab.files import read_file
+
+READ = (*FORMATS, "BMP", "GIF", "PPM", "TIFF")
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
+LARGEST_FILE = 256 * 2**20
+MOST_BROKEN = 0.01
+"""Part of the images that may fail to decode: these are left out. More are refused."""
+
+
+class EncodedImage:
+    """The bytes of an image and its name, or the path of the file that has them."""
+
+    def __init__(self, name: str, content: bytes | None = None, path: Path | None = None) -> None:
+        self.name, self._content, self._path = name, content, path
+
+    def __bytes__(self) -> bytes:
+        if self._content is not None:
+            return self._content
+        assert self._path is not None
+        return read_file(self._path, LARGEST_FILE)
+
+
+def decode(images: Sequence[EncodedImage], size: int) -> Tensor:
+    """All as squares of that side, RGB, uint8 (N, 3, size, size). They must decode: see `broken`."""
+    pixels = np.empty((len(images), size, size, 3), dtype=np.uint8)
+
+    def one(place: int) -> None:
+        with _opened(images[place]) as image:
+            pixels[place] = np.asarray(square(image.convert("RGB"), size))
+
+    with _workers() as pool:
+        for _ in pool.map(one, range(len(images))):
+            pass
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+def broken(images: Sequence[EncodedImage]) -> dict[int, str]:
+    """Places of the images that do not decode, and why."""
+    with _workers() as pool:
+        faults = pool.map(_fault, images)
+        return {place: fault for place, fault in enumerate(faults) if fault}
+
+
+def check_broken(images: Sequence[EncodedImage], where: str, log: list[str]) -> list[int]:
+    """Places of the images that are kept. DataError if more than `MOST_BROKEN` of them do not decode."""
+    found = broken(images)
+    if not found:
+        return list(range(len(images)))
+    first, fault = next(iter(found.items()))
+    text = f"{where}: {len(found)} of {len(images)} images do not decode, the first is {images[first].name} ({fault})"
+    if len(found) > MOST_BROKEN * len(images):
+        raise DataError(f"{text}. At most {MOST_BROKEN:.0%} are left out: repair or remove them")
+    names = ", ".join(images[place].name for place in list(found)[:5])
+    log.append(f"{text}. Left out: {names}{' and more' * (len(found) > 5)}")
+    return [place for place in range(len(images)) if place not in found]
+
+
+def square(image: Image.Image, size: int) -> Image.Image:
+    """The largest square at the centre, scaled to that side."""
+    width, height = image.size
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    box = (left, top, left + side, top + side)
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+
+
+@contextmanager
+def _workers() -> Iterator[ThreadPoolExecutor]:
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `_opened` refuses what it warns of
+        yield pool
+
+
+def _fault(image: EncodedImage) -> str:
+    try:
+        with _opened(image) as opened:
+            opened.load()
+    except UnidentifiedImageError:
+        return f"it is damaged, or not one of {', '.join(READ)}"
+    except Exception as error:  # broken images raise a dozen kinds
+        return str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+    return ""
+
+
+def _opened(image: EncodedImage) -> Image.Image:
+    opened = Image.open(io.BytesIO(bytes(image)), formats=READ)
+    width, height = opened.size
+    if width * height > MOST_PIXELS:
+        raise DataError(f"it is {width}×{height}, and at most {MOST_PIXELS:,} pixels are decoded")
+    return opened

@@ -1,0 +1,160 @@
+"""Tables with named columns: Parquet files through pyarrow; CSV, JSON lines and the hub through `datasets`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bisam.lab.data.held_out import part_of, parts_of
+from bisam.lab.data.hub import silent_retries
+from bisam.lab.data.images import DataError
+from bisam.lab.data.parquet import check_plain
+
+BUILDERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".ndjson": "json", ".parquet": "parquet"}
+"""Builders of the package `datasets`, by the ending of a file."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A table for each part, the folder that paths in them start from, and the names of classes by column."""
+
+    parts: dict[str, pa.Table]
+    folder: Path
+    class_names: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.parts["train"].column_names)
+
+
+def is_table(path: Path) -> bool:
+    """Whether it is a file with columns, or a folder of such files."""
+    if path.is_file():
+        return path.suffix.lower() in BUILDERS
+    return path.is_dir() and bool(_files(path))
+
+
+def read_tables(path: Path) -> Tables:
+    """A file, or a folder with a file for each part, such as train.csv and test.csv, or several as the hub has them."""
+    files = [path] if path.is_file() else _files(path)
+    by_part: dict[str, list[Path]] = {}
+    for file in files:
+        part = "train" if len(files) == 1 else part_of(file.stem)
+        if part is None:
+            raise DataError(f"{file} is not named for a part: name the files of a folder train, validation and test")
+        by_part.setdefault(part, []).append(file)
+    if "train" not in by_part:
+        raise DataError(f"{path} has no training part, only {', '.join(by_part)}: name a file of it train")
+    folder = path if path.is_dir() else path.parent
+    read = {part: _read(found) for part, found in by_part.items()}
+    names: dict[str, list[str]] = {}
+    for _, known in read.values():
+        names |= known
+    return Tables({part: table for part, (table, _) in read.items()}, folder, names)
+
+
+def read_hub(name: str, configuration: str | None = None) -> Tables:
+    """A data set of the hub; one line with the remedy where it cannot be reached."""
+    datasets = package(f"{name} is read from the hub")
+    try:
+        with silent_retries():
+            found = datasets.load_dataset(name, configuration)
+    except Exception as error:  # of the network, of permissions, of the hub
+        reason = next(iter(str(error).splitlines()), "")[:200]
+        raise DataError(
+            f"{name} is neither a file nor a folder here, and as a data set of the hub it could not be loaded "
+            f"({type(error).__name__}: {reason}): check the path, or the name and the connection"
+        ) from error
+    chosen = parts_of(found)
+    if "train" not in chosen:
+        raise DataError(f"{name} has no training part, only {', '.join(found)}: give a file or a folder")
+    parts: dict[str, pa.Table] = {}
+    names: dict[str, list[str]] = {}
+    for part, split in chosen.items():
+        parts[part], known = _arrow(datasets, found[split])
+        names |= known
+    return Tables(parts, Path(), names)
+
+
+def package(why: str) -> Any:
+    """The package `datasets`, imported when it is needed."""
+    try:
+        return importlib.import_module("datasets")
+    except ImportError:
+        raise DataError(
+            f"{why} through the package datasets, which is not installed: pip install datasets, or give Parquet files, "
+            "which need no more than pyarrow"
+        ) from None
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files with columns of a folder that are named for a part, or the only one; of one kind."""
+    there = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in BUILDERS)
+    kinds = {path.suffix.lower() for path in there}
+    named = [path for path in there if part_of(path.stem)]
+    return there if len(there) == 1 else named if len(kinds) == 1 else []
+
+
+def _read(files: Sequence[Path]) -> tuple[pa.Table, dict[str, list[str]]]:
+    for path in files:
+        check_plain(path)
+    if files[0].suffix.lower() == ".parquet":
+        try:
+            table = pa.concat_tables([pq.read_table(path) for path in files])
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{files[0]} is not a complete Parquet file ({error}): get it again") from error
+        return table, _names_of(table.schema)
+    datasets = package(f"{files[0].name} is read")
+    builder = BUILDERS[files[0].suffix.lower()]
+    options = {"sep": "\t"} if files[0].suffix.lower() == ".tsv" else {}
+    with tempfile.TemporaryDirectory() as cache:  # its copy would stay in the user's folder otherwise
+        try:
+            with silent_retries(), _without_bars(datasets):
+                found = datasets.load_dataset(
+                    builder, data_files=[str(path) for path in files], split="train", cache_dir=cache, **options
+                )
+        except Exception as error:  # of pandas, of pyarrow, of datasets
+            cause = error.__cause__ or error
+            reason = next(iter(str(cause).splitlines()), "")[:200]
+            raise DataError(f"{files[0]} cannot be read as {builder} ({reason}): correct the file") from error
+        return _arrow(datasets, found)
+
+
+@contextmanager
+def _without_bars(datasets: Any) -> Iterator[None]:
+    """A local file is read at once; the bars of downloads stay."""
+    shown = datasets.are_progress_bars_disabled() is False
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def _arrow(datasets: Any, found: Any) -> tuple[pa.Table, dict[str, list[str]]]:
+    """The whole as a table in memory, images as they are encoded."""
+    for name, feature in found.features.items():
+        if type(feature).__name__ == "Image":
+            found = found.cast_column(name, datasets.Image(decode=False))
+    names = {name: list(feature.names) for name, feature in found.features.items() if hasattr(feature, "names")}
+    table = found.with_format("arrow")[:]
+    return pa.Table.from_pydict({name: table[name].combine_chunks() for name in table.column_names}), names
+
+
+def _names_of(schema: pa.Schema) -> dict[str, list[str]]:
+    """Names of classes that the hub's Parquet files carry."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: list(feature["names"]) for name, feature in features.items() if "names" in feature}
+    except (KeyError, ValueError, TypeError):
+        return {}

@@ -1,0 +1,1 @@
+"""Does it help on my data? Defaults, budget, ρ, the runs, and the answer."""

@@ -1,0 +1,93 @@
+"""How many epochs and seeds, and how large a grid of ρ, fit into a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from bisam.lab.fitting.rehearsal import Cost
+
+SEARCHED = 0.2
+"""Part of a training that is spent on each ρ of the grid."""
+
+LEAST_SEEDS = 2
+"""One seed has no scatter."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Epochs and seeds of the training; values of ρ and repeats of the search, 0 for none."""
+
+    epochs: int
+    seeds: int
+    grid: int
+    repeats: int
+
+    def search_steps(self, steps: int) -> int:
+        """Steps of each training of the search, from those of an epoch."""
+        return max(10, math.ceil(SEARCHED * self.epochs * steps))
+
+
+def seconds(budget: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Cost]) -> float:
+    """What it takes to train all methods, and to search ρ of those that are searched."""
+    training = sum(budget.seeds * cost.of(budget.epochs) for cost in costs.values())
+    trials = budget.grid * budget.repeats
+    search = sum(trials * (budget.search_steps(one.steps) * one.step + one.validation) for one in searched.values())
+    return training + search
+
+
+def planned(wanted: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Cost], limit: float) -> Budget:
+    """The first of the smaller budgets that fits into `limit` seconds; ValueError if none does."""
+    for budget in _smaller(wanted):
+        if seconds(budget, costs, searched) <= limit:
+            return budget
+    least = seconds(budget, costs, searched)
+    raise ValueError(
+        f"the least that can be compared, {budget.seeds} seeds of {budget.epochs} epochs without a search of ρ, takes "
+        f"about {math.ceil(least / 60)} minutes: give --minutes {math.ceil(1.2 * least / 60)}, or a smaller model"
+    )
+
+
+def _smaller(wanted: Budget) -> Iterator[Budget]:
+    """Budgets in the order in which they are preferred, each smaller than the one before.
+
+    First the search gets shorter, then the training; seeds are kept longest, for without them nothing is resolved.
+    """
+    budget = wanted
+    yield budget
+    if budget.repeats > 1:
+        yield (budget := replace(budget, repeats=1))
+    if budget.grid > 3:
+        yield (budget := replace(budget, grid=3))
+    if budget.epochs > 1:
+        yield (budget := replace(budget, epochs=max(1, wanted.epochs // 2)))
+    while budget.seeds > 3:
+        yield (budget := replace(budget, seeds=budget.seeds - 1))
+    if budget.grid:
+        yield (budget := replace(budget, grid=0, repeats=0))
+    if budget.epochs > 1:
+        yield (budget := replace(budget, epochs=max(1, wanted.epochs // 4)))
+    while budget.seeds > LEAST_SEEDS:
+        yield (budget := replace(budget, seeds=budget.seeds - 1))
+    while budget.epochs > 1:
+        yield (budget := replace(budget, epochs=budget.epochs // 2))
+
+
+def given_up(wanted: Budget, planned: Budget) -> list[str]:
+    """
+    >>> given_up(Budget(10, 3, 5, 2), Budget(5, 3, 0, 0))
+    ['5 epochs instead of 10', "no search: ρ is the paper's"]
+    """
+    found = []
+    if planned.epochs < wanted.epochs:
+        found.append(f"{planned.epochs} epochs instead of {wanted.epochs}")
+    if planned.seeds < wanted.seeds:
+        found.append(f"{planned.seeds} seeds instead of {wanted.seeds}")
+    if planned.grid == 0 < wanted.grid:
+        return [*found, "no search: ρ is the paper's"]
+    if planned.grid < wanted.grid:
+        found.append(f"{planned.grid} values of ρ instead of {wanted.grid}")
+    if planned.repeats < wanted.repeats:
+        found.append(f"{planned.repeats} training of each ρ instead of {wanted.repeats}")
+    return found

@@ -1,0 +1,67 @@
+"""The lines of Python that train in the same way in one's own code."""
+
+from __future__ import annotations
+
+from bisam.lab.config import Config
+from bisam.lab.methods import METHODS
+
+CLASSES = {
+    "sam": "SAM", "bisam": "BiSAM", "asam": "ASAM", "abisam": "ABiSAM", "esam": "ESAM", "ebisam": "EBiSAM",
+}  # fmt: skip
+
+
+def lines(config: Config) -> str:
+    """Five lines with `model` and `loader` in them, and the schedule in words.
+
+    >>> print(lines(Config(method="bisam-log", rho=0.1, label_smoothing=0.0, precision="fp32")))
+    import bisam, torch
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.0005)
+    optimizer = bisam.BiSAM(base, model, rho=0.1, phi="log")
+    for x, y in loader:  # 200 epochs, lr by a cosine to 0
+        optimizer.minimize(x, y)
+    """
+    return "\n".join(
+        [
+            "import bisam, torch",
+            f"base = {_base(config)}",
+            f"optimizer = {_optimizer(config)}",
+            f"for x, y in loader:  # {config.epochs} epochs, {_schedule(config)}",
+            "    optimizer.minimize(x, y)",
+        ]
+    )
+
+
+def _base(config: Config) -> str:
+    if config.optimizer == "adamw":
+        return f"torch.optim.AdamW(model.parameters(), lr={config.lr:g}, weight_decay={config.weight_decay:g})"
+    return (
+        f"torch.optim.SGD(model.parameters(), lr={config.lr:g}, momentum={config.momentum:g}, "
+        f"weight_decay={config.weight_decay:g})"
+    )
+
+
+def _optimizer(config: Config) -> str:
+    kind, _, phi = config.method.partition("-")
+    options = [f"rho={config.rho:g}"]
+    fields = METHODS[config.method].fields
+    if phi:
+        options.append(f'phi="{phi}"')
+    for name, default in (("mu", None), ("alpha", 0.1), ("eta", 0.0), ("beta", 0.5), ("gamma", 0.5)):
+        if name in fields and getattr(config, name) != default:
+            options.append(f"{name}={getattr(config, name):g}")
+    if config.label_smoothing:
+        options.append(f"descent=bisam.CrossEntropy(label_smoothing={config.label_smoothing:g})")
+    if config.micro_batch is not None:
+        options.append(f"micro_batch={config.micro_batch}")
+    if config.clip_norm is not None:
+        options.append(f"clip_norm={config.clip_norm:g}")
+    if config.precision == "bf16":
+        options.append("autocast=torch.bfloat16")
+    return f"bisam.{CLASSES[kind]}(base, model, {', '.join(options)})"
+
+
+def _schedule(config: Config) -> str:
+    if config.schedule == "linear":
+        rise = f"up in {config.warmup:.0%} of the steps, then " if config.warmup else ""
+        return f"lr {rise}linearly down to 0"
+    return "lr by a cosine to 0"

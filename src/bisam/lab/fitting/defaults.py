@@ -1,0 +1,123 @@
+"""The settings of a training on one's own data, where none are given: by the kind of data, and of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from bisam.lab import spec
+from bisam.lab.config import Config
+from bisam.lab.data.task import Task
+from bisam.lab.models.pretraining import Expected
+
+PRETRAINED = (spec.TIMM, spec.TRANSFORMERS)
+MODELS = {"image": "resnet20", "rows": "perceptron"}
+"""The network of ours for each kind of data."""
+
+STEPS_OF_AN_EPOCH = 4
+"""A batch is halved until an epoch has this many steps."""
+
+SAMPLES_TO_SELECT = 1000
+"""Validation samples from which they choose the epoch that is tested: fewer would choose by chance among many."""
+
+RHOS = (0.01, 0.02, 0.05, 0.1, 0.2)
+RHOS_OF_PRETRAINED = (0.005, 0.01, 0.02, 0.05, 0.1)
+RHOS_OF_ADAPTIVE = (0.1, 0.5, 1.0, 2.0, 3.0)
+SHOWN = (
+    "optimizer", "lr", "schedule", "warmup", "weight_decay", "momentum", "clip_norm", "epochs", "batch",
+    "label_smoothing", "size", "pixels", "padding", "flip", "length", "validation", "select", "measures", "precision",
+)  # fmt: skip
+
+
+class Settings(NamedTuple):
+    """A configuration without method and seed, and the fields of it that matter for this kind of data."""
+
+    config: Config
+    shown: tuple[str, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """Such as "lr=0.1", as --set has them."""
+        return [f"{name}={getattr(self.config, name)}" for name in self.shown]
+
+
+def model_for(task: Task) -> str:
+    """The model where none is given."""
+    if task.kind not in MODELS:
+        raise ValueError(
+            "text needs a pretrained model: pip install 'bisam[transformers]' and give --model "
+            "transformers:NAME-OR-FOLDER, such as transformers:google-bert/bert-base-uncased"
+        )
+    return MODELS[task.kind]
+
+
+def settings(
+    task: Task,
+    model: str,
+    expected: Expected,
+    samples: Mapping[str, int],
+    device: torch.device,
+    *,
+    pretrained: bool | None = None,
+) -> Settings:
+    """The defaults for these data and this model; `samples` has how many there are of each part."""
+    is_pretrained = spec.parse_model(model).source in PRETRAINED if pretrained is None else pretrained
+    values = _fine_tuning(task) if is_pretrained else _from_scratch(task)
+    if task.kind == "image":
+        size = _size(task, expected, is_pretrained)
+        values |= {"size": size, "padding": size // 8, "pixels": expected.pixels if is_pretrained else "data"}
+    else:
+        values |= {"padding": 0, "flip": False}
+    if task.is_unbalanced:
+        values["measures"] = "accuracy,balanced_accuracy,macro_f1"
+    values["select"] = "best" if samples["validation"] >= SAMPLES_TO_SELECT else "last"
+    batch = values.pop("batch")
+    while batch > 1 and samples["train"] // batch < STEPS_OF_AN_EPOCH:
+        batch //= 2
+    precision = "fp32" if device.type == "cpu" else "bf16"
+    config = Config(data=task.name, model=model, batch=batch, precision=precision, **values)
+    return Settings(config, tuple(name for name in SHOWN if _matters(name, config, task)))
+
+
+def rhos(method_fields: tuple[str, ...], *, pretrained: bool) -> tuple[float, ...]:
+    """The grid that ρ is chosen from."""
+    if "eta" in method_fields:
+        return RHOS_OF_ADAPTIVE
+    return RHOS_OF_PRETRAINED if pretrained else RHOS
+
+
+def _from_scratch(task: Task) -> dict[str, Any]:
+    """SGD with a cosine, as the paper's."""
+    if task.kind == "rows":
+        return {"epochs": 50, "batch": 64, "lr": 0.05, "label_smoothing": 0.0}
+    return {"epochs": 30, "batch": 128, "lr": 0.1, "label_smoothing": 0.1}
+
+
+def _fine_tuning(task: Task) -> dict[str, Any]:
+    """AdamW with a warm-up and a linear decay, as the paper's."""
+    text = task.kind == "text"
+    return {
+        "optimizer": "adamw", "schedule": "linear", "warmup": 0.1, "weight_decay": 0.01, "clip_norm": 1.0,
+        "lr": 2e-5 if text else 1e-4, "epochs": 3 if text else 10, "batch": 32 if text else 64, "label_smoothing": 0.0,
+    }  # fmt: skip
+
+
+def _size(task: Task, expected: Expected, is_pretrained: bool) -> int:
+    if expected.size is not None and is_pretrained:
+        return expected.size
+    if isinstance(task.train.inputs, torch.Tensor):
+        return max(8, int(min(task.train.inputs.shape[2:])))
+    return 32
+
+
+def _matters(name: str, config: Config, task: Task) -> bool:
+    of_kind = {"size": "image", "pixels": "image", "padding": "image", "flip": "image", "length": "text"}
+    if of_kind.get(name, task.kind) != task.kind:
+        return False
+    if name == "validation":
+        return task.validation is None
+    if name == "momentum":
+        return config.optimizer == "sgd"
+    return name != "warmup" or config.schedule == "linear"

@@ -1,0 +1,162 @@
+"""`bisam.lab.fit`: the same comparison from Python, for one's own model and data in memory."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from bisam.lab import records
+from bisam.lab.config import Config
+from bisam.lab.data.own import from_parts, pair
+from bisam.lab.data.own_source import OwnData
+from bisam.lab.data.sources import Source
+from bisam.lab.fitting.code import lines
+from bisam.lab.fitting.plan import Plan
+from bisam.lab.fitting.study import METHODS_OF_A_STUDY, Study
+from bisam.lab.models.from_file import called
+from bisam.lab.records.checkpoint import unpack
+from bisam.lab.tables import cells
+from bisam.lab.tables.answer import Answer
+from bisam.lab.training.progress import Progress
+
+
+@dataclass
+class Fit:
+    """The outcome of `fit`: print it for the sentence and the table."""
+
+    answer: Answer
+    folder: Path
+    """The records of the runs."""
+    plan: Plan
+
+    @property
+    def sentence(self) -> str:
+        return self.answer.sentence
+
+    @property
+    def rho(self) -> dict[str, float]:
+        """ρ of each method."""
+        return self.plan.rho
+
+    @property
+    def code(self) -> str:
+        """Lines of Python that train in the same way."""
+        return "" if self.answer.best is None else lines(self.answer.best.config)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The best weights on validation data, of the method that the sentence is about."""
+        if self.answer.best is None:
+            raise ValueError("no run of a sharpness-aware method has weights: see the table for runs that diverged")
+        tensors, _ = unpack((self.answer.best.record.folder / records.WEIGHTS).read_bytes())
+        return tensors
+
+    def curves(self, name: str = "validation_accuracy") -> Any:
+        """A chart of a number over the epochs, such as "loss", which a notebook draws."""
+        from bisam.lab.report.charts import for_notebook
+        from bisam.lab.report.curves import drawn
+        from bisam.lab.tables.curves import CURVES, points
+
+        (group,) = cells.collect(records.find(self.folder)).groups
+        if name not in CURVES:
+            raise ValueError(f"there is no curve {name!r}: there are {', '.join(CURVES)}")
+        (row,) = group.rows
+        rows = points(group.of_row(row))
+        if not any(name in point for point in rows):
+            raise ValueError(f"these runs have no {name}: it belongs to other methods or measures")
+        return for_notebook(drawn(rows, name, group.recipe.methods))
+
+    def __str__(self) -> str:
+        console = Console(width=120, record=True, file=io.StringIO(), markup=False, highlight=False)
+        console.print(self.answer.sheet.rich())
+        return f"{self.sentence}\n\n{console.export_text()}".rstrip()
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        sheet = self.answer.sheet
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in sheet.head)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in sheet.rows)
+        notes = "".join(f"<p>{escape(note)}</p>" for note in sheet.notes)
+        return f"<p><b>{escape(self.sentence)}</b></p><table><tr>{head}</tr>{body}</table>{notes}"
+
+
+def fit(
+    model: Callable[..., nn.Module],
+    train: Any,
+    validation: Any = None,
+    *,
+    test: Any = None,
+    methods: Sequence[str] = METHODS_OF_A_STUDY,
+    rho: float | str = "auto",
+    seeds: int | Sequence[int] = 3,
+    minutes: float | None = None,
+    pretrained: bool = False,
+    device: str | torch.device = "cpu",
+    runs: str | Path | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Fit:
+    """Train with and without sharpness-aware methods, with paired seeds, and compare on the test data.
+
+    Args:
+        model: a function that makes the network; it may take the number of classes.
+        train, validation, test: (x, y), or a data set of torch whose items are (x, y). x are rows of numbers, or images
+            of type uint8. Without a test part the validation part is tested, and each seed validates on training
+            samples; without both, a fifth of the training samples is held out.
+        methods: "base" is the base optimizer alone, which is always among them.
+        rho: the radius; "auto" chooses it on validation data.
+        seeds: how many, or which.
+        minutes: plan epochs, seeds and the search of ρ so that they fit.
+        pretrained: whether the defaults are those of fine-tuning.
+        runs: the folder of the records, to resume from; None keeps them as long as the result.
+        quiet: whether to print nothing.
+        settings: fields of `bisam.lab.config.Config`, such as epochs=20.
+
+    >>> x, y = torch.randn(120, 4), torch.arange(120) % 2
+    >>> x[:, 0] += 3 * y
+    >>> found = fit(lambda: nn.Linear(4, 2), (x, y), methods=["sam"], rho=0.05, seeds=2, epochs=1, quiet=True)
+    >>> found.rho, [row[0] for row in found.answer.sheet.rows]
+    ({'sam': 0.05}, ['SGD', 'SAM'])
+    """
+    name = getattr(model, "__name__", "model").strip("<>")
+    given = {"train": train, "validation": validation, "test": test}
+    parts = {part: pair(data, part) for part, data in given.items() if data is not None}
+    source = OwnData(from_parts("data", parts, "the data"))
+    root = Path(tempfile.mkdtemp(prefix="bisam-") if runs is None else runs)
+    study = Study(
+        source, name, root, torch.device(device),
+        methods=methods,
+        rho=None if rho == "auto" else float(rho),
+        seeds=range(seeds) if isinstance(seeds, int) else list(seeds),
+        minutes=minutes,
+        changes=_texts(settings),
+        pretrained=pretrained,
+        build=_building(model),
+    )  # fmt: skip
+    console = Console(file=io.StringIO()) if quiet else Console()
+    with Progress(console) as progress:
+        plan = study.decide(progress.note)
+        answer = study.train(plan, progress)
+    found = Fit(answer, study.folder, plan)
+    if runs is None:
+        weakref.finalize(found, shutil.rmtree, root, ignore_errors=True)
+    return found
+
+
+def _building(make: Callable[..., nn.Module]) -> Callable[[Config, Source], nn.Module]:
+    return lambda config, source: called(make, source.classes, config.model)
+
+
+def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in settings.items()}

@@ -1,0 +1,84 @@
+"""ρ, chosen on validation data by short trainings: `bisam.tuning.find_rho` with the settings of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import bisam
+from bisam.lab import methods
+from bisam.lab.config import Config, rate
+from bisam.lab.data.sources import Batched, Source
+from bisam.lab.training.run import Build
+from bisam.tuning import RhoSweep, find_rho
+
+
+def search(
+    config: Config,
+    source: Source,
+    device: torch.device,
+    build: Build,
+    *,
+    rhos: tuple[float, ...],
+    steps: int,
+    repeats: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> RhoSweep:
+    """Train `steps` steps with each ρ, with the whole schedule in them, and compare on validation data."""
+    parts = source.parts(config, device)
+
+    def model() -> nn.Module:
+        return build(config, source).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def optimizer(model: nn.Module, rho: float) -> bisam.SharpnessAware:
+        made = methods.optimizer(model, replace(config, rho=rho))
+        return _scheduled(made, config, steps)
+
+    return find_rho(
+        model, optimizer, _Shuffled(parts.train), list(parts.validation.epoch(0)), rhos=rhos, steps=steps,
+        repeats=repeats, seed=config.seed, progress=progress,
+    )  # fmt: skip
+
+
+class _Shuffled:
+    """Epochs of a run in random order: find_rho sets torch's random numbers, so that every ρ gets the same ones."""
+
+    def __init__(self, batches: Batched) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        return self._batches.epoch(int(torch.randint(2**31, ())))
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def _scheduled(optimizer: bisam.SharpnessAware, config: Config, steps: int) -> bisam.SharpnessAware:
+    """The schedule of the configuration, shortened to these steps."""
+    done = 0
+
+    def set_rate() -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = _rate(config, done, steps)
+
+    def after(*_: Any) -> None:
+        nonlocal done
+        done += 1
+        set_rate()
+
+    set_rate()
+    optimizer.register_step_post_hook(after)
+    return optimizer
+
+
+def _rate(config: Config, step: int, steps: int) -> float:
+    if step >= steps:
+        return 0.0
+    if config.schedule == "linear":
+        return rate(replace(config, epochs=1), 0, step, steps)
+    return config.lr * (1 + math.cos(math.pi * step / steps)) / 2

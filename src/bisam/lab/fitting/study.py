@@ -1,0 +1,295 @@
+"""One's own data, one's own model, and several methods: from the defaults to the answer.
+
+`Study` joins what the lab has: paired seeds and records (`bisam.lab.training`), a search of ρ (`bisam.tuning`),
+differences with intervals (`bisam.lab.tables`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from bisam.lab import records, spec
+from bisam.lab.config import Config
+from bisam.lab.data.own_source import OwnData
+from bisam.lab.files import write_atomically
+from bisam.lab.fitting import budget as budgets
+from bisam.lab.fitting import defaults, radius
+from bisam.lab.fitting import plan as plans
+from bisam.lab.fitting.budget import Budget
+from bisam.lab.fitting.code import lines as lines_of_code
+from bisam.lab.fitting.rehearsal import Cost, is_out_of_memory, rehearse
+from bisam.lab.methods import BASES, METHODS, find, title_of, uses
+from bisam.lab.models.pretraining import expected
+from bisam.lab.recipes import Recipe
+from bisam.lab.tables import cells
+from bisam.lab.tables.answer import Answer, answer
+from bisam.lab.training import jobs as runs
+from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job
+from bisam.lab.training.progress import Progress
+from bisam.lab.training.run import Build, build_by_name
+
+METHODS_OF_A_STUDY = ("base", "sam", "bisam-log")
+"""What is compared where no methods are named; "base" is the base optimizer alone."""
+
+SEEDS, REPEATS = 3, 2
+CODE = "train.py"
+
+
+@dataclass
+class Study:
+    """A comparison on one's own data. Its records are in a folder of its own, `root/name`."""
+
+    source: OwnData
+    model: str
+    root: Path
+    device: torch.device
+    methods: Sequence[str] = METHODS_OF_A_STUDY
+    rho: float | None = None
+    """None searches it on validation data."""
+    seeds: Sequence[int] | None = None
+    """None is `SEEDS`, or fewer where the minutes do not suffice."""
+    minutes: float | None = None
+    changes: Mapping[str, str] = field(default_factory=dict)
+    """Fields of the configuration as text, as after --set."""
+    name: str = ""
+    pretrained: bool | None = None
+    """Whether the defaults are those of fine-tuning; None decides by where the model is from."""
+    build: Build = build_by_name
+
+    def __post_init__(self) -> None:
+        for field_name in ("data", "model", "method", "seed", "recipe", "title", "row", "rho"):
+            if field_name in self.changes:
+                raise ValueError(f"{field_name} has an option of its own: remove it from --set")
+        made = self._built()
+        samples = self.source.sizes(Config(validation=self._validation))
+        found = defaults.settings(
+            self.source.task, self.model, expected(made, self.model), samples, self.device, pretrained=self.pretrained
+        )
+        self.settings = found._replace(config=found.config.with_changes(self.changes))
+        self.fingerprint = hashlib.sha256(str(made).encode()).hexdigest()[:16]
+        base = self.settings.config.optimizer
+        wanted = [base if method in ("base", *BASES) else find(method).name for method in self.methods]
+        self.methods = [method for method in METHODS if method in {base, *wanted}]
+        if len(self.methods) < 2:
+            raise ValueError(f"a comparison needs a method beside {title_of(base)}: name some, such as sam,bisam-log")
+        self.name = self.name or self._default_name()
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.name
+
+    @property
+    def searched(self) -> list[str]:
+        """The methods whose ρ is searched."""
+        return [method for method in self.methods if uses(method, "rho")] if self.rho is None else []
+
+    def config(self, method: str, plan: plans.Plan | None = None) -> Config:
+        """The configuration of a method, with seed 0."""
+        own = replace(
+            self.settings.config, method=method, recipe=self.name, title=self.title, row=short_name(self.model)
+        )
+        if plan is None:
+            return own if self.rho is None else replace(own, rho=self.rho)
+        return replace(own, epochs=plan.budget.epochs, rho=plan.rho.get(method, own.rho))
+
+    @property
+    def title(self) -> str:
+        return f"{short_name(spec.parse_data(self.source.task.name).place)}, {short_name(self.model)}"
+
+    def decide(
+        self, note: Callable[[str], None], progress: Callable[[str, int, int], None] | None = None
+    ) -> plans.Plan:
+        """The plan in the folder if there is one, else a new one, which takes a few steps and the search of ρ."""
+        plan = plans.read(self.folder)
+        if plan is not None:
+            self._check_same(plan)
+            note(f"{self.folder / plans.NAME} has the plan: {self._described(plan)}")
+        open_ = [method for method in self.methods if plan is None or (uses(method, "rho") and method not in plan.rho)]
+        costs = {method: rehearse(self.config(method), self.source, self.device, self.build) for method in open_}
+        if plan is None:
+            plan = plans.Plan(self.source.checksum, self.fingerprint, *self._budget(costs, note))
+        for method in open_:
+            if uses(method, "rho"):
+                self._set_rho(plan, method, costs[method], note, progress)
+        plan.save(self.folder)
+        return plan
+
+    def _set_rho(
+        self,
+        plan: plans.Plan,
+        method: str,
+        cost: Cost,
+        note: Callable[[str], None],
+        progress: Callable[[str, int, int], None] | None,
+    ) -> None:
+        """Put ρ of a method into the plan: the given one, or the best of a grid."""
+        budget = plan.budget
+        if self.rho is not None or not budget.grid:
+            plan.rho[method] = self._fixed_rho(method)
+            return
+        grid = _thinned(self._grid(method), budget.grid)
+        found = radius.search(
+            self.config(method), self.source, self.device, self.build, rhos=grid,
+            steps=budget.search_steps(cost.steps), repeats=budget.repeats,
+            progress=None if progress is None else _labelled(progress, f"ρ of {title_of(method)}"),
+        )  # fmt: skip
+        plan.rho[method], plan.search[method] = found.rho, str(found).splitlines()
+        note(f"ρ of {title_of(method)}: {found.rho:g}, of {', '.join(f'{rho:g}' for rho in grid)}")
+
+    def recipe(self, plan: plans.Plan) -> Recipe:
+        row = short_name(self.model)
+        made = {(row, method): self.config(method, plan) for method in self.methods}
+        return Recipe(self.name, self.title, None, plan.budget.seeds, made)
+
+    def jobs(self, plan: plans.Plan) -> list[Job]:
+        seeds = range(plan.budget.seeds) if self.seeds is None else self.seeds
+        if self.minutes is not None:
+            seeds = seeds[: plan.budget.seeds]
+        return runs.jobs_of(self.recipe(plan), seeds, {}, self.root)
+
+    def train(
+        self,
+        plan: plans.Plan,
+        progress: Progress,
+        *,
+        together: int = 1,
+        checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
+    ) -> Answer:
+        """Train what is missing, and answer. Writes the best weights and the lines of Python into the folder."""
+        try:
+            runs.run(
+                self.jobs(plan), lambda _: self.source, self.device, progress, together=together,
+                checkpoint_seconds=checkpoint_seconds, build=self.build,
+            )  # fmt: skip
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            remedy = "give a smaller --together" if together > 1 else f"give --batch {self.settings.config.batch // 2}"
+            raise ValueError(f"memory ran out in the training: {remedy}. Finished runs are kept") from error
+        found = self.answer(plan)
+        if found.best is not None:
+            weights = found.best.record.folder / records.WEIGHTS
+            if weights.is_file():
+                write_atomically(self.folder / records.WEIGHTS, weights.read_bytes(), follow_links=False)
+            code = lines_of_code(found.best.config) + "\n"
+            write_atomically(self.folder / CODE, code.encode(), follow_links=False)
+        return found
+
+    def answer(self, plan: plans.Plan) -> Answer:
+        """From the records."""
+        return answer(cells.fill(self.recipe(plan), [records.read(job.folder) for job in self.jobs(plan)]))
+
+    @property
+    def _validation(self) -> float:
+        return float(self.changes.get("validation", Config().validation))
+
+    def _built(self) -> torch.nn.Module:
+        """A model to look at."""
+        with torch.random.fork_rng(devices=[]):
+            return self.build(Config(data=self.source.task.name, model=self.model), self.source)
+
+    def _budget(self, costs: Mapping[str, Cost], note: Callable[[str], None]) -> tuple[Budget, list[str]]:
+        searched = {method: costs[method] for method in self.searched}
+        grid = max((len(self._grid(method)) for method in searched), default=0)
+        seeds = SEEDS if self.seeds is None else len(self.seeds)
+        wanted = Budget(self.settings.config.epochs, seeds, grid, REPEATS if searched else 0)
+        if self.minutes is None:
+            note(f"this takes about {_time(budgets.seconds(wanted, costs, searched))}")
+            return wanted, []
+        chosen = budgets.planned(wanted, costs, searched, 60 * self.minutes)
+        lost = budgets.given_up(wanted, chosen)
+        time = _time(budgets.seconds(chosen, costs, searched))
+        note(f"for --minutes {self.minutes:g}: {', '.join(lost) or 'nothing is given up'}; about {time}")
+        return chosen, lost
+
+    def _grid(self, method: str) -> tuple[float, ...]:
+        return defaults.rhos(METHODS[method].fields, pretrained=self.settings.config.optimizer == "adamw")
+
+    def _fixed_rho(self, method: str) -> float:
+        if self.rho is not None:
+            return self.rho
+        grid = self._grid(method)
+        return self.settings.config.rho if self.settings.config.rho in grid else grid[len(grid) // 2]
+
+    def _default_name(self) -> str:
+        """Data and model, and what was chosen by options: another choice is another folder."""
+        place, options = spec.parse_data(self.source.task.name)
+        chosen = {**{key: value for key, value in options.items() if key in ("label", "config")}, **self.changes}
+        if self.rho is not None:
+            chosen["rho"] = f"{self.rho:g}"
+        if self.minutes is not None:
+            chosen["minutes"] = f"{self.minutes:g}"
+        extra = "".join(f"+{key}={value}" for key, value in chosen.items())
+        return _slug(f"{short_name(place)}-{short_name(self.model)}{extra}")
+
+    def _check_same(self, plan: plans.Plan) -> None:
+        now = {"data": self.source.checksum, "model": self.fingerprint}
+        for what, there in (("data", plan.data_checksum), ("model", plan.model)):
+            if there != now[what]:
+                raise ValueError(
+                    f"{self.folder} was trained with another {what} of this name: give another --name, or move it"
+                )
+
+        other = {method: rho for method, rho in plan.rho.items() if self.rho is not None and rho != self.rho}
+        if other:
+            raise ValueError(f"the plan in {self.folder} has {_listed(other)}: remove --rho, or give another --name")
+
+    def _described(self, plan: plans.Plan) -> str:
+        return f"{plan.budget.epochs} epochs, {plan.budget.seeds} seeds, {_listed(plan.rho)}"
+
+
+def _listed(rho: Mapping[str, float]) -> str:
+    """
+    >>> _listed({"sam": 0.05})
+    'ρ of SAM 0.05'
+    """
+    return ", ".join(f"ρ of {title_of(method)} {value:g}" for method, value in rho.items())
+
+
+def short_name(text: str) -> str:
+    """The last part of a path, without its ending; of a function its name.
+
+    >>> short_name("data/reviews.csv"), short_name("transformers:minilm/model"), short_name("nets.py:small")
+    ('reviews', 'minilm', 'small')
+    """
+    if spec.is_function(text):
+        return text.rpartition(":")[2]
+    parts = [part for part in re.split(r"[/:]", text) if part not in ("", ".", "..", "model")]
+    return re.sub(r"\.(csv|tsv|jsonl?|ndjson|parquet|npz)$", "", parts[-1]) if parts else "data"
+
+
+def _slug(text: str) -> str:
+    """
+    >>> _slug("my data-resnet20+lr=0.1")
+    'my-data-resnet20+lr=0.1'
+    """
+    return re.sub(r"[^\w.+=-]+", "-", text)[:120]
+
+
+def _thinned(grid: tuple[float, ...], count: int) -> tuple[float, ...]:
+    """That many values of a grid, its ends among them.
+
+    >>> _thinned((0.01, 0.02, 0.05, 0.1, 0.2), 3)
+    (0.01, 0.05, 0.2)
+    """
+    if count >= len(grid):
+        return grid
+    return tuple(grid[round(place * (len(grid) - 1) / (count - 1))] for place in range(count))
+
+
+def _labelled(progress: Callable[[str, int, int], None], label: str) -> Callable[[int, int], None]:
+    return lambda done, total: progress(label, done, total)
+
+
+def _time(seconds: float) -> str:
+    """
+    >>> _time(20), _time(600)
+    ('20 seconds', '10 minutes')
+    """
+    return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"

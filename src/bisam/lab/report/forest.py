@@ -1,0 +1,193 @@
+"""The forest plot: all differences between methods of one kind with their intervals, grouped by table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from bisam.lab.report.charts import Chart, of, whole
+from bisam.lab.tables.cells import Group
+from bisam.lab.tables.curves import Rows
+from bisam.lab.tables.effects import paper_difference
+from bisam.lab.tables.statistics import Difference, signed
+from bisam.lab.tables.summary import MethodDifference
+from bisam.lab.tables.verdicts import Verdict
+
+PAPER = "the paper's"
+KINDS = {
+    "resolved, better": ("circle", "#0f9d6b", "#0f9d6b"),
+    "resolved, worse": ("circle", "#c2255c", "#c2255c"),
+    "not resolved": ("square", "#7d8590", "#7d8590"),
+    "no interval: too few seeds": ("circle", "#00000000", "#7d8590"),
+    PAPER: ("diamond", "#8957e5", "#8957e5"),
+}
+"""Shape, fill and outline of each kind of mark: no two differ in colour alone."""
+
+LONGEST = 64
+"""Letters of a table's title in the plot."""
+
+BREAK = "¦"
+"""Between the parts of a label; texts have it replaced."""
+
+LINE, NARROW_LINE = 22, 19
+"""Pixels of a line of the plot, and of one of its narrow form, in which a label is above its interval."""
+
+
+def forest(verdict: Verdict) -> Chart:
+    """Right of 0 is better. An interval that leaves the plot ends with an arrow."""
+    printed = [_printed(group, one) for group, one in verdict.placed]
+    limits = _limits([one.found for one in verdict.differences], [one for one in printed if one is not None])
+    rows: Rows = []
+    before = None
+    for place, ((group, one), paper) in enumerate(zip(verdict.placed, printed, strict=True)):
+        if group is not before:
+            title = group.title if len(group.title) <= LONGEST else f"{group.title[: LONGEST - 1]}…"
+            rows.append({"wide": _key(f"h{place}", title, ""), "line": f"h{place}", "text": title, "weight": "bold"})
+        before = group
+        rows += _marks(place, one, paper, limits)
+    wide, narrow = (_layers(rows, limits, verdict.measure, is_narrow=is_narrow) for is_narrow in (False, True))
+    heights = [step * len({row[field] for row in rows}) for step, field in ((LINE, "wide"), (NARROW_LINE, "line"))]
+    return whole(wide, rows, heights[0], narrow, heights[1])
+
+
+def _printed(group: Group, one: MethodDifference) -> Difference | None:
+    """The paper's difference, of tables that are the paper's."""
+    return None if one.published is None else paper_difference(group.recipe, one.row, one.method, one.baseline)
+
+
+def _marks(
+    place: int, one: MethodDifference, paper: Difference | None, limits: tuple[float, float]
+) -> list[dict[str, Any]]:
+    found, label = one.found, f"{one.row}: {one.label}"
+    numbers = f"{signed(found.mean)} ({found.interval})" if found.interval else signed(found.mean)
+    wide = _key(f"m{place}", label, f"{numbers}, {found.n}")
+    words = {"wide": wide, "line": f"m{place}", "description": f"{label}: {one.describe()}."}
+    rows: list[dict[str, Any]] = [{"wide": wide, "line": f"l{place}", "text": label, "right": numbers}]
+    rows.append({**words, "kind": _kind(found), **_shown(found, limits)})
+    if paper is not None:
+        printed = f"{label}: {signed(paper.mean)} in the paper" + (f", {paper.interval}" if paper.interval else "")
+        rows.append({**words, "description": printed, "kind": PAPER, **_shown(paper, limits)})
+    return rows
+
+
+def _key(name: str, left: str, right: str) -> str:
+    return BREAK.join([name, left.replace(BREAK, "|"), right])
+
+
+def _kind(found: Difference) -> str:
+    if found.low is None:
+        return "no interval: too few seeds"
+    return "not resolved" if not found.resolved else "resolved, better" if found.mean > 0 else "resolved, worse"
+
+
+def _limits(ours: Sequence[Difference], papers: Sequence[Difference]) -> tuple[float, float]:
+    """Of the horizontal axis: all means, and as much of the intervals as leaves the others readable.
+
+    An interval may be many times wider than the rest: it is cut at twice the median reach, and beyond all means.
+    """
+    both = (*ours, *papers)
+    reaches = [max(abs(one.low), abs(one.high)) for one in both if one.low is not None and one.high is not None]
+    most = max([1.15 * max(abs(one.mean) for one in both), 2 * statistics.median(reaches or [0.0])])
+    kept = [0.0, *(one.mean for one in both)]
+    kept += [max(-most, min(most, end)) for one in both for end in (one.low, one.high) if end is not None]
+    room = 0.06 * (max(kept) - min(kept) or 1.0)
+    return min(kept) - room, max(kept) + room
+
+
+def _shown(found: Difference, limits: tuple[float, float]) -> dict[str, Any]:
+    row: dict[str, Any] = {"at": found.mean}
+    if found.low is not None and found.high is not None:
+        first, last = limits
+        row |= {"low": max(found.low, first), "high": min(found.high, last)}
+        row |= {"left": 1} if found.low < first else {}
+        row |= {"right_end": 1} if found.high > last else {}
+    return row
+
+
+def _layers(rows: Rows, limits: tuple[float, float], measure: str, *, is_narrow: bool) -> alt.LayerChart:
+    field = "line" if is_narrow else "wide"
+    order = list(dict.fromkeys(row[field] for row in rows))
+    axis = alt.Axis(labelOverlap="greedy", tickCount=7)
+    x: dict[str, Any] = {
+        "scale": alt.Scale(domain=[*limits], nice=False),
+        "title": f"points of {measure}",
+        "axis": axis,
+    }
+    base = of(rows)
+
+    def y(shown: alt.Axis | None) -> alt.Y:
+        return alt.Y(f"{field}:N", sort=order, scale=alt.Scale(domain=order), title=None, axis=shown)
+
+    marks = base.transform_filter("isValid(datum.at)")
+    own, theirs = (
+        marks.transform_filter(f"(datum.kind === {PAPER!r}) === {is_paper}") for is_paper in ("false", "true")
+    )
+    once = of(rows).transform_aggregate(rows="count()")  # not of `base`, whose y would leave it no length
+    layers: list[alt.Chart] = [once.mark_rule(strokeDash=[3, 3], color="#7d8590").encode(x=alt.XDatum(0, **x))]
+    present = [kind for kind in KINDS if any(row.get("kind") == kind for row in rows)]
+    for part, offset in ((own, 0), (theirs, 7)):
+        layers += _one_kind(part, y(None), x, present, 2 if is_narrow else 5, offset)
+    texts = base.transform_filter("isValid(datum.text)")
+    layers += [_headings(texts, y(None))]
+    if is_narrow:
+        layers += _labels(texts, y(None))
+    else:
+        layers += [marks.mark_point(opacity=0).encode(x=alt.X("at:Q", **x), y=y(_side(part))) for part in (1, 2)]
+    made = alt.layer(*layers).properties(description="differences with 95 % intervals")
+    return made.resolve_axis(y="independent")
+
+
+def _side(part: int) -> alt.Axis:
+    """The axis with the names, or with the numbers, of the rows."""
+    return alt.Axis(
+        orient="left" if part == 1 else "right", labelLimit=0, grid=False, ticks=False, domain=False, labelPadding=8,
+        labelExpr=f"indexof(datum.label, 'h') === 0 ? '' : split(datum.label, '{BREAK}')[{part}]",
+    )  # fmt: skip
+
+
+def _one_kind(
+    part: alt.Chart, y: alt.Y, x: dict[str, Any], present: Sequence[str], columns: int, offset: int
+) -> list[alt.Chart]:
+    """Intervals, their arrows and their means; the paper's are below ours."""
+    scales = [alt.Scale(domain=[*KINDS], range=[kind[place] for kind in KINDS.values()]) for place in range(3)]
+    legend = alt.Legend(
+        title=None, orient="top", columns=columns, labelLimit=0, symbolStrokeWidth=1.5, symbolOpacity=1,
+        values=[*present],
+    )  # fmt: skip
+    stroke = alt.Stroke("kind:N", scale=scales[2], legend=legend)
+    intervals = part.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2.5, yOffset=offset)
+    drawn = [intervals.encode(x=alt.X("low:Q", **x), x2="high:Q", y=y, stroke=stroke)]
+    for flag, end, shape in (("left", "low", "triangle-left"), ("right_end", "high", "triangle-right")):
+        arrows = part.transform_filter(f"datum.{flag}").mark_point(shape=shape, size=50, strokeWidth=3, yOffset=offset)
+        drawn.append(arrows.encode(x=alt.X(f"{end}:Q", **x), y=y, stroke=stroke))
+    points = part.mark_point(size=50, opacity=1, strokeWidth=1.5, yOffset=offset)
+    drawn.append(
+        points.encode(
+            x=alt.X("at:Q", **x),
+            y=y,
+            stroke=stroke,
+            fill=alt.Fill("kind:N", scale=scales[1], legend=legend),
+            shape=alt.Shape("kind:N", scale=scales[0], legend=legend),
+            tooltip=alt.Tooltip("description:N", title="in words"),
+        )
+    )
+    return drawn
+
+
+def _headings(texts: alt.Chart, y: alt.Y) -> alt.Chart:
+    bold = texts.transform_filter("datum.weight === 'bold'")
+    return bold.mark_text(align="left", fontWeight="bold", fontSize=11, dx=4, limit=alt.expr("width - 8")).encode(
+        x=alt.value(0), y=y, text="text:N"
+    )
+
+
+def _labels(texts: alt.Chart, y: alt.Y) -> list[alt.Chart]:
+    """Names and numbers above the intervals, from edge to edge."""
+    plain = texts.transform_filter("datum.weight !== 'bold'")
+    return [
+        plain.mark_text(align="left", fontSize=11, dx=4).encode(x=alt.value(0), y=y, text="text:N"),
+        plain.mark_text(align="right", fontSize=11, dx=-4).encode(x=alt.value("width"), y=y, text="right:N"),
+    ]

@@ -1,0 +1,121 @@
+"""Does it help? The answer of one's own runs: a sentence, and a table of methods with their differences and costs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bisam.lab.measures import title_of as title_of_measure
+from bisam.lab.methods import perturbs, title_of, uses
+from bisam.lab.tables.cells import Group, Run, text_of
+from bisam.lab.tables.statistics import MOST_SEEDS, Difference, difference, more_seeds, signed
+from bisam.lab.tables.summary import OPEN, Sheet, diverged, milliseconds, spread
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The sentence, the table, and the method that the sentence is about."""
+
+    sentence: str
+    sheet: Sheet
+    method: str | None
+    """The sharpness-aware method that does best on validation data; None if none has a result."""
+    best: Run | None
+    """The run of that method that does best on validation data."""
+
+
+def answer(group: Group) -> Answer:
+    """The answer of a table with one row: its base optimizer against its sharpness-aware methods."""
+    (row,) = group.recipe.rows
+    lines = [(name, title_of_measure(name)) for _, _, name in group.recipe.lines]
+    counted, measure = lines[0]
+    base = next((method for method in group.recipe.methods if not perturbs(method)), None)
+    best = _best_on_validation(group, row)
+    gaps: dict[str, Difference | None] = {
+        method: None
+        if base is None
+        else difference(group.measured(row, method, counted), group.measured(row, base, counted))
+        for method in group.recipe.methods
+        if method != base
+    }
+    head = ["", "ρ", "seeds", *(title for _, title in lines)]
+    head += [f"− {title_of(base)}" if base else "difference", "95 % interval", "resolved", "more seeds", "ms per step"]
+    rows = []
+    for method in group.recipe.methods:
+        config = group.recipe.cells[row, method]
+        rho = text_of(config.rho) if uses(method, "rho") else OPEN
+        values = [_spread([*group.measured(row, method, name).values()]) for name, _ in lines]
+        count = str(len(group.measured(row, method, counted)))
+        rows.append(
+            [title_of(method), rho, count, *values, *_gap(gaps.get(method)), milliseconds(group.of(row, method))]
+        )
+    sheet = Sheet(
+        f"{group.title}: {group.recipe.measure} in per cent", head, rows, _notes(group, row, [*gaps.values()])
+    )
+    return Answer(_sentence(group, measure, base, best, gaps), sheet, best.config.method if best else None, best)
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return OPEN
+    return spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def _gap(gap: Difference | None) -> list[str]:
+    if gap is None:
+        return [OPEN] * 4
+    return [signed(gap.mean), gap.interval or OPEN, "yes" if gap.resolved else "no", _more(gap)]
+
+
+def _more(gap: Difference) -> str:
+    count = more_seeds(gap)
+    if gap.low is None:
+        return "?"
+    return f"over {MOST_SEEDS - min(gap.runs)}" if count is None else str(count)
+
+
+def _sentence(
+    group: Group, measure: str, base: str | None, best: Run | None, gaps: dict[str, Difference | None]
+) -> str:
+    gap = None if best is None else gaps[best.config.method]
+    if base is None or best is None or gap is None:
+        return "No answer: there are no two finished runs to compare, one with and one without a perturbation."
+    name = f"{title_of(best.config.method)} with ρ = {text_of(best.config.rho)}"
+    verdict = "Not shown" if not gap.resolved else "Yes" if gap.mean > 0 else "No"
+    return f"{verdict}: in test {measure}, {gap.describe(name, title_of(base))}{_advice(gap)}."
+
+
+def _advice(gap: Difference) -> str:
+    if gap.resolved:
+        return ""
+    if gap.low is None:
+        return "; two seeds or more that differ are needed"
+    count = more_seeds(gap)
+    if count is None:
+        return f"; even {MOST_SEEDS} seeds would not resolve a difference of this size"
+    return f"; about {count} more seed{'s' * (count > 1)} would resolve a difference of this size"
+
+
+def _best_on_validation(group: Group, row: str) -> Run | None:
+    """The best run of the method with the best mean. The test data choose nothing."""
+    scores: dict[str, list[tuple[float, Run]]] = {}
+    for method in group.recipe.methods:
+        for run in group.of(row, method) if perturbs(method) else []:
+            value = run.measured(f"validation_{run.config.primary}")
+            if value is not None:
+                scores.setdefault(method, []).append((value, run))
+    if not scores:
+        return None
+    method = max(scores, key=lambda name: statistics.fmean(value for value, _ in scores[name]))
+    return max(scores[method], key=lambda pair: pair[0])[1]
+
+
+def _notes(group: Group, row: str, gaps: list[Difference | None]) -> list[str]:
+    notes = [lost] if (lost := diverged(group, row, group.recipe.methods)) else []
+    known = [gap for gap in gaps if gap is not None]
+    if any(gap.low is not None for gap in known):
+        notes.append("Differences and intervals are of pairs with the same seed: Student's t, each 95 % by itself.")
+    if any(gap.low is None for gap in known):
+        notes.append("Without an interval the scatter is not known: it takes two seeds or more that differ.")
+    return [f"{note[0].upper()}{note[1:]}" for note in notes]

@@ -1,0 +1,182 @@
+"""The paper's differences between methods, and how many seeds it would take to resolve them here."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from bisam.lab.methods import title_of
+from bisam.lab.recipes import Recipe
+from bisam.lab.tables import published
+from bisam.lab.tables.cells import Group
+from bisam.lab.tables.costs import hours
+from bisam.lab.tables.statistics import LEVEL, Difference, difference_of_means, signed
+from bisam.lab.tables.summary import OPEN, MethodDifference, Sheet, comparisons
+
+POWER = 0.8
+"""Chance to resolve an effect that is there, as sample sizes are usually planned."""
+
+MOST_SEEDS = 100_000
+"""Larger numbers of seeds are shown as more than this."""
+
+
+def paper_difference(recipe: Recipe, label: str, method: str, baseline: str) -> Difference | None:
+    """What the paper's table has for this row and these methods; None where it has not both."""
+    table = published.of(recipe)
+    if table is None:
+        return None
+    cells = [table.cells.get(label, {}).get(name) for name in (method, baseline)]
+    ours, theirs = cells
+    return None if ours is None or theirs is None else difference_of_means(ours, theirs, table.seeds)
+
+
+def seeds_to_resolve(effect: float, deviation: float) -> int:
+    """Pairs of runs with which a paired t test (95 %, two-sided) finds this effect with a chance of 80 %.
+
+    >>> [seeds_to_resolve(effect, 1.0) for effect in (0.5, 0.8, 1.0)]
+    [34, 15, 10]
+    """
+    size = abs(effect) / deviation
+    if size == 0 or (2.8 / size) ** 2 > MOST_SEEDS:
+        return MOST_SEEDS
+    enough = 2
+    while _power(size, enough) < POWER:
+        enough *= 2
+    too_few = enough // 2
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        too_few, enough = (too_few, middle) if _power(size, middle) >= POWER else (middle, enough)
+    return enough
+
+
+def _power(size: float, count: int) -> float:
+    from scipy.stats import nct, t  # here: it is slow to import, and training does not need it
+
+    freedom, shift = count - 1, size * math.sqrt(count)
+    limit = float(t.ppf((1 + LEVEL) / 2, freedom))
+    power = float(nct.sf(limit, freedom, shift))
+    return 1.0 if math.isnan(power) else power  # so far out that its tail cannot be computed
+
+
+def deviation_range(deviation: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a standard deviation that was estimated from `count` normal values.
+
+    >>> "{:.2f} {:.2f}".format(*deviation_range(1.0, 3))
+    '0.52 6.28'
+    """
+    from scipy.stats import chi2
+
+    freedom = count - 1
+    low, high = (float(chi2.ppf(q, freedom)) for q in ((1 + LEVEL) / 2, (1 - LEVEL) / 2))
+    return deviation * math.sqrt(freedom / low), deviation * math.sqrt(freedom / high)
+
+
+@dataclass(frozen=True)
+class SeedPlan:
+    """What it would take to resolve the paper's effect in one row of a table."""
+
+    group: Group
+    label: str
+    row: str
+    method: str
+    baseline: str
+    effect: float
+    """The paper's difference, in points."""
+    deviation: float
+    """Standard deviation of the difference of a pair of runs, measured here."""
+    pairs: int
+    """Pairs that it was measured with."""
+
+    @property
+    def needed(self) -> int:
+        return seeds_to_resolve(self.effect, self.deviation)
+
+    @property
+    def needed_range(self) -> tuple[int, int]:
+        """For the smallest and the largest scatter that these pairs are compatible with."""
+        low, high = deviation_range(self.deviation, self.pairs)
+        return seeds_to_resolve(self.effect, low), seeds_to_resolve(self.effect, high)
+
+    @property
+    def present(self) -> int:
+        """Seeds that the unchanged recipe has of both methods."""
+        if self.group.changes:
+            return 0
+        both = [self.group.measured(self.row, name).keys() for name in (self.method, self.baseline)]
+        return len(both[0] & both[1])
+
+    @property
+    def hours(self) -> float | None:
+        """Of the missing seeds on one H200."""
+        part = self.group.recipe.only([self.row], [self.method, self.baseline])
+        return hours(replace(part, seeds=max(0, self.needed - self.present)))
+
+    @property
+    def command(self) -> str:
+        recipe = self.group.recipe
+        parts = ["bisam", "reproduce", f"{recipe.name}/{self.row}", "--methods", f"{self.baseline},{self.method}"]
+        parts += ["--seeds", f"0-{self.needed - 1}"]
+        if recipe.cells[self.row, self.method].model != "densenet121":  # whose hours are those without
+            parts += ["--set", "compile=true"]
+        return shlex.join(parts)
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}: {title_of(self.method)} − {title_of(self.baseline)}"
+
+
+def seed_plans(groups: Iterable[Group]) -> list[SeedPlan]:
+    """For each difference of the paper whose scatter is measured by two or more pairs.
+
+    Runs of a changed recipe give the scatter only where those of the unchanged one do not.
+    """
+    found: dict[tuple[str, str, str], SeedPlan] = {}
+    for group in sorted(groups, key=lambda group: bool(group.changes)):
+        for one in comparisons(group):
+            plan = _plan(group, one)
+            if plan is not None:
+                found.setdefault((group.recipe.name, one.row, one.method), plan)
+    return [*found.values()]
+
+
+def _plan(group: Group, one: MethodDifference) -> SeedPlan | None:
+    row, name = next((row, name) for label, row, name in group.recipe.lines if label == one.row)
+    printed = paper_difference(group.recipe, one.row, one.method, one.baseline)
+    ours, theirs = (group.measured(row, method, name) for method in (one.method, one.baseline))
+    gaps = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    if printed is None or len(gaps) < 2 or not statistics.stdev(gaps) > 0:
+        return None
+    return SeedPlan(group, one.row, row, one.method, one.baseline, printed.mean, statistics.stdev(gaps), len(gaps))
+
+
+def sheet_of_plans(plans: Sequence[SeedPlan], measure: str = "test accuracy") -> Sheet | None:
+    """The plans as a table; None if there is none."""
+    if not plans:
+        return None
+    head = ["difference", "paper's effect", "scatter of a pair", "pairs now", "pairs needed", "GPU hours", "command"]
+    rows = []
+    for plan in plans:
+        few, many = plan.needed_range
+        spent = plan.hours
+        rows.append([
+            f"{plan.group.recipe.name}, {plan.name}",
+            signed(plan.effect),
+            f"{plan.deviation:.2f}, from {plan.pairs}" + (f"\nwith {plan.group.changes}" if plan.group.changes else ""),
+            str(plan.present),
+            f"{_count(plan.needed)}\n95 %: {_count(few)} to {_count(many)}",
+            OPEN if spent is None else f"{spent:.1f}" if spent < 100 else f"{spent:,.0f}",
+            plan.command if plan.needed < MOST_SEEDS else OPEN,
+        ])  # fmt: skip
+    notes = [
+        f"Pairs of runs with the same seed, for a chance of {100 * POWER:.0f} % that the 95 % interval excludes 0 if "
+        f"the paper's effect is the true one, in points of {measure}. The range is that of the scatter, which few "
+        "pairs measure poorly. Hours are those of the missing runs on one H200."
+    ]
+    return Sheet("Seeds needed to resolve the paper's effect", head, rows, notes)
+
+
+def _count(number: int) -> str:
+    return f"over {MOST_SEEDS:,}" if number >= MOST_SEEDS else f"{number:,}"

@@ -1,0 +1,100 @@
+"""How many differences between methods are resolved: one verdict for each pair of methods that are compared."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bisam.lab.methods import METHODS, title_of
+from bisam.lab.tables.cells import Group
+from bisam.lab.tables.summary import MethodDifference, comparisons
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The differences of one kind, such as all of BiSAM − SAM, in all tables."""
+
+    name: str
+    """The methods that are compared, such as "BiSAM"."""
+    baseline: str
+    """What they are compared with, such as "SAM"."""
+    placed: tuple[tuple[Group, MethodDifference], ...]
+    """Each difference with its table."""
+
+    @property
+    def differences(self) -> list[MethodDifference]:
+        return [one for _, one in self.placed]
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} vs {self.baseline}"
+
+    @property
+    def measure(self) -> str:
+        """What the tables compare, such as "test accuracy"."""
+        return ", ".join(dict.fromkeys(measure_of(group) for group, _ in self.placed))
+
+    @property
+    def resolved(self) -> int:
+        return sum(one.found.resolved for one in self.differences)
+
+    @property
+    def better(self) -> int:
+        """Resolved differences in favour of the method."""
+        return sum(one.found.resolved and one.found.mean > 0 for one in self.differences)
+
+    @property
+    def above(self) -> int:
+        return sum(one.found.mean > 0 for one in self.differences)
+
+    @property
+    def below(self) -> int:
+        return sum(one.found.mean < 0 for one in self.differences)
+
+    @property
+    def without_interval(self) -> int:
+        """Differences whose scatter cannot be estimated, such as those of one run each."""
+        return sum(one.found.low is None for one in self.differences)
+
+    @property
+    def headline(self) -> str:
+        count = len(self.differences)
+        return f"{self.resolved} of {count} difference{'s' * (count != 1)} resolved"
+
+    @property
+    def conclusion(self) -> str:
+        """In whose favour the resolved ones are."""
+        if not self.resolved:
+            return f"{self.name} and {self.baseline} cannot be separated yet"
+        return f"{self.better} in favour of {self.name}, {self.resolved - self.better} of {self.baseline}"
+
+    @property
+    def details(self) -> str:
+        """Such as "7 above, 5 below; 8 without an interval: too few seeds"."""
+        level = len(self.differences) - self.above - self.below
+        places = [f"{self.above} above", f"{self.below} below", *([f"{level} level"] * bool(level))]
+        if not self.without_interval:
+            return ", ".join(places)
+        return f"{', '.join(places)}; {self.without_interval} without an interval: too few seeds"
+
+
+def verdicts(groups: Iterable[Group]) -> list[Verdict]:
+    """Those of BiSAM and its adaptive and efficient kin against what each adds Q to; then the others by method."""
+    found: dict[tuple[str, str], list[tuple[Group, MethodDifference]]] = defaultdict(list)
+    for group in groups:
+        for one in comparisons(group):
+            found[_family(one)].append((group, one))
+    order = sorted(found, key=lambda key: key != ("BiSAM", "SAM"))
+    return [Verdict(*key, tuple(found[key])) for key in order]
+
+
+def _family(one: MethodDifference) -> tuple[str, str]:
+    """With Q in the ascent, whatever the ball, it is BiSAM against SAM."""
+    has_q = one.method in METHODS and METHODS[one.method].phi is not None
+    return ("BiSAM", "SAM") if has_q else (title_of(one.method), title_of(one.baseline))
+
+
+def measure_of(group: Group) -> str:
+    """What a table compares, in words."""
+    return group.recipe.measure

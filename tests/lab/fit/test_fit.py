@@ -1,0 +1,217 @@
+"""`bisam fit` from end to end: images, rows and texts; the answer against the records; resume."""
+
+import json
+import re
+import statistics
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from scipy.stats import t
+from torch import nn
+
+from bisam.lab import records
+from bisam.lab.fitting import study
+from bisam.lab.fitting.rehearsal import Cost
+from bisam.lab.models import build
+
+
+def results(folder):
+    """The results of the runs, by method and seed."""
+    found = {}
+    for record in records.find(folder):
+        assert records.verify(record) == []
+        found.setdefault(record.config["method"], {})[record.config["seed"]] = record.result
+    return found
+
+
+def expected_gap(found, method, base, name="test_accuracy"):
+    """Mean and interval of the paired differences, by hand."""
+    gaps = [found[method][seed][name] - found[base][seed][name] for seed in found[base]]
+    half = t.ppf(0.975, len(gaps) - 1) * statistics.stdev(gaps) / len(gaps) ** 0.5
+    return statistics.fmean(gaps), statistics.fmean(gaps) - half, statistics.fmean(gaps) + half
+
+
+def printed(value):
+    return f"{value:+.2f}".replace("-", "−")
+
+
+@pytest.fixture(scope="module")
+def rows(bisam, breast_cancer, tmp_path_factory):
+    """A fit of rows with a search of ρ, and its output."""
+    root = tmp_path_factory.mktemp("runs")
+    options = ["--runs", root, "--epochs", 2, "--seeds", "0-2", "--name", "cancer", "--device", "cpu"]
+    done = bisam("fit", breast_cancer, *options)
+    assert done.exit_code == 0, done.output
+    return root / "cancer", done, options
+
+
+def test_the_sentence_is_that_of_the_records(rows):
+    folder, done, _ = rows
+    found = results(folder)
+    assert {method: [*seeds] for method, seeds in found.items()} == {
+        method: [0, 1, 2] for method in ("bisam-log", "sam", "sgd")
+    }
+    sentence = done.output.strip().splitlines()[-1]
+    method = "bisam-log" if "BiSAM" in sentence else "sam"
+    validation = {
+        name: statistics.fmean(one["validation_accuracy"] for one in found[name].values())
+        for name in ("sam", "bisam-log")
+    }
+    assert validation[method] == max(validation.values())
+    mean, low, high = expected_gap(found, method, "sgd")
+    assert f"by {abs(mean):.2f} points" in sentence
+    assert f"{printed(low)} to {printed(high)}" in sentence
+    resolved = low > 0 or high < 0
+    assert sentence.split(":")[0] == ("Not shown" if not resolved else "Yes" if mean > 0 else "No")
+    assert ("more seed" in sentence) == (not resolved)
+
+
+def test_unbalanced_classes_have_balanced_accuracy_and_macro_f1_beside_accuracy(rows):
+    folder, done, _ = rows
+    assert "measures=accuracy,balanced_accuracy,macro_f1" in done.output
+    for seeds in results(folder).values():
+        for result in seeds.values():
+            assert {"test_accuracy", "test_balanced_accuracy", "test_macro_f1", "validation_macro_f1"} <= {*result}
+    page = (folder / "report.html").read_text()
+    assert "perceptron, balanced accuracy" in page
+    assert "validation macro F1, per cent" in page
+
+
+def test_rho_is_chosen_from_a_grid_and_written_into_the_plan(rows):
+    folder, _, _ = rows
+    plan = json.loads((folder / "plan.json").read_text())
+    configs = {record.config["method"]: record.config["rho"] for record in records.find(folder)}
+    for method, rho in plan["rho"].items():
+        assert rho in (0.01, 0.02, 0.05, 0.1, 0.2)
+        assert configs[method] == rho
+        assert any("→" in line and f"{rho:g}" in line for line in plan["search"][method])
+
+
+def test_every_setting_is_shown_before_the_training(rows):
+    _, done, _ = rows
+    settings = done.output.index("settings")
+    assert settings < done.output.index("epoch 2/2")
+    for shown in ("optimizer=sgd", "lr=0.05", "schedule=cosine", "epochs=2", "batch=64", "validation=0.1"):
+        assert shown in done.output
+
+
+def test_the_best_weights_are_written_and_fit_the_model(rows):
+    folder, _, _ = rows
+    weights = load_file(folder / "best.safetensors")
+    build("perceptron", 2, features=30).load_state_dict(weights)
+
+
+def test_the_lines_of_python_train(rows):
+    folder, done, _ = rows
+    code = (folder / "train.py").read_text()
+    assert len(code.splitlines()) == 5
+    assert all(line in done.output for line in code.splitlines())
+    model = nn.Linear(30, 2)
+    before = model.weight.detach().clone()
+    names = {"model": model, "loader": [(torch.randn(8, 30), torch.arange(8) % 2)]}
+    exec(code, names)
+    assert not torch.equal(before, model.weight)
+    config = next(record.config for record in records.find(folder) if record.config["method"] != "sgd")
+    assert names["optimizer"].param_groups[0]["momentum"] == config["momentum"]
+    assert re.search(r"rho=(\S+?)[,)]", code)[1] in {f"{record.config['rho']:g}" for record in records.find(folder)}
+
+
+def test_the_same_command_trains_nothing_again_and_more_seeds_only_those(rows, bisam, breast_cancer):
+    folder, done, options = rows
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")}
+    again = bisam("fit", breast_cancer, *options)
+    assert again.exit_code == 0, again.output
+    assert "9 of 9 runs are done already" in again.output
+    assert again.output.strip().splitlines()[-1] == done.output.strip().splitlines()[-1]
+    more = [*options[:5], "0-3", *options[6:]]
+    assert "9 of 12 runs are done already" in bisam("fit", breast_cancer, *more).output
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_method_that_is_added_gets_its_own_rho_and_the_others_keep_theirs(bisam, breast_cancer, tmp_path):
+    options = ["--runs", tmp_path, "--epochs", 1, "--seeds", "0", "--name", "cancer", "--device", "cpu"]
+    plans = []
+    for methods in ("sam", "sam,asam"):
+        done = bisam("fit", breast_cancer, *options, "--methods", methods)
+        assert done.exit_code == 0, done.output
+        plans.append(json.loads((tmp_path / "cancer" / "plan.json").read_text()))
+    assert "2 of 3 runs are done already" in done.output
+    assert plans[1]["rho"]["sam"] == plans[0]["rho"]["sam"]
+    assert plans[1]["rho"]["asam"] in (0.1, 0.5, 1.0, 2.0, 3.0)
+    assert {**plans[1], "rho": 0, "search": 0} == {**plans[0], "rho": 0, "search": 0}
+
+
+def test_a_report_needs_nothing_but_the_records(rows, bisam, tmp_path):
+    folder, _, _ = rows
+    done = bisam("report", folder, "--out", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    assert "breast, perceptron: test results in per cent" in done.output
+    assert "of no recipe" not in done.output
+
+
+def test_the_answer_comes_without_the_libraries_for_charts(rows, bisam, breast_cancer, monkeypatch):
+    _, done, options = rows
+    monkeypatch.setitem(sys.modules, "bisam.lab.report.report", None)  # as if it could not be imported
+    again = bisam("fit", breast_cancer, *options)
+    assert again.exit_code == 0, again.output
+    assert "no page: charts need the library" in again.output
+    assert again.output.strip().splitlines()[-1] == done.output.strip().splitlines()[-1]
+
+
+def test_other_data_of_the_same_name_are_refused(rows, bisam, breast_cancer, tmp_path):
+    _, _, options = rows
+    other = tmp_path / "breast.csv"
+    other.write_text("".join(breast_cancer.read_text().splitlines(keepends=True)[:-5]))
+    refused = bisam("fit", other, *options)
+    assert refused.exit_code == 1
+    assert "another data of this name" in refused.output
+
+
+def test_a_folder_of_images(bisam, images, tmp_path):
+    root = tmp_path / "runs"
+    done = bisam(
+        "fit", images, "--methods", "sam", "--rho", 0.05, "--epochs", 1, "--batch", 8, "--set", "size=8", "--seeds",
+        "0,1", "--runs", root, "--device", "cpu", "--together", 2, "--tensorboard",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert (root / "tensorboard").is_dir()
+    assert "6 of 30 samples are held out" in done.output
+    found = results(root)
+    assert {*found} == {"sgd", "sam"}
+    gap = statistics.fmean(found["sam"][seed]["test_accuracy"] - found["sgd"][seed]["test_accuracy"] for seed in (0, 1))
+    assert f"by {abs(gap):.2f} points" in done.output.strip().splitlines()[-1]
+
+
+def test_a_csv_of_text_with_a_pretrained_model(bisam, reviews, minilm, tmp_path):
+    root = tmp_path / "runs"
+    done = bisam(
+        "fit", reviews, "--text", "review", "--label", "stars", "--model", minilm, "--methods", "sam", "--rho", 0.01,
+        "--epochs", 1, "--batch", 8, "--seeds", "0", "--runs", root, "--device", "cpu",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "optimizer=adamw, lr=2e-05, schedule=linear, warmup=0.1" in done.output
+    found = results(root)
+    gap = found["sam"][0]["test_accuracy"] - found["adamw"][0]["test_accuracy"]
+    sentence = done.output.strip().splitlines()[-1]
+    assert f"by {abs(gap):.2f} points" in sentence
+    assert "two seeds or more" in sentence
+    first = next(record for record in records.find(root) if record.config["method"] == "adamw").metrics[0]
+    assert first["loss"] < 0.8  # near log 2: a new head on a network that is loaded
+
+
+def test_minutes_plan_what_fits_and_show_what_is_given_up(bisam, breast_cancer, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "rehearse", lambda *_: Cost(step=0.1, validation=0.1, steps=6))
+    done = bisam("fit", breast_cancer, "--minutes", 0.2, "--runs", tmp_path, "--methods", "sam", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    (line,) = (line for line in done.output.splitlines() if line.startswith("for --minutes"))
+    plan = json.loads(next(tmp_path.rglob("plan.json")).read_text())
+    # 2 methods of e epochs cost 1.4 e for each seed: of 12 seconds, no search and a few epochs are left
+    assert plan["budget"] == {"epochs": 3, "seeds": 2, "grid": 0, "repeats": 0}
+    assert plan["given_up"] == ["3 epochs instead of 50", "2 seeds instead of 3", "no search: ρ is the paper's"]
+    assert all(lost in line for lost in plan["given_up"])
+    assert {record.config["epochs"] for record in records.find(tmp_path)} == {3}
+    refused = bisam("fit", breast_cancer, "--minutes", 0.01, "--runs", tmp_path, "--device", "cpu")
+    assert refused.exit_code == 1
+    assert "the least that can be compared" in refused.output

@@ -1,0 +1,82 @@
+"""`bisam.lab.fit`: the same from Python."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from bisam.lab import fit
+
+
+def network(classes):
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, classes))
+
+
+def data(count, seed):
+    draws = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(count, 4, generator=draws), torch.arange(count) % 3
+    x[torch.arange(count), y] += 2
+    return x, y
+
+
+@pytest.fixture(scope="module")
+def found():
+    return fit(network, data(120, 0), data(30, 1), methods=["sam"], rho=0.05, seeds=2, epochs=2, quiet=True)
+
+
+def test_it_prints_as_the_sentence_and_the_table(found, capsys):
+    print(found)
+    text = capsys.readouterr().out
+    assert text.startswith(found.sentence)
+    for cell in ("SGD", "SAM", "0.05", "95 % interval", "ms per step"):
+        assert cell in text
+    assert found.sentence in found._repr_html_()
+
+
+def test_the_validation_part_is_tested_where_there_is_no_test_part(found):
+    runs = [row for row in found.answer.sheet.rows if row[0] == "SAM"]
+    assert runs[0][2] == "2"
+    accuracies = found.answer.best.record.result["test_accuracy"] * 30 / 100
+    assert accuracies == pytest.approx(round(accuracies))  # of 30 samples
+
+
+def test_its_curves_are_those_of_the_runs(found):
+    drawn = found.curves("loss").to_dict()
+    means = drawn["datasets"]["means"]
+    assert {row["method"] for row in means} == {"SGD", "SAM"}
+    assert {row["epoch"] for row in means} == {1, 2}
+    assert all(row["least"] <= row["value"] <= row["most"] for row in means)
+    with pytest.raises(ValueError, match="there is no curve 'los'"):
+        found.curves("los")
+
+
+def test_its_weights_fit_the_network(found):
+    network(3).load_state_dict(found.weights)
+    assert "bisam.SAM(base, model, rho=0.05)" in found.code
+
+
+def test_data_sets_of_torch_and_a_folder_to_resume_from(tmp_path, capsys):
+    arguments = (network, TensorDataset(*data(60, 0)), TensorDataset(*data(12, 1)))
+    options = {"test": data(12, 2), "methods": ["sam"], "rho": 0.1, "seeds": 1, "epochs": 1, "runs": tmp_path}
+    first = fit(*arguments, **options, quiet=True)
+    again = fit(*arguments, **options)
+    assert "2 of 2 runs are done already" in capsys.readouterr().out
+    assert first.sentence == again.sentence
+    with pytest.raises(ValueError, match="another model of this name"):
+        fit(other_network(), *arguments[1:], **options, quiet=True)
+
+
+def other_network():
+    def network(classes):
+        return nn.Linear(4, classes)
+
+    return network
+
+
+def test_what_is_not_data_has_a_remedy():
+    with pytest.raises(ValueError, match=r"train: give \(x, y\)"):
+        fit(network, 3)
+    with pytest.raises(ValueError, match="12 inputs have 11 labels"):
+        fit(network, (torch.randn(12, 4), torch.arange(11) % 3))
+    with pytest.raises(ValueError, match="no field of a run is called 'epoch'"):
+        fit(network, data(60, 0), epoch=3)

@@ -1,0 +1,81 @@
+"""docs/your-data.md: its output is that of records in this repository, and its snippets run."""
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bisam.lab import records
+from bisam.lab.recipe_files import read
+from bisam.lab.tables import cells
+from bisam.lab.tables.answer import answer
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "your-data.md").read_text()
+RUNS = ROOT / "benchmarks" / "results" / "your_data"
+
+
+def snippets(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def answered(seeds):
+    (group,) = cells.collect(records.find(RUNS)).groups
+    group = replace(
+        group,
+        runs={cell: {seed: run for seed, run in runs.items() if seed in seeds} for cell, runs in group.runs.items()},
+    )
+    return answer(group)
+
+
+def test_the_records_are_whole():
+    found = records.find(RUNS)
+    assert len(found) == 30
+    assert [problem for record in found for problem in records.verify(record)] == []
+
+
+@pytest.mark.parametrize("seeds", [range(3), range(10)])
+def test_the_answers_are_those_of_the_records(seeds):
+    assert answered(seeds).sentence in " ".join(PAGE.split())
+
+
+def test_the_table_is_that_of_the_records():
+    shown = " ".join(re.findall(r"│(.*)", PAGE))
+    for row in answered(range(3)).sheet.rows:
+        for cell in row:
+            assert all(word in shown for word in cell.split()), cell
+
+
+def test_the_results_of_single_runs_are_those_of_the_records():
+    lines = re.findall(r"^    (SGD|SAM) seed (\d) perceptron  test accuracy (\S+) %, .*?macro F1 (\S+) %", PAGE, re.M)
+    assert len(lines) == 2
+    for method, seed, accuracy, macro_f1 in lines:
+        result = records.read(RUNS / "cancer-perceptron" / f"perceptron-{method.lower()}-seed{seed}").result
+        assert (f"{result['test_accuracy']:.2f}", f"{result['test_macro_f1']:.2f}") == (accuracy, macro_f1)
+
+
+def test_the_snippets_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows, notebook = snippets("python")
+    exec(rows, {})
+    assert (tmp_path / "cancer.csv").read_text().count("malignant") == 212
+    exec(notebook, {})
+    assert "BiSAM (-log)" in capsys.readouterr().out
+
+
+def test_the_table_of_the_page_is_a_recipe(tmp_path):
+    (content,) = snippets("toml")
+    (tmp_path / "my.toml").write_text(content)
+    recipe = read(tmp_path / "my.toml")
+    assert (recipe.rows, recipe.cells["noisy", "sgd"].epochs) == (["clean", "noisy"], 60)
+
+
+def test_every_option_of_the_page_is_one(bisam):
+    known = "".join(bisam(command, "--help").output for command in ("fit", "train", "reproduce", "report"))
+    commands = re.findall(r"^    (?:\$ )?(bisam .*)$", PAGE, re.M)
+    options = {word for line in commands for word in shlex.split(line, comments=True) if word.startswith("--")}
+    options |= set(re.findall(r"`(--[a-z-]+)", PAGE))
+    assert options
+    assert all(option in known for option in options), options

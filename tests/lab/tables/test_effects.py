@@ -1,0 +1,107 @@
+"""The paper's differences, and how many seeds would resolve them."""
+
+import math
+import shlex
+import statistics
+
+import numpy as np
+import pytest
+from scipy.stats import t
+
+from bisam.lab.cli import app
+from bisam.lab.recipes import find
+from bisam.lab.tables import effects
+from bisam.lab.tables.cells import collect
+from bisam.lab.tables.costs import PLAIN_STEP_MS
+from bisam.lab.tables.effects import MOST_SEEDS, paper_difference, seed_plans, seeds_to_resolve, sheet_of_plans
+
+
+def test_the_paper_s_interval_is_welch_s_by_hand():
+    found = paper_difference(find("cifar10"), "vgg19bn", "bisam-log", "sam")  # 95.22 ± 0.13 and 95.09 ± 0.12, six each
+    error = math.sqrt(0.13**2 / 6 + 0.12**2 / 6)
+    freedom = error**4 / ((0.13**2 / 6) ** 2 / 5 + (0.12**2 / 6) ** 2 / 5)
+    half = t.ppf(0.975, freedom) * error
+    assert found.mean == pytest.approx(0.13)
+    assert (found.low, found.high) == pytest.approx((0.13 - half, 0.13 + half))
+
+
+def test_the_paper_has_no_difference_where_it_has_not_both():
+    assert paper_difference(find("cifar10"), "vgg19bn", "bisam-log", "asam") is None
+    assert paper_difference(find("demo"), "40%", "sam", "sgd") is None
+
+
+@pytest.mark.parametrize("effect", [0.4, -0.7, 1.5])
+def test_with_the_seeds_needed_four_of_five_experiments_resolve_the_effect_and_with_fewer_less(effect):
+    """By simulation: paired differences of that mean and a standard deviation of 1."""
+    needed, draw = seeds_to_resolve(effect, 1.0), np.random.default_rng(0)
+
+    def share(count):
+        gaps = draw.normal(effect, 1.0, size=(40_000, count))
+        half = t.ppf(0.975, count - 1) * gaps.std(axis=1, ddof=1) / math.sqrt(count)
+        return (abs(gaps.mean(axis=1)) > half).mean()
+
+    assert share(needed) > 0.8 - 0.01
+    assert share(needed - 1) < 0.8 + 0.01
+
+
+def test_extreme_effects_have_bounded_numbers_of_seeds():
+    assert seeds_to_resolve(0.0, 1.0) == MOST_SEEDS
+    assert seeds_to_resolve(1e-9, 1.0) == MOST_SEEDS
+    assert seeds_to_resolve(100.0, 1e-6) == 2
+
+
+@pytest.fixture
+def plans(recorded):
+    accuracies = {"sgd": [94.0], "sam": [94.5, 94.9, 94.6], "bisam-log": [94.8, 94.9, 95.1], "bisam-tanh": [94.0, 95.0]}
+    runs = [recorded(f"cifar10/vgg19bn/{m}", seed, x) for m, xs in accuracies.items() for seed, x in enumerate(xs)]
+    return seed_plans(collect(runs).groups)
+
+
+def test_a_plan_has_the_scatter_of_the_pairs_and_what_is_missing(plans):
+    log, tanh = plans  # SAM − SGD has one pair, of which no scatter can be estimated
+    assert (log.method, log.pairs, log.effect) == ("bisam-log", 3, pytest.approx(0.13))
+    assert log.deviation == pytest.approx(statistics.stdev([0.3, 0.0, 0.5]))
+    assert log.needed == seeds_to_resolve(0.13, log.deviation) > 3
+    assert log.needed_range[0] < log.needed < log.needed_range[1]
+    steps = 200 * math.floor(45_000 / 128)
+    milliseconds = steps * PLAIN_STEP_MS["vgg19bn"] * 2  # two passes a step
+    assert log.hours == pytest.approx((log.needed - 3) * 2 * milliseconds / 3.6e6)
+    assert tanh.present == 2
+
+
+def test_the_command_of_a_plan_is_one_that_the_program_takes(plans, monkeypatch):
+    asked = []
+    monkeypatch.setattr("bisam.lab.cli.runs._run", lambda recipe, seeds, changes, *rest, **more: asked.append(
+        ([*recipe.cells], seeds, changes)
+    ))  # fmt: skip
+    app(shlex.split(plans[0].command)[1:], standalone_mode=False)
+    cells = [("vgg19bn", "sam"), ("vgg19bn", "bisam-log")]
+    assert asked == [(cells, f"0-{plans[0].needed - 1}", ["compile=true"])]
+
+
+def test_the_scatter_of_a_changed_recipe_is_used_and_named_where_the_unchanged_has_none(recorded):
+    changed = [
+        recorded(f"cifar10/vgg19bn/{method}", seed, 94 + seed * place, cutout=0)
+        for place, method in enumerate(("sam", "bisam-log"))
+        for seed in (0, 1)
+    ]
+    (plan,) = seed_plans(collect(changed).groups)
+    assert (plan.present, plan.pairs) == (0, 2)
+    assert "with cutout=0" in sheet_of_plans([plan]).rows[0][2]
+    own = [
+        recorded(f"cifar10/vgg19bn/{method}", seed, 94 + seed * place / 10)
+        for place, method in enumerate(("sam", "bisam-log"))
+        for seed in (0, 1)
+    ]
+    (plan,) = seed_plans(collect([*changed, *own]).groups)
+    assert (plan.present, plan.group.changes) == (2, "")
+
+
+def test_the_table_of_plans_says_how_many_how_long_and_how(plans):
+    sheet = sheet_of_plans(plans, "macro F1")
+    assert [*sheet.head][-3:] == ["pairs needed", "GPU hours", "command"]
+    assert sheet.rows[0][0] == "cifar10, vgg19bn: BiSAM (-log) − SAM"
+    assert sheet.rows[0][-1] == plans[0].command
+    assert "macro F1" in sheet.notes[0]
+    assert sheet_of_plans([]) is None
+    assert effects.seed_plans([]) == []

@@ -1,0 +1,73 @@
+"""Tables as LaTeX and CSV."""
+
+import csv
+import io
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from bisam.lab.cli import app
+from bisam.lab.tables.exports import csv_text, file_name, latex
+from bisam.lab.tables.summary import Sheet
+
+SHEET = Sheet("A & B", ["", "x_1 %"], [["40%", "94.20 ± 0.10\n93 ± 1"], ["a{b}\\", "−1"]], ["50 % of #1"])
+
+
+def test_latex_has_a_line_for_each_line_of_a_cell_and_escapes_what_it_would_obey():
+    assert latex(SHEET).splitlines() == [
+        "% A & B",
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r" & x\_1 \% \\",
+        r"\midrule",
+        r"40\% & 94.20 $\pm$ 0.10 \\",
+        r" & 93 $\pm$ 1 \\",
+        r"a\{b\}\textbackslash{} & $-$1 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        "% 50 % of #1",
+    ]
+
+
+def test_a_comment_of_latex_stays_in_its_line():
+    text = latex(Sheet("one\n\\input{/etc/passwd}", ["a"], [["b"]], ["c\nd"]))
+    assert [line for line in text.splitlines() if line.startswith("%")] == ["% one \\input{/etc/passwd}", "% c d"]
+
+
+def test_csv_is_read_as_the_same_cells():
+    rows = [*csv.reader(io.StringIO(csv_text(SHEET)))]
+    assert rows == [["", "x_1 %"], ["40%", "94.20 ± 0.10; 93 ± 1"], ["a{b}\\", "−1"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "written"), [("=1+1", "'=1+1"), ("@x", "'@x"), ("+cmd|x", "'+cmd|x"), ("+0.5", "+0.5")]
+)
+def test_a_spreadsheet_computes_nothing_of_a_record(text, written):
+    ((cell,),) = [*csv.reader(io.StringIO(csv_text(Sheet("", [text], []))))]
+    assert cell == written
+
+
+def test_names_of_files_are_short_and_plain():
+    assert file_name("../../x: y" + "z" * 300) == ("x-y" + "z" * 300)[:120]
+    assert file_name("±") == "table"
+
+
+def test_the_report_writes_both(tmp_path, recorded, write_run):
+    for method in ("sgd", "sam"):
+        write_run(tmp_path / "runs" / method, recorded(f"demo/40%/{method}", trained=0))
+    arguments = ["report", tmp_path / "runs", "--latex", tmp_path / "tables.tex", "--csv", tmp_path / "csv"]
+    done = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "300"})
+    assert done.exit_code == 0, done.output
+    assert f"wrote {tmp_path / 'tables.tex'}" in done.output
+    assert f"wrote 2 tables to {tmp_path / 'csv'}" in done.output
+    text = (tmp_path / "tables.tex").read_text()
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+    assert re.search(r"40\\% & 90.00, n = 1 & 90.00, n = 1 & -- & -- \\\\", text)
+    files = sorted((tmp_path / "csv").iterdir())
+    assert [path.name for path in files] == [
+        "handwritten-digits-40-of-the-labels-wrong-differences-in-points-of-test-accuracy.csv",
+        "handwritten-digits-40-of-the-labels-wrong-test-accuracy-in-per-cent.csv",
+    ]
+    (row,) = csv.DictReader(io.StringIO(files[0].read_text()))
+    assert row["ours"] == "+0.00"

@@ -1,0 +1,51 @@
+"""The counts of resolved differences, of all tables."""
+
+import pytest
+
+from bisam.lab.tables.cells import collect
+from bisam.lab.tables.verdicts import verdicts
+
+
+def of(recorded, **accuracies):
+    """Verdicts of a row whose methods have these accuracies, by seed."""
+    names = {name.replace("_", "-"): values for name, values in accuracies.items()}
+    runs = [recorded(f"cifar10/resnet56/{m}", seed, x) for m, values in names.items() for seed, x in enumerate(values)]
+    return {one.title: one for one in verdicts(collect(runs).groups)}
+
+
+def test_better_worse_and_unresolved_differences_are_counted(recorded):
+    found = of(
+        recorded,
+        sgd=[90.0, 91.0, 92.0],
+        sam=[92.0, 93.1, 93.9],  # above by 2, and never far from it
+        bisam_log=[90.0, 91.0, 92.0],  # below by 2
+        bisam_tanh=[95.0, 92.0, 94.0],
+    )
+    assert [*found] == ["BiSAM vs SAM", "SAM vs SGD"]
+    bisam, sam = found.values()
+    assert (bisam.resolved, bisam.better, bisam.above, bisam.below) == (1, 0, 1, 1)
+    assert bisam.headline == "1 of 2 differences resolved"
+    assert bisam.conclusion == "0 in favour of BiSAM, 1 of SAM"
+    assert bisam.details == "1 above, 1 below"
+    assert (sam.headline, sam.conclusion) == ("1 of 1 difference resolved", "1 in favour of SAM, 0 of SGD")
+
+
+@pytest.mark.parametrize(("accuracy", "details"), [(91.0, "1 above, 0 below"), (90.0, "0 above, 0 below, 1 level")])
+def test_one_run_each_is_counted_without_an_interval(accuracy, details, recorded):
+    (found,) = of(recorded, sgd=[90.0], sam=[accuracy]).values()
+    assert found.headline == "0 of 1 difference resolved"
+    assert found.conclusion == "SAM and SGD cannot be separated yet"
+    assert found.details == f"{details}; 1 without an interval: too few seeds"
+
+
+def test_adaptive_and_efficient_methods_with_q_count_for_bisam(recorded):
+    runs = [recorded(f"adaptive/resnet56/{method}") for method in ("asam", "abisam-log", "abisam-tanh")]
+    runs += [recorded(f"efficient/resnet56/{method}") for method in ("esam", "ebisam-log")]
+    (found,) = verdicts(collect(runs).groups)
+    assert found.title == "BiSAM vs SAM"
+    assert len(found.differences) == 3
+    assert [group.recipe.name for group, _ in found.placed] == ["adaptive", "adaptive", "efficient"]
+
+
+def test_without_two_methods_there_is_none(recorded):
+    assert verdicts(collect([recorded("demo/40%/sam")]).groups) == []

@@ -1,0 +1,130 @@
+"""Tables of one's own from a TOML or Python file: trained, resumed and reported as the paper's."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bisam.lab import records
+from bisam.lab.cli import app
+from bisam.lab.recipe_files import find, is_file
+from bisam.lab.tables.cells import collect
+
+TOML = """
+title = "Digits, clean and noisy"
+methods = ["sgd", "sam"]
+seeds = 2
+
+[settings]
+data = "digits"
+model = "digitsnet"
+epochs = 1
+batch = 64
+padding = 0
+flip = false
+precision = "fp32"
+measures = ["accuracy", "macro_f1"]
+
+[rows.clean]
+[rows."noisy labels"]
+noise = 0.4
+
+[method.sgd]
+epochs = 2
+"""
+
+PYTHON = """
+from bisam.lab.config import Config
+from bisam.lab.recipes import table
+
+def recipe():
+    def config(row, method):
+        return Config(data="digits", model="digitsnet", epochs=1, noise=float(row), padding=0, precision="fp32")
+    return table("any", "By noise", ["0.0", "0.2"], ["sgd", "sam"], config, seeds=2)
+"""
+
+
+@pytest.fixture
+def toml(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(TOML)
+    return "mine.toml"
+
+
+def bisam(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def test_a_toml_file_is_a_table(toml):
+    recipe = find(toml)
+    assert (recipe.name, recipe.title, recipe.rows, recipe.seeds) == (
+        "mine", "Digits, clean and noisy", ["clean", "noisy labels"], 2,
+    )  # fmt: skip
+    sgd, sam = recipe.cells["clean", "sgd"], recipe.cells["noisy labels", "sam"]
+    assert (sgd.epochs, sgd.noise, sam.epochs, sam.noise) == (2, 0.0, 1, 0.4)
+    assert (sam.title, sam.row, sam.recipe, sam.method) == (recipe.title, "noisy labels", "mine", "sam")
+    assert [*find(f"{toml}/noisy labels/sam").cells] == [("noisy labels", "sam")]
+
+
+def test_it_trains_and_its_report_needs_nothing_but_the_records(toml):
+    trained = bisam("train", toml, "--seeds", 3, "--device", "cpu")
+    assert trained.exit_code == 0, trained.output
+    assert "noisy labels, macro F1" in trained.output
+    Path(toml).unlink()
+    (group,) = collect(records.find(Path("runs"))).groups
+    assert (group.title, group.rows, group.recipe.methods) == (
+        "Digits, clean and noisy", ["clean", "noisy labels"], ["sgd", "sam"],
+    )  # fmt: skip
+    assert [*group.measured("clean", "sam", "test_macro_f1")] == [3]
+    reported = bisam("report", "runs")
+    assert reported.exit_code == 0, reported.output
+    assert "clean, accuracy: SAM − SGD" in reported.output
+    assert "of no recipe" not in reported.output
+
+
+def test_what_was_changed_by_hand_is_a_table_of_its_own(toml):
+    for options in ([], ["--set", "lr=0.01"]):
+        done = bisam("train", f"{toml}/clean/sam", "--device", "cpu", *options)
+        assert done.exit_code == 0, done.output
+    own, changed = collect(records.find(Path("runs"))).groups
+    assert (own.changes, changed.changes) == ("", "lr=0.01")
+
+
+def test_a_python_file_is_a_table(tmp_path):
+    (tmp_path / "by_noise.py").write_text(PYTHON)
+    recipe = find(f"{tmp_path}/by_noise.py")
+    assert (recipe.name, recipe.title, recipe.rows) == ("by_noise", "By noise", ["0.0", "0.2"])
+    assert recipe.cells["0.2", "sam"].title == "By noise"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("title =", "titel =", "has 'titel': the nearest names are title"),
+        ('"sam"]', '"sma"]', "no method is called 'sma': the nearest names are sam"),
+        ("epochs = 1", "epoch = 1", "settings has 'epoch', which is no setting: the nearest names are epochs"),
+        ("epochs = 1", 'epochs = "many"', "epochs is a whole number, got 'many'"),
+        ("noise = 0.4", "noise = 4.0", "row noisy labels: noise must lie between 0 and 1, got 4.0"),
+        ("[rows.clean]", "[rows.clean", "is not TOML"),
+        ("seeds = 2", "seeds = 0", "seeds is how many there are"),
+        ('methods = ["sgd", "sam"]', "", "needs methods ="),
+    ],
+)
+def test_a_file_that_is_wrong_has_one_line_with_the_remedy(before, after, message, toml):
+    Path(toml).write_text(TOML.replace(before, after))
+    done = bisam("train", toml)
+    assert done.exit_code == 1
+    assert message in done.stderr
+    assert not Path("runs").exists()
+
+
+def test_files_that_cannot_be_recipes(tmp_path):
+    (tmp_path / "cifar10.toml").write_text(TOML)
+    with pytest.raises(ValueError, match="is a recipe of the lab"):
+        find(str(tmp_path / "cifar10.toml"))
+    (tmp_path / "no.py").write_text("recipe = 3\n")
+    with pytest.raises(ValueError, match="needs a function recipe"):
+        find(str(tmp_path / "no.py"))
+    with pytest.raises(ValueError, match="is not a file"):
+        find(str(tmp_path / "missing.toml"))
+    assert not is_file("cifar10/resnet56/sam")
