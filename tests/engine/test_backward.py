@@ -97,6 +97,22 @@ def test_after_zero_grad_there_is_nothing_to_step_with():
         optimizer.step()
 
 
+def test_the_gradient_it_left_is_not_taken_for_that_of_a_first_pass():
+    (model, optimizer), _ = pair("SAM")
+    optimizer.backward(closure_of(model, optimizer, *data(0)))
+    with pytest.raises(RuntimeError, match=r"ascend\(\) called after backward\(\).*call step\(\)"):
+        optimizer.ascend()
+    optimizer.step()
+
+
+def test_after_a_step_of_the_base_optimizer_there_is_nothing_left_to_step_with():
+    (model, optimizer), _ = pair("SAM")
+    optimizer.backward(closure_of(model, optimizer, *data(0)))
+    optimizer.base.step()
+    with pytest.raises(TypeError, match="needs a closure"):
+        optimizer.step()
+
+
 def train_with_scaler(scale, steps=2):
     """Two models after as many steps: one by a scaler of the loop, one without."""
     (model, optimizer), (other, whole) = pair("FriendlySAM")

@@ -143,6 +143,28 @@ def test_a_saved_state_resumes_bit_for_bit(tmp_path):
     assert whole.optimizer.param_groups[0]["lr"] == second.optimizer.param_groups[0]["lr"]
 
 
+def test_micro_batches_that_wait_are_not_saved_with_a_warning_and_dropped_by_a_loaded_state(tmp_path):
+    loop = Loop()
+    backward = SharpnessAwareBackward(loop.accelerator, loop.net, loop.optimizer)
+    loop.accelerator.save_state(str(tmp_path))
+    start = copy.deepcopy(loop.net)
+    updates = two_passes.windows(*two_passes.samples())
+
+    def run(x, y):
+        with loop.accelerator.accumulate(loop.net):
+            backward(lambda x, y: backward.criterion(loop.net(x), y), x, y)
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+
+    run(*updates[1][0])
+    with pytest.warns(UserWarning, match=r"1 micro-batches wait.*sync_gradients is True"):
+        loop.accelerator.save_state(str(tmp_path / "middle"))
+    loop.accelerator.load_state(str(tmp_path))
+    for x, y in updates[0]:
+        run(x, y)
+    assert_equal_weights(loop.net, two_passes.train(start, updates[:1], "BiSAM", clip=None)[0])
+
+
 # Two processes
 
 
@@ -256,6 +278,22 @@ def test_a_function_without_its_batch_is_refused():
     backward = SharpnessAwareBackward(loop.accelerator, loop.net, loop.optimizer)
     with pytest.raises(TypeError, match=r"backward\(loss_of, x, y\).*the last batch only"):
         backward(lambda: torch.zeros(()))
+
+
+def test_a_loader_that_fills_the_same_memory_again_is_refused():
+    """All micro-batches of an update would be the last one."""
+    loop = Loop()
+    backward = SharpnessAwareBackward(loop.accelerator, loop.net, loop.optimizer)
+    x, y = two_passes.samples(8)
+
+    def run():
+        for _ in range(2):
+            x.normal_()
+            with loop.accelerator.accumulate(loop.net):
+                backward(lambda x, y: backward.criterion(loop.net(x), y), x, y)
+
+    with pytest.raises(RuntimeError, match="changed in place"):
+        run()
 
 
 def test_an_optimizer_that_is_not_prepared_or_not_sharpness_aware_is_refused():

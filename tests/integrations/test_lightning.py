@@ -55,6 +55,13 @@ class Classifier(SharpnessAwareModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
+class Steady(Classifier):
+    """Without a schedule."""
+
+    def configure_optimizers(self):
+        return super().configure_optimizers()["optimizer"]
+
+
 class Plain(lightning.LightningModule):
     """Not derived from SharpnessAwareModule."""
 
@@ -129,6 +136,30 @@ def test_the_logged_loss_is_that_at_the_weights_and_metrics_count_once():
     assert module.counted.compute() == len(y) + 1
 
 
+def test_metrics_that_a_training_step_resets_and_collections_count_once():
+    class Resetting(Classifier):
+        def __init__(self):
+            super().__init__()
+            metrics = {"a": torchmetrics.SumMetric(), "b": torchmetrics.MeanMetric()}
+            self.collected = torchmetrics.MetricCollection(metrics)
+            self.sums = []
+
+        def training_step(self, batch, batch_idx):
+            if batch_idx % 2 == 0:
+                self.collected.reset()
+            self.collected(batch[1].double())
+            return super().training_step(batch, batch_idx)
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if batch_idx % 2 == 1:
+                self.sums.append(float(self.collected.compute()["a"]))
+
+    module = Resetting()
+    fit(module)
+    y = two_passes.samples()[1]
+    assert module.sums == [float(part.sum()) for part in y[:32].split(16)]
+
+
 @pytest.mark.parametrize("kind", [bisam.BiSAM, bisam.GSAM, bisam.LookSAM, bisam.FriendlySAM, bisam.RSAM, bisam.MSAM])
 def test_every_kind_of_variant_runs_as_by_its_own_step(kind):
     """Extra passes, plain steps, memory, random starts, no ascent pass: the engine runs them all on micro-batches."""
@@ -152,10 +183,6 @@ def test_every_kind_of_variant_runs_as_by_its_own_step(kind):
 
 def test_batches_of_an_accumulation_that_was_broken_off_are_dropped():
     """As Lightning clears their gradients."""
-
-    class Steady(Classifier):
-        def configure_optimizers(self):
-            return super().configure_optimizers()["optimizer"]
 
     class Breaking(Steady):
         def on_train_batch_start(self, batch, batch_idx):
@@ -181,6 +208,101 @@ def test_a_checkpoint_resumes_bit_for_bit(tmp_path):
     fit(second, epochs=2, checkpoint=tmp_path / "last.ckpt", **options)
     for a, b in zip(whole.net.state_dict().values(), second.net.state_dict().values(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_stochastic_weight_averaging_ends_with_the_mean_and_its_batch_statistics():
+    """Its last epoch runs forward passes alone: batches must not wait, and the weights must not change."""
+    starts = []
+
+    class Starts(lightning.Callback):
+        def on_train_epoch_start(self, trainer, module):
+            starts.append(copy.deepcopy(module.net))
+
+    module = Steady()
+    averaging = lightning.pytorch.callbacks.StochasticWeightAveraging(0.1, swa_epoch_start=2)
+    fit(module, epochs=3, gradient_clip_val=None, callbacks=[Starts(), averaging])
+    expected = starts[1]
+    with torch.no_grad():
+        for mean, other in zip(expected.parameters(), starts[2].parameters(), strict=True):
+            mean.copy_((mean + other) / 2)
+    expected[1].reset_running_stats()
+    expected[1].momentum = None
+    for x in two_passes.samples()[0].split(8):
+        expected(x)
+    assert_equal_weights(module.net, expected)
+    assert module.counted.compute() == 4 * 36
+
+
+@pytest.mark.filterwarnings("ignore:.training_step. returned .None")
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("skipped", [{0}, {1}, {0, 1}, {4}])
+def test_a_training_step_that_returns_none_is_skipped_as_in_lightning(skipped):
+    class Skipping(Classifier):
+        def training_step(self, batch, batch_idx):
+            return None if batch_idx in skipped else super().training_step(batch, batch_idx)
+
+    modules = [Skipping(rho=0.0), Skipping(None)]
+    modules[1].loss_of = lambda x, y: torch.nn.functional.cross_entropy(modules[1].net(x), y)
+    trainers = [fit(module) for module in modules]
+    assert_equal_weights(modules[0].net, modules[1].net, 0.0)
+    assert trainers[0].global_step == trainers[1].global_step
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_loss_that_is_skipped_in_the_second_pass_alone_leaves_the_weights():
+    class Skipping(Classifier):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return None if self.trainer.optimizers[0].phase == "descent" else loss
+
+    module = Skipping(net=two_passes.net(batch_norm=False))
+    fit(module)
+    assert_equal_weights(module.net, two_passes.net(batch_norm=False), 0.0)
+
+
+def test_a_training_step_may_take_entries_out_of_its_batch():
+    class Taking(Classifier):
+        def training_step(self, batch, batch_idx):
+            return super().training_step((batch[0], batch.pop()), batch_idx)
+
+    modules = [Taking(), Classifier()]
+    for module in modules:
+        fit(module)
+    assert_equal_weights(modules[0].net, modules[1].net, 0.0)
+
+
+def test_a_training_step_that_changes_its_batch_in_place_is_refused():
+    """The second pass would change it once more."""
+
+    class Noisy(Classifier):
+        def training_step(self, batch, batch_idx):
+            batch[0].mul_(0.5)
+            return super().training_step(batch, batch_idx)
+
+    module = Noisy()
+    start = copy.deepcopy(module.net)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        fit(module, accumulate_grad_batches=1)
+    assert all(torch.equal(a, b) for a, b in zip(module.net.parameters(), start.parameters(), strict=True))
+
+
+def test_a_training_step_of_another_class_waits_too():
+    class Steps:
+        def training_step(self, batch, batch_idx):
+            return self.sharpness_loss(self.net(batch[0]), batch[1])
+
+    class Mixed(Steps, SharpnessAwareModule):
+        def __init__(self):
+            super().__init__()
+            self.net = two_passes.net()
+
+        def configure_optimizers(self):
+            return bisam.BiSAM(two_passes.base_of(self.net.parameters()), self, rho=RHO)
+
+    whole, mixed = Classifier(), Mixed()
+    for module in (whole, mixed):
+        fit(module, max_steps=1)
+    assert_equal_weights(mixed.net, whole.net, 0.0)
 
 
 def test_the_two_step_class_is_right_in_the_module():
@@ -309,6 +431,41 @@ def test_manual_optimization_counts_each_update_once_and_equals_the_reference(fo
         assert float(trainer.callback_metrics["loss"]) == pytest.approx(mean, rel=1e-6)
 
 
+class Two(SharpnessAwareModule):
+    """Two nets, each with an optimizer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.nets = torch.nn.ModuleList(two_passes.net() for _ in range(2))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        for number, (net, optimizer) in enumerate(zip(self.nets, self.optimizers(), strict=True)):
+
+            def closure(net=net, optimizer=optimizer, number=number):
+                loss = self.sharpness_loss(net(x), y, optimizer)
+                self.log(f"loss_{number}", loss, on_step=False, on_epoch=True)
+                self.manual_backward(loss)
+                return loss
+
+            optimizer.step(closure)
+
+    def configure_optimizers(self):
+        of = [bisam.SAM, bisam.BiSAM]
+        return [v(two_passes.base_of(n.parameters()), self, rho=RHO) for v, n in zip(of, self.nets, strict=True)]
+
+
+def test_with_two_optimizers_each_has_its_own_loss_and_the_value_at_the_weights_is_logged():
+    module = Two()
+    trainer = fit(module, accumulate_grad_batches=1, gradient_clip_val=None, max_steps=2)
+    update = two_passes.windows(*two_passes.samples(), count=1)[:1]
+    for number, name in enumerate(("SAM", "BiSAM")):
+        expected, losses = two_passes.train(two_passes.net(), update, name, divisor=1, clip=None)
+        assert_equal_weights(module.nets[number], expected)
+        assert float(trainer.callback_metrics[f"loss_{number}"]) == pytest.approx(losses[0], rel=1e-6)
+
+
 # Two processes
 
 
@@ -412,6 +569,17 @@ def test_an_optimizer_step_that_does_not_call_super_is_refused():
 
     with pytest.raises(RuntimeError, match=r"optimizer_step\(\) of Own.*super\(\)\.optimizer_step"):
         fit(Own())
+
+
+def test_a_training_step_that_was_replaced_on_the_module_is_refused():
+    module = Classifier()
+
+    def training_step(batch, batch_idx):
+        return module.loss_of(*batch)
+
+    module.training_step = training_step
+    with pytest.raises(RuntimeError, match=r"training_step\(\) of this Classifier.*define it in the class"):
+        fit(module, accumulate_grad_batches=1)
 
 
 def test_a_training_step_that_fetches_its_batches_is_refused():

@@ -73,6 +73,28 @@ def test_parts_of_a_batch_equal_the_whole():
     np.testing.assert_allclose(net.history[-1, "batches", :, "train_loss"][0], reference_loss(), rtol=1e-6)
 
 
+def test_a_module_with_several_outputs_can_be_cut_into_parts_too():
+    class Several(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x), x
+
+    class FirstIsScored(SharpnessAwareClassifier):
+        def get_loss(self, y_pred, *args, **kwargs):
+            return super().get_loss(y_pred[0], *args, **kwargs)
+
+    seen = []
+
+    class Predictions(Callback):
+        def on_batch_end(self, net, y_pred, **kwargs):
+            seen.append([len(part) for part in y_pred])
+
+    module = Several(*two_passes.net(batch_norm=False))
+    net = make(net=module, cls=FirstIsScored, accumulate=3, callbacks=[Predictions()]).fit(*samples())
+    whole = make(net=two_passes.net(batch_norm=False)).fit(*samples())
+    assert_equal_weights(net.module_, whole.module_)
+    assert seen == [[16, 16], [16, 16], [4, 4]]
+
+
 def reference_loss():
     x, y = two_passes.samples()
     with torch.no_grad():

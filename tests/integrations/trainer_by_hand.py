@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
+    BartConfig,
+    BartForCausalLM,
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
@@ -50,6 +52,29 @@ def llama() -> nn.Module:
         max_position_embeddings=TOKENS,
     )
     return LlamaForCausalLM(config)
+
+
+def bart() -> nn.Module:
+    """A causal model by its name, whose loss compares each token with the label in the same place."""
+    torch.manual_seed(0)
+    config = BartConfig(
+        vocab_size=VOCABULARY,
+        d_model=8,
+        decoder_layers=1,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=16,
+        max_position_embeddings=TOKENS,
+        dropout=0.0,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        forced_eos_token_id=2,
+    )
+    model = BartForCausalLM(config)
+    for layer in model.model.decoder.layers:
+        for unused in (layer.encoder_attn, layer.encoder_attn_layer_norm):
+            unused.requires_grad_(False)
+    return model
 
 
 class Own(nn.Module):
@@ -111,12 +136,14 @@ class Task:
     of_means: bool = False
     """Whether the model's loss is the mean over a micro-batch, and not its part of the sum over the update's tokens."""
     shifted: bool = False
+    is_causal: bool = False
+    """Whether the Trainer does not count the first label of a sample, as it does where labels are shifted."""
     divides: bool = False
     """Whether the Trainer divides by the number of micro-batches."""
     smoothing: float = 0.0
 
     def items(self, update: Update) -> int:
-        first = 1 if self.shifted else 0
+        first = 1 if self.shifted or self.is_causal else 0
         return sum(int((batch["labels"][..., first:] != -100).sum()) for batch in update)
 
     def descent(self, model: nn.Module, batch: Batch, update: Update) -> Tensor:
@@ -141,6 +168,7 @@ TASKS = {
     "tokens": Task(lambda: bert(BertForTokenClassification), of_tokens(CLASSES)[4:], most=1.7, of_means=True),
     "masked": Task(lambda: bert(BertForMaskedLM), of_tokens(VOCABULARY)[4:], most=1.6, of_means=True),
     "causal": Task(llama, of_tokens(VOCABULARY), most=0.95, shifted=True),
+    "unshifted": Task(bart, of_tokens(VOCABULARY)[4:], most=1.0, of_means=True, is_causal=True),
     "own": Task(Own, of_sequences(), most=0.9, of_means=True, divides=True),
     "smoothed": Task(lambda: bert(BertForSequenceClassification), of_sequences(), most=0.45, smoothing=0.1),
     "smoothed-causal": Task(llama, of_tokens(VOCABULARY), most=0.8, shifted=True, smoothing=0.1),

@@ -226,6 +226,11 @@ class SharpnessAware(TwoPasses):
                 "ascend() called twice: the weights are perturbed already. Call descend() after the second backward "
                 "pass, or restore() to give this step up."
             )
+        if self._awaits_update:
+            raise RuntimeError(
+                "ascend() called after backward(), which has run both passes: call step(), or zero_grad() to give this "
+                "step up."
+            )
         self._refuse_inference("ascend()")
         params = self._parameters()
         if gradients.any_of_last_step(params):

@@ -465,6 +465,7 @@ class TwoPasses(Wrapper):
                 optimizer._refuse_inside_step("the base optimizer's step()")
             if optimizer._weights.originals is not None:
                 optimizer._refuse_while_perturbed("the base optimizer's step()")
+            optimizer._awaits_update = False  # the gradient that backward() left is used up
 
         self.base.register_step_pre_hook(refuse)
 

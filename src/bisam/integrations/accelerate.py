@@ -18,6 +18,7 @@ for x, y in loader:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 
 from bisam.engine.criterion import Criterion
 from bisam.engine.optimizer import SharpnessAware
-from bisam.integrations.micro_batches import run_all
+from bisam.integrations.micro_batches import MicroBatch, run_all
 
 _REFUSED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
 """They run backward passes, or average gradients, by themselves."""
@@ -66,7 +67,9 @@ class SharpnessAwareBackward:
             )
         self._accelerator = accelerator
         self._optimizer = inner
-        self._waiting: list[Callable[[], Tensor]] = []
+        self._waiting: list[tuple[Callable[..., Tensor], MicroBatch]] = []
+        accelerator.register_save_state_pre_hook(self._warn_of_waiting)
+        accelerator.register_load_state_pre_hook(lambda *_: self._waiting.clear())
 
     @property
     def criterion(self) -> Criterion:
@@ -85,14 +88,23 @@ class SharpnessAwareBackward:
                 "give the batch beside the function, as in backward(loss_of, x, y): the function runs after the loop "
                 "has moved on, and would find the last batch only"
             )
-        self._waiting.append(partial(loss_of, *batch, **named))
+        self._waiting.append((loss_of, MicroBatch(batch, named)))
         if not self._accelerator.sync_gradients:
             return None
-        losses, self._waiting = self._waiting, []
-        runs = [partial(self._run, loss) for loss in losses]
+        waiting, self._waiting = self._waiting, []
+        runs = [partial(self._run, *one) for one in waiting]
         return self._optimizer.backward(partial(run_all, runs, self._optimizer.model), scaler=self._accelerator.scaler)
 
-    def _run(self, loss_of_batch: Callable[[], Tensor]) -> Tensor:
-        loss = loss_of_batch()
+    def _warn_of_waiting(self, *_: Any) -> None:
+        if self._waiting:
+            warnings.warn(
+                f"save_state() in the middle of an accumulation: {len(self._waiting)} micro-batches wait for their "
+                "update, and are not part of what is saved. Save where accelerator.sync_gradients is True",
+                stacklevel=3,
+            )
+
+    def _run(self, loss_of: Callable[..., Tensor], micro_batch: MicroBatch) -> Tensor:
+        batch, named = micro_batch.arguments()
+        loss = loss_of(*batch, **named)
         self._accelerator.backward(loss)
         return loss.detach()

@@ -30,7 +30,7 @@ from lightning.pytorch.trainer import call
 from torch import Tensor
 
 from bisam.engine.optimizer import SharpnessAware
-from bisam.integrations.micro_batches import loss_of_pass, run_all
+from bisam.integrations.micro_batches import MicroBatch, loss_of_pass, run_all
 
 
 class SharpnessAwareModule(lightning.LightningModule):
@@ -48,7 +48,7 @@ class SharpnessAwareModule(lightning.LightningModule):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._batches: list[tuple[Any, ...]] = []
+        self._batches: list[MicroBatch] = []
         """What `training_step` was called with, for each micro-batch of the next update."""
         self._mode: Literal["wait", "collect", "run"] = "wait"
         """Whether `training_step` leaves its batch for the update, notes it and runs it, or runs it."""
@@ -56,15 +56,17 @@ class SharpnessAwareModule(lightning.LightningModule):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "training_step" in vars(cls):
-            cls.training_step = _waiting(cls.training_step)  # type: ignore[method-assign]
+        step = cls.training_step  # its own, or that of a class beside this one
+        if step is not lightning.LightningModule.training_step and not hasattr(step, "_waits"):
+            cls.training_step = _waiting(step)  # type: ignore[method-assign]
 
-    def sharpness_loss(self, output: Any, target: Tensor) -> Tensor:
+    def sharpness_loss(self, output: Any, target: Tensor, optimizer: Any = None) -> Tensor:
         """The loss to return from `training_step`: each pass has the gradients of its own objective.
 
-        Its value is the descent's loss (cross entropy) in both, so it can be logged.
+        Its value is the descent's loss (cross entropy) in both, so it can be logged. `optimizer` is that whose loss it
+        is, one of `self.optimizers()`. Default: the first.
         """
-        optimizer = self._sharpness_aware()
+        optimizer = self._sharpness_aware() if optimizer is None else _unwrapped(optimizer)
         if optimizer is None:
             raise RuntimeError(
                 "sharpness_loss() is that of the optimizer, and there is no sharpness-aware one here. Return one from "
@@ -82,6 +84,9 @@ class SharpnessAwareModule(lightning.LightningModule):
         inner = self._sharpness_aware()
         if inner is None or optimizer_closure is None:
             return super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        if self._runs_forward_only:
+            optimizer_closure()  # no update: the gradient in `.grad` is that of the last one
+            return None
         self._connect(inner)
         waiting, self._batches = self._batches, []
         current = self._logged_batch
@@ -97,12 +102,19 @@ class SharpnessAwareModule(lightning.LightningModule):
             if is_repeated:
                 with self._silence():
                     batches = [*waiting, *self._batches]
-                    return run_all([partial(self._run_batch, inner, batch) for batch in batches], inner.model)
-            is_repeated = True
-            return run_all([*(partial(self._run_batch, inner, batch) for batch in waiting), run_last], inner.model)
+                    loss = run_all([partial(self._run_batch, inner, batch) for batch in batches], inner.model)
+            else:
+                is_repeated = True
+                loss = run_all([*(partial(self._run_batch, inner, batch) for batch in waiting), run_last], inner.model)
+                self._refuse_replaced_step()
+            if loss is None:
+                raise _NoLossError
+            return loss
 
         try:
             loss = inner.backward(run_pass, scaler=self._scaler())
+        except _NoLossError:
+            return None  # no update, as in Lightning
         finally:
             self._batches, self._mode = [], "wait"
         return super().optimizer_step(epoch, batch_idx, optimizer, lambda: loss)
@@ -126,8 +138,13 @@ class SharpnessAwareModule(lightning.LightningModule):
 
     # How it is done.
 
-    def _run_batch(self, optimizer: SharpnessAware, batch: tuple[Any, ...]) -> Any:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _note(self, arguments: tuple[Any, ...]) -> None:
+        self._batches.append(MicroBatch(*arguments))
+
+    def _run_batch(self, optimizer: SharpnessAware, micro_batch: MicroBatch) -> Any:
         """Forward and backward of a micro-batch, as Lightning's own closure runs them."""
+        batch = micro_batch.arguments()
         self._logged_batch = batch[0] if batch else None
         output = call._call_strategy_hook(self.trainer, "training_step", *batch)
         loss = output["loss"] if isinstance(output, Mapping) else output
@@ -151,9 +168,12 @@ class SharpnessAwareModule(lightning.LightningModule):
         """The sharpness-aware optimizer of the Trainer, if it has one."""
         if self._trainer is None or not self.trainer.optimizers:
             return None
-        optimizer = self.trainer.optimizers[0]
-        optimizer = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
-        return optimizer if isinstance(optimizer, SharpnessAware) else None
+        return _unwrapped(self.trainer.optimizers[0])
+
+    @property
+    def _runs_forward_only(self) -> bool:
+        """Whether the Trainer runs batches for their statistics alone, as StochasticWeightAveraging does at its end."""
+        return bool(self.trainer.fit_loop._skip_backward)
 
     def _connect(self, optimizer: SharpnessAware) -> None:
         """Give the optimizer the model as the strategy runs it."""
@@ -165,6 +185,13 @@ class SharpnessAwareModule(lightning.LightningModule):
         if optimizer.model is not self.trainer.model:
             optimizer.model = self.trainer.model
 
+    def _refuse_replaced_step(self) -> None:
+        if not self._batches:
+            raise RuntimeError(
+                f"training_step() of this {type(self).__name__} is not that of its class, so its batches cannot be run "
+                "in a second pass: define it in the class, instead of setting it on the module"
+            )
+
     def _scaler(self) -> torch.amp.GradScaler | None:
         return getattr(self.trainer.precision_plugin, "scaler", None)
 
@@ -174,7 +201,7 @@ class SharpnessAwareModule(lightning.LightningModule):
         metrics = [module for module in self.modules() if isinstance(module, torchmetrics.Metric)]
         kept = [metric.__dict__["update"] for metric in metrics]  # torchmetrics wraps it for each object
         for metric in metrics:
-            metric.__dict__.update(update=_nothing, forward=partial(_last_value, metric))
+            metric.__dict__.update(update=_nothing, reset=_nothing, forward=partial(_last_value, metric))
         self._is_silent = True
         try:
             yield
@@ -182,7 +209,7 @@ class SharpnessAwareModule(lightning.LightningModule):
             self._is_silent = False
             for metric, update in zip(metrics, kept, strict=True):
                 metric.__dict__["update"] = update
-                del metric.__dict__["forward"]
+                del metric.__dict__["forward"], metric.__dict__["reset"]
 
     def _take_over(self, wrapper: LightningOptimizer, optimizer: SharpnessAware) -> None:
         """In manual optimization: count each update once, and let the precision plugin unscale."""
@@ -236,16 +263,26 @@ def _waiting(training_step: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(training_step)
     def waiting(self: SharpnessAwareModule, *args: Any, **kwargs: Any) -> Any:
-        if not self.automatic_optimization or self._sharpness_aware() is None:
+        if not self.automatic_optimization or self._sharpness_aware() is None or self._runs_forward_only:
             return training_step(self, *args, **kwargs)
         if self._mode != "run":
-            self._batches.append(args)
+            self._note(args)
         if self._mode == "wait":
             return torch.zeros((), device=self.device, requires_grad=True)
         self._mode = "run"
         return training_step(self, *args, **kwargs)
 
+    waiting._waits = True  # type: ignore[attr-defined]
     return waiting
+
+
+class _NoLossError(Exception):
+    """`training_step` has returned None for every micro-batch of an update."""
+
+
+def _unwrapped(optimizer: Any) -> SharpnessAware | None:
+    optimizer = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+    return optimizer if isinstance(optimizer, SharpnessAware) else None
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,6 +14,49 @@ from bisam.objectives import logits_of
 
 Run = Callable[[], Any]
 """The forward and backward pass of one micro-batch. Returns its loss."""
+
+
+class MicroBatch:
+    """What a micro-batch is run with, in each pass the same.
+
+    A pass may take entries out of a dictionary or a list. A tensor that is changed in place is refused: by a loader
+    that fills the same memory again, all micro-batches would be the last one, and the second pass would see what the
+    first has changed.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        self._arguments = _with_own_containers(arguments)
+        self._versions = [(tensor, tensor._version) for tensor in _tensors(arguments) if not tensor.is_inference()]
+
+    def arguments(self) -> tuple[Any, ...]:
+        for tensor, version in self._versions:
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"a tensor of the batch, of shape {tuple(tensor.shape)}, was changed in place: by the loader while "
+                    "the batch waited for its update, or by the first pass, and the second needs it as it was. Change "
+                    "a copy, as in x = x.clone()"
+                )
+        return tuple(_with_own_containers(self._arguments))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(part)
+
+
+def _with_own_containers(value: Any) -> Any:
+    """The same tensors, in copies of the lists and dictionaries."""
+    if isinstance(value, MutableMapping) and hasattr(value, "copy"):
+        copied = value.copy()
+        for key, part in value.items():
+            copied[key] = _with_own_containers(part)
+        return copied
+    if type(value) in (list, tuple):
+        return type(value)(map(_with_own_containers, value))
+    return value
 
 
 def run_all(runs: Iterable[Run], model: nn.Module | None) -> Any:

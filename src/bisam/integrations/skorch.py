@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bisam.compat import SAM
 from bisam.engine.optimizer import Options, SharpnessAware
-from bisam.integrations.micro_batches import loss_of_pass
+from bisam.integrations.micro_batches import MicroBatch, loss_of_pass
 from bisam.plan import Batch
 
 
@@ -70,7 +70,7 @@ class SharpnessAwareNet:
             raise RuntimeError(f"a step of two passes has one optimizer, and this net has {net._optimizers}")
         outputs: list[Any] = []
         parts = self._parts(batch)
-        closures = [partial(self._run, part, fit_params, outputs, len(parts)) for part in parts]
+        closures = [partial(self._run, MicroBatch(part), fit_params, outputs, len(parts)) for part in parts]
         loss = optimizer.backward(closures[0] if len(closures) == 1 else closures)
         net.notify(
             "on_grad_computed",
@@ -79,7 +79,7 @@ class SharpnessAwareNet:
             training=True,
         )
         optimizer.step()
-        return {"loss": loss, "y_pred": outputs[0] if len(outputs) == 1 else torch.cat(outputs)}
+        return {"loss": loss, "y_pred": _joined(outputs)}
 
     def get_loss(self, y_pred: Any, y_true: Any, *args: Any, training: bool = False, **kwargs: Any) -> Tensor:
         net: Any = self
@@ -91,10 +91,10 @@ class SharpnessAwareNet:
             y_pred = torch.log(y_pred + torch.finfo(y_pred.dtype).eps)
         return loss_of_pass(optimizer.criterion, y_pred, to_tensor(y_true, device=net.device))
 
-    def _run(self, batch: Any, fit_params: dict[str, Any], outputs: list[Any], parts: int) -> Tensor:
+    def _run(self, part: MicroBatch, fit_params: dict[str, Any], outputs: list[Any], parts: int) -> Tensor:
         """Forward and backward of one part. Keeps what the first pass predicts."""
         net: Any = self
-        step = net.train_step_single(batch, **fit_params)
+        step = net.train_step_single(*part.arguments(), **fit_params)
         if len(outputs) < parts:
             outputs.append(step["y_pred"])
         return step["loss"].detach()
@@ -109,6 +109,13 @@ class SharpnessAwareNet:
 
 class SharpnessAwareClassifier(SharpnessAwareNet, NeuralNetClassifier):
     """`NeuralNetClassifier` with a sharpness-aware optimizer."""
+
+
+def _joined(outputs: list[Any]) -> Any:
+    """What the module returned for the parts of a batch, a tensor or several, as for the whole."""
+    if len(outputs) == 1:
+        return outputs[0]
+    return torch.cat(outputs) if isinstance(outputs[0], Tensor) else tuple(map(torch.cat, zip(*outputs, strict=True)))
 
 
 def _options_of(variant: Callable[..., Any]) -> set[str]:

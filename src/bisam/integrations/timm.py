@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from bisam.engine.optimizer import SharpnessAware
-from bisam.integrations.micro_batches import run_all
+from bisam.integrations.micro_batches import MicroBatch, run_all
 
 
 class SharpnessAwareScaler:
@@ -41,7 +41,7 @@ class SharpnessAwareScaler:
 
     def __init__(self, device: str = "cuda", *, enabled: bool = True) -> None:
         self._scaler = torch.amp.GradScaler(device, enabled=enabled)
-        self._waiting: list[partial[Tensor]] = []
+        self._waiting: list[tuple[Callable[..., Tensor], MicroBatch]] = []
 
     def __call__(
         self,
@@ -61,10 +61,10 @@ class SharpnessAwareScaler:
         self._check(loss, optimizer, create_graph)
         if clip_grad is not None and parameters is None:
             raise ValueError("clip_grad needs the parameters to clip: parameters=model.parameters()")
-        self._waiting.append(loss)
+        self._waiting.append((loss.func, MicroBatch(loss.args, loss.keywords)))
         if not need_update:
             return None
-        runs, self._waiting = [partial(self._run, waiting) for waiting in self._waiting], []
+        runs, self._waiting = [partial(self._run, *waiting) for waiting in self._waiting], []
         scaler = self._scaler if self._scaler.is_enabled() else None
         value = optimizer.backward(partial(run_all, runs, optimizer.model), scaler=scaler)
         if clip_grad is not None and parameters is not None:
@@ -80,8 +80,9 @@ class SharpnessAwareScaler:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._scaler.load_state_dict(state_dict)
 
-    def _run(self, loss_of_batch: Callable[[], Tensor]) -> Tensor:
-        loss = loss_of_batch()
+    def _run(self, loss_of: Callable[..., Tensor], micro_batch: MicroBatch) -> Tensor:
+        batch, named = micro_batch.arguments()
+        loss = loss_of(*batch, **named)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

@@ -28,7 +28,7 @@ from bisam.engine import objective_options
 from bisam.engine.optimizer import SharpnessAware
 from bisam.integrations import methods
 from bisam.integrations.methods import Build
-from bisam.integrations.micro_batches import run_all
+from bisam.integrations.micro_batches import MicroBatch, run_all
 from bisam.objectives import CrossEntropy
 
 __all__ = ["SharpnessAwareMixin", "SharpnessAwareTrainer"]
@@ -62,9 +62,11 @@ class SharpnessAwareMixin(Mixed):
         **kwargs: Any,
     ) -> None:
         self._method, self._rho, self._method_options = method, rho, dict(method_options or {})
-        self._micro_batches: list[tuple[Any, Any, int]] = []
+        self._micro_batches: list[tuple[MicroBatch, Any, int]] = []
         self._made: SharpnessAware | None = None
         self._stepping: SharpnessAware | None = None
+        self._has_shifted: bool | None = None
+        """Whether the model's loss has been that of shifted labels; None until it is known."""
         if method is not None:
             methods.find(method)
         super().__init__(*args, **kwargs)
@@ -102,7 +104,7 @@ class SharpnessAwareMixin(Mixed):
 
         Returns the descent's loss at w, of all of them, then; 0 before.
         """
-        self._micro_batches.append((inputs, num_items_in_batch, self.current_gradient_accumulation_steps))
+        self._micro_batches.append((MicroBatch(inputs), num_items_in_batch, self.current_gradient_accumulation_steps))
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
         micro_batches, self._micro_batches = self._micro_batches, []
@@ -119,11 +121,11 @@ class SharpnessAwareMixin(Mixed):
         return torch.stack(losses[: len(runs)]).sum()  # of the first pass
 
     def _run(
-        self, losses: list[Tensor], model: nn.Module, inputs: Any, num_items_in_batch: Any, accumulated: int
+        self, losses: list[Tensor], model: nn.Module, batch: MicroBatch, num_items_in_batch: Any, accumulated: int
     ) -> Tensor:
         """Forward and backward pass of one micro-batch, with the weight that the Trainer gave it."""
         self.current_gradient_accumulation_steps = accumulated
-        losses.append(super().training_step(model, inputs, num_items_in_batch))
+        losses.append(super().training_step(model, *batch.arguments(), num_items_in_batch))
         return losses[-1]
 
     def compute_loss(
@@ -135,11 +137,14 @@ class SharpnessAwareMixin(Mixed):
             return super().compute_loss(
                 model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
             )
-        labels = self.labels_of(inputs)  # first, for the Trainer may take them out
+        labels, unshifted = self.labels_of(inputs), inputs.get("labels")  # first, for the Trainer may take them out
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
         value, logits = loss.detach(), self.logits_of(outputs)
         outputs = outputs if return_outputs else None
         del loss  # with it goes the memory of its graph, before that of Q is made
+        if self._has_shifted is None and self._shifts_by_name(inputs):
+            self._has_shifted = _is_loss_of_shifted(value, logits, labels, unshifted, self.accelerator.num_processes)
+            labels = unshifted if self._has_shifted is False else labels
         logits, labels = _rows(logits, labels)
         ascent = optimizer.criterion(logits, labels)
         loss = _Reported.apply(  # type: ignore[no-untyped-call]
@@ -183,7 +188,16 @@ class SharpnessAwareMixin(Mixed):
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft
         named = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-        return named or bool(getattr(self, "_loss_shifts_labels", False))
+        return self._has_shifted is not False and (named or bool(getattr(self, "_loss_shifts_labels", False)))
+
+    def _shifts_by_name(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether labels are shifted because of the model's name alone, and its own loss can show whether it does so.
+
+        BART's decoder and some others compare each token with the label in the same place.
+        """
+        has_own_loss = self.label_smoother is None and self.compute_loss_func is None
+        is_overridden = type(self).labels_of is not SharpnessAwareMixin.labels_of
+        return has_own_loss and not is_overridden and "shift_labels" not in inputs and self._shifts_labels()
 
     def _weight(self, optimizer: SharpnessAware, labels: Tensor, num_items_in_batch: Any) -> Any:
         """What turns the mean over a micro-batch into its part of the update, as the Trainer weighs its own loss."""
@@ -235,6 +249,21 @@ class _Reported(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
         return upstream, None
+
+
+@torch.no_grad()
+def _is_loss_of_shifted(loss: Tensor, logits: Tensor, shifted: Tensor, unshifted: Tensor, ranks: int) -> bool | None:
+    """Whether the model's loss is not the mean cross entropy of the unshifted labels. None where both are alike."""
+
+    def is_mean_of(labels: Tensor) -> bool:
+        mean = F.cross_entropy(*_rows(logits, labels), ignore_index=IGNORED)
+        return any(torch.isclose(loss.to(mean) / divisor, mean, rtol=1e-5, atol=0.0) for divisor in {1, ranks})
+
+    if not loss.isfinite():
+        return None
+    if not is_mean_of(unshifted):
+        return True
+    return None if is_mean_of(shifted) else False
 
 
 def _rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

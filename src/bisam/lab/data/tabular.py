@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bisam.lab.data.catalogue import DATA_SETS
 from bisam.lab.data.held_out import part_of, parts_of
 from bisam.lab.data.hub import silent_retries
 from bisam.lab.data.images import DataError
@@ -62,6 +64,15 @@ def read_tables(path: Path) -> Tables:
     return Tables({part: table for part, (table, _) in read.items()}, folder, names)
 
 
+def _meant(name: str) -> str:
+    """
+    >>> _meant("digit")
+    '. Did you mean digits?'
+    """
+    near = difflib.get_close_matches(name, DATA_SETS, n=1)
+    return f". Did you mean {near[0]}?" if near else ""
+
+
 def read_hub(name: str, configuration: str | None = None) -> Tables:
     """A data set of the hub; one line with the remedy where it cannot be reached."""
     datasets = package(f"{name} is read from the hub")
@@ -72,7 +83,7 @@ def read_hub(name: str, configuration: str | None = None) -> Tables:
         reason = next(iter(str(error).splitlines()), "")[:200]
         raise DataError(
             f"{name} is neither a file nor a folder here, and as a data set of the hub it could not be loaded "
-            f"({type(error).__name__}: {reason}): check the path, or the name and the connection"
+            f"({type(error).__name__}: {reason}): check the path, or the name and the connection{_meant(name)}"
         ) from error
     chosen = parts_of(found)
     if "train" not in chosen:
