@@ -694,7 +694,7 @@ results = objects("result", **DONE) | objects("result") | st.none()
 foreign = st.tuples(configs | anything, results | anything, metrics, objects("receipt") | anything)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(foreign, min_size=1, max_size=3))
 def test_whatever_the_files_say_there_is_a_report(tmp_path_factory, found):
     root = tmp_path_factory.mktemp("any")
@@ -710,7 +710,7 @@ def test_whatever_the_files_say_there_is_a_report(tmp_path_factory, found):
         assert told or any(run["run"].endswith(f"/{number}") for run in page.runs)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.sampled_from(["config.json", "result.json", "receipt.json", "metrics.jsonl"]), st.data())
 def test_a_file_that_is_cut_off_anywhere_costs_no_more_than_its_own_run(tmp_path_factory, name, data):
     root = tmp_path_factory.mktemp("cut")

@@ -75,6 +75,8 @@ def _meant(name: str) -> str:
 
 def read_hub(name: str, configuration: str | None = None) -> Tables:
     """A data set of the hub; one line with the remedy where it cannot be reached."""
+    if _meant(name) and "/" not in name:  # names of the hub without an owner are few
+        raise DataError(f"there is no data set {name!r}{_meant(name)} A data set of the hub is OWNER/{name}")
     datasets = package(f"{name} is read from the hub")
     try:
         with silent_retries():
@@ -83,7 +85,7 @@ def read_hub(name: str, configuration: str | None = None) -> Tables:
         reason = next(iter(str(error).splitlines()), "")[:200]
         raise DataError(
             f"{name} is neither a file nor a folder here, and as a data set of the hub it could not be loaded "
-            f"({type(error).__name__}: {reason}): check the path, or the name and the connection{_meant(name)}"
+            f"({type(error).__name__}: {reason}): check the path, or the name and the connection"
         ) from error
     chosen = parts_of(found)
     if "train" not in chosen:
