@@ -33,7 +33,7 @@ NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 def new_draft(path: Path) -> tuple[int, Path]:
-    """Create the file that `path` is written under, and open it: nobody can have put a link under its name before."""
+    """Create the file that `path` is written under, and open it: no link can have been put under its name before."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     return os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS | getattr(os, "O_BINARY", 0), 0o666), draft
 

@@ -79,7 +79,7 @@ def train(
     `stopping` gets a name (see `signals`), all are saved and `Stopped` is raised.
 
     With several `ranks`, all of them call this with the same jobs. The first one decides, and writes the records; the
-    others have folders of their own, which nobody keeps.
+    others have folders of their own, which are not kept.
 
     Returns a RunInUse for each run that another process trains; these are skipped.
     """
