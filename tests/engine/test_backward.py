@@ -161,6 +161,7 @@ def test_schedulers_see_the_step_after_backward():
     optimizer.backward(closure_of(model, optimizer, *data(0)))
     optimizer.step()
     scheduler.step()  # warnings are errors here
+    assert scheduler.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
 
 
 def test_the_two_step_class_steps_after_backward():

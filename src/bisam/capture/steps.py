@@ -82,7 +82,7 @@ def capture_together(
         >>> losses = step([(x, y), (x, y)])
     """
     if not optimizers:
-        raise ValueError("there is nothing to train: the list of optimizers is empty")
+        raise ValueError("the list of optimizers is empty: give at least one")
     if len({id(optimizer) for optimizer in optimizers}) < len(optimizers):
         raise ValueError("an optimizer is in the list twice: trainings in one graph must not share parameters")
     own: Sequence[torch.Generator | None] = [None] * len(optimizers) if generators is None else generators

@@ -61,7 +61,7 @@ class Probe:
         self.params = [param for param in self.model.parameters() if param.requires_grad]
         if not self.params:
             raise ValueError(
-                "the model has no parameters that require gradients: there is nothing to move. Call "
+                "the model has no parameters that require gradients, so none can be moved. Call "
                 "model.requires_grad_(), or pass the model before it was frozen"
             )
         if any(param.is_complex() for param in self.params):

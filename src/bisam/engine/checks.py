@@ -28,7 +28,7 @@ FRAMEWORKS = "docs/frameworks.md"
 """The page on Lightning, Accelerate and others."""
 
 CALLER_CHECKS: list[Callable[[Any, Any], None]] = []
-"""Checks of who calls `step`, with the optimizer and the closure: `bisam.integrations.callers` adds those."""
+"""Checks of the caller of `step`, called with the optimizer and the closure. `bisam.integrations.callers` adds one."""
 
 
 def check_base(base: Any, perturbation: Perturbation) -> None:

@@ -97,7 +97,7 @@ class _Fused(torch.autograd.Function):
         logits, labels, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # the graph of the gradient is wanted too
             gradient = _by_plain(ctx.plain, logits, labels, upstream, create_graph=True)
-        elif not _has_storage(upstream):  # a batch of gradients: there is nothing to give to a kernel
+        elif not _has_storage(upstream):  # a batch of gradients has no memory of its own for a kernel
             gradient = _by_plain(ctx.plain, logits, labels, upstream, create_graph=False)
         else:
             gradient = ctx.place.gradient(ctx.formula, logits, labels, tuple(saved), upstream)

@@ -1,6 +1,5 @@
 """Two runs side by side, through the command line, and what is measured at their weights."""
 
-import io
 import json
 import math
 import re
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -163,21 +161,6 @@ def test_without_weights_there_are_curves_and_no_data_is_read(originals):
     assert "weights are not looked at" not in done.output
     for title in OF_WEIGHTS:
         assert title not in done.output
-
-
-def test_a_terminal_has_a_bar():
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with cli_compare._progress(console) as progress:
-        progress("sam: plane", 3, 10)
-    assert "sam: plane" in console.file.getvalue()
-    assert "30%" in console.file.getvalue()
-
-
-def test_brackets_beside_a_bar_are_no_markup():
-    console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    with cli_compare._progress(console) as progress:
-        progress("[b]sam[/]: curvature", 1, 2)
-    assert "[b]sam[/]: curvature" in console.file.getvalue()
 
 
 def test_brackets_in_the_name_of_a_folder_are_no_markup(runs):

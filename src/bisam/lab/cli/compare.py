@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress as Bars
 
 from bisam.lab import records
 from bisam.lab.cli import options as cli_options
 from bisam.lab.cli.options import Folder, Partial, errors_in_one_line
-from bisam.lab.cli.output import console, drawing_module, print_line, write_text
+from bisam.lab.cli.output import console, counting, drawing_module, print_line, write_text
 from bisam.lab.compare import comparison
 from bisam.lab.compare import tables as comparison_tables
-from bisam.lab.compare.inspection import InspectionPlan, OnProgress
+from bisam.lab.compare.inspection import InspectionPlan
 from bisam.lab.data.pools import Pool, open_pool
-from bisam.lab.files import printable
 
 RHO, SAMPLES = InspectionPlan().rho, InspectionPlan().samples
 PAGE = Path("compare.html")
@@ -51,7 +45,7 @@ def compare(
 
         first, second = comparison.groups(runs)
         models = [str(records.read(run).config.get("model")) for run in runs]
-        with cli_options.threads_for(place, models), _progress(errors) as progress:
+        with cli_options.threads_for(place, models), counting(errors) as progress:
             found = comparison.compare(first, second, load, place, plan, progress)
         write_text(out, drawing_module("compare.page").write(found), given=out != PAGE)
         _show(found)
@@ -67,24 +61,3 @@ def _show(found: comparison.RunComparison) -> None:
     for sheet in comparison_tables.sheets(found):
         here.print()
         here.print(sheet.rich())
-
-
-@contextmanager
-def _progress(here: Console) -> Iterator[OnProgress]:
-    """A bar in a terminal; elsewhere a line when something new begins."""
-    if not here.is_terminal:
-        before = ""
-
-        def line(what: str, done: int, total: int) -> None:
-            nonlocal before
-            if what != before:
-                here.print(printable(what), soft_wrap=True)
-            before = what
-
-        yield line
-        return
-    with Bars(console=here, transient=True) as bars:
-        task = bars.add_task("")
-        yield lambda what, done, total: bars.update(
-            task, description=escape(printable(what)), completed=done, total=total
-        )

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress as Bars
 
 from bisam.lab import records, spec
 from bisam.lab.cli import options as cli_options
 from bisam.lab.cli import report as cli_report
 from bisam.lab.cli.options import RUNS, Changes, Every, Place, Root, TensorBoard, Together, Track, errors_in_one_line
-from bisam.lab.cli.output import console, print_line
+from bisam.lab.cli.output import console, counting, print_line
 from bisam.lab.data.sources import own_data
 from bisam.lab.fitting import defaults
 from bisam.lab.fitting.study import CODE, METHODS_OF_A_STUDY, Study
@@ -108,7 +103,7 @@ def fit(
         print_line(f"model: {chosen}; methods: {', '.join(study.methods)}; results: {study.folder}")
         print_line(f"settings (change them by --set): {', '.join(study.settings.lines)}")
         with cli_options.threads_for(place, [chosen]):
-            with _progress(console(stderr=True)) as show:
+            with counting(console(stderr=True), "searching ") as show:
                 plan = study.decide(print_line, show)
             shown = trackers(root, tensorboard=tensorboard, service=track, together=together)
             with Progress(trackers=shown, score=f"test_{study.settings.config.primary}") as progress:
@@ -142,24 +137,3 @@ def _rho(text: str) -> float | None:
         return float(text)
     except ValueError:
         raise ValueError(f"--rho is auto or a number, got {text!r}") from None
-
-
-@contextmanager
-def _progress(here: Console) -> Iterator[cli_options.OnProgress]:
-    """A bar in a terminal; elsewhere a line when something new begins."""
-    if not here.is_terminal:
-        before = ""
-
-        def line(what: str, done: int, total: int) -> None:
-            nonlocal before
-            if what != before:
-                here.print(f"searching {what}", soft_wrap=True)
-            before = what
-
-        yield line
-        return
-    with Bars(console=here, transient=True) as bars:
-        task = bars.add_task("")
-        yield lambda what, done, total: bars.update(
-            task, description=escape(f"searching {what}"), completed=done, total=total
-        )

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -87,10 +87,6 @@ Rows = Annotated[
     typer.Option("--models", "--rows", metavar="NAMES", help="Rows of the table, with commas between; none is all."),
 ]
 Methods = Annotated[str, typer.Option(metavar="NAMES", help="Methods, with commas between; none is all.")]
-
-
-OnProgress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
 
 
 @contextmanager

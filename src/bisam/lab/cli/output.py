@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress as Bars
 
 from bisam.lab.files import explained, printable, refuse_foreign, write_atomically
 
@@ -58,3 +60,24 @@ def quiet_console() -> Console:
 def print_line(line: str) -> None:
     """Print a line without markup; control characters are escaped."""
     console().print(printable(line).replace("\n", "\\n"), soft_wrap=True)
+
+
+@contextmanager
+def counting(here: Console, doing: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    """A bar in a terminal; elsewhere a line when something new begins. `doing` is the word before its name."""
+    if not here.is_terminal:
+        before = ""
+
+        def line(what: str, done: int, total: int) -> None:
+            nonlocal before
+            if what != before:
+                here.print(printable(doing + what), soft_wrap=True)
+            before = what
+
+        yield line
+        return
+    with Bars(console=here, transient=True) as bars:
+        task = bars.add_task("")
+        yield lambda what, done, total: bars.update(
+            task, description=escape(printable(doing + what)), completed=done, total=total
+        )
