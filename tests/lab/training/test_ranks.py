@@ -43,22 +43,23 @@ def with_batch_norm(config, source):
 
 
 class Stopping(Progress):
-    """Sends this process SIGTERM when the first epoch ends, in one rank."""
+    """Sends this process SIGTERM in the middle of the second epoch, in one rank."""
 
     def __init__(self, rank):
         super().__init__(Console(quiet=True))
-        self._rank = rank
+        self._rank, self._steps = rank, 0
 
-    def epoch(self, *arguments):
-        super().epoch(*arguments)
-        if self._rank == (dist.get_rank() if dist.is_initialized() else 0):
+    def step(self, number):
+        super().step(number)
+        self._steps += 1
+        if self._steps == 6 and self._rank == (dist.get_rank() if dist.is_initialized() else 0):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(root, method="sam", perturb="rank", stop_rank=None, build=without_batch_norm, **changes):
-    """Of the demo, in all processes that there are. Returns what each of them found in its temporary folder."""
+def train(root, method="sam", stop_rank=None, build=without_batch_norm, ranked=None, **changes):
+    """Of the demo, in all processes that there are; `ranked` are options of those that torchrun starts."""
     fields = {"epochs": str(EPOCHS), "epoch_steps": "4", **changes}
-    with joined(CPU, perturb=perturb) as group:
+    with joined(CPU, **(ranked or {})) as group:
         recipe = find(f"demo/40%/{method}")
         made = jobs.jobs_of(recipe, [0], fields, Path(root), group)
         group.refuse_unlike(unlike_fields([job.config for job in made], {}))
@@ -153,8 +154,8 @@ def test_a_run_resumes_on_another_number_of_ranks(tmp_path, first):
     assert_alike(tmp_path / "whole", tmp_path / "run")
 
 
-def _train(root, options):
-    return train(root, "bisam-log", **options)
+def _train(root, method, ranked, options):
+    return train(root, method, ranked=ranked, **options)
 
 
 NET = """
