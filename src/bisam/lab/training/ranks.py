@@ -93,6 +93,18 @@ class Ranks:
             )
         return config
 
+    def half(self, batch: int) -> int:
+        """About half of a batch, which these processes can share.
+
+        >>> Ranks(0, 3).half(64)
+        30
+        """
+        return max(batch // 2 // self.count, 1) * self.count
+
+    def refuse_together(self, together: int) -> None:
+        if together > 1 and not self.is_alone:
+            raise ValueError(f"{self.count} ranks train one run at a time: remove --together {together}")
+
     def sharpness(self, config: Config) -> str | None:
         """The option of the optimizer; None for one process."""
         if self.is_alone:
