@@ -347,11 +347,16 @@ def signals() -> Iterator[list[str]]:
             raise KeyboardInterrupt
 
     before = {number: signal.signal(number, record) for number in (signal.SIGINT, signal.SIGTERM)}
+    is_lost = False
     try:
         yield names
+    except RuntimeError as error:
+        is_lost = is_of_collective(error)  # torchrun sends SIGTERM then, which must not come before the message
+        raise
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if not is_lost:
+                signal.signal(number, handler)
 
 
 def _clock(active: Sequence[ActiveRun], began: float) -> None:
