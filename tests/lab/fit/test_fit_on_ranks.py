@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
+import bisam
 from bisam.lab import records
 from bisam.lab.cli import app
 from bisam.lab.data.sources import own_data
-from bisam.lab.fitting import study as studies
+from bisam.lab.fitting import radius
 from bisam.lab.fitting.rehearsal import Cost
 from bisam.lab.fitting.study import Study
 from bisam.lab.training.ranks import joined
@@ -93,21 +94,27 @@ def test_a_fit_of_shards_ends_as_one_process(options, alone, tmp_path):
 
 def decide_apart(rows, root):
     """Ranks whose clocks and folders differ: the second one is far slower, and its own folder stays empty."""
-    rank = dist.get_rank()
+    rank, sizes = dist.get_rank(), set()
+
+    def find_rho(model, make_optimizer, train, *arguments, **options):
+        sizes.add(len(next(iter(train))[1]))
+        return bisam.find_rho(model, make_optimizer, train, *arguments, **options)
+
     with joined(CPU) as group, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(studies, "_time", lambda seconds: "")
+        patch.setattr(radius, "find_rho", find_rho)
         patch.setattr("bisam.lab.fitting.rehearsal._measured", lambda *_: Cost(0.001 + 10 * rank, 0.001, 2))
         study = Study(own_data(str(rows)), "perceptron", root / str(rank), CPU, minutes=1, ranks=group)
         plan = study.decide(lambda line: None)
         again = study.decide(lambda line: None)
         with pytest.raises(ValueError, match=r"rank 1 has seeds=\[1\], and rank 0 has seeds=\[0\]"):
             Study(own_data(str(rows)), "perceptron", root, CPU, seeds=[rank], ranks=group)
-    return plan, again, study.name
+    return plan, again, study.name, sizes
 
 
 def test_ranks_share_the_plan_of_the_first_one(rows, tmp_path):
-    (first, again, name), (second, also, _) = ranks.run(decide_apart, rows, tmp_path)
+    (first, again, name, sizes), (second, also, _, other_sizes) = ranks.run(decide_apart, rows, tmp_path)
     assert first == second == again == also
+    assert sizes == other_sizes == {16}  # of a batch of 32
     assert first.budget.epochs == 50  # as the fast clock has it
     assert [path.parent.parent.name for path in tmp_path.rglob("plan.json")] == ["0"]
     assert "micro_batch" in name  # each rank perturbs its own part: this is not the fit of one process

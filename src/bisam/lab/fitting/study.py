@@ -125,8 +125,8 @@ class Study:
         for method in open_:
             if uses(method, "rho"):
                 self._set_rho(plan, method, costs[method], note, progress)
-        if self.ranks.is_first:
-            plan.save(self.folder)
+                if self.ranks.is_first:  # a search that is interrupted is not repeated
+                    plan.save(self.folder)
         return plan
 
     def _cost(self, method: str) -> Cost:
