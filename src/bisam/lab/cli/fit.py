@@ -103,11 +103,11 @@ def fit(
         place = device_of_rank(cli_options.device(device))
         with joined(place, perturb=perturb, sync_batchnorm=sync_batchnorm, shard=shard) as ranks:
             ranks.refuse_together(together)
-            say = print_line if ranks.is_first else _silent
+            note = print_line if ranks.is_first else _silent
             with ranks.first_before_others():
                 source = own_data(spec.data_name(data, place_of_data))
             for line in source.described():
-                say(line)
+                note(line)
             chosen = model or defaults.model_for(source.task)
             study = Study(
                 source, chosen, root, place,
@@ -120,15 +120,17 @@ def fit(
                 pretrained=pretrained,
                 ranks=ranks,
             )  # fmt: skip
-            say(f"model: {chosen}; methods: {', '.join(study.methods)}; results: {study.folder}")
-            say(f"settings (change them by --set): {', '.join(study.settings.lines)}")
+            note(f"model: {chosen}; methods: {', '.join(study.methods)}; results: {study.folder}")
+            note(f"settings (change them by --set): {', '.join(study.settings.lines)}")
             with cli_options.threads_for(place, [chosen]):
                 with counting(console(stderr=True) if ranks.is_first else quiet_console(), "searching ") as show:
-                    plan = study.decide(say, show)
-                shown = trackers(root, tensorboard=tensorboard, service=track, together=together)
+                    plan = study.decide(note, show)
+                shown = (
+                    trackers(root, tensorboard=tensorboard, service=track, together=together) if ranks.is_first else []
+                )
                 output = None if ranks.is_first else quiet_console()
                 score = f"test_{study.settings.config.primary}"
-                with Progress(output, trackers=shown if ranks.is_first else [], score=score) as progress:
+                with Progress(output, trackers=shown, score=score) as progress:
                     study.train(plan, progress, together=together, checkpoint_seconds=every)
         if ranks.is_first:
             found = study.conclude(plan)
