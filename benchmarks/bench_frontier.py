@@ -31,6 +31,7 @@ from bisam.lab.data import Images, ImageSplits
 from bisam.lab.data.sources import InMemory
 from bisam.lab.recipes import find
 from bisam.lab.training.run import TrainingRun
+from bisam.perturbation import Ball, RandomTensors
 
 WARMUP = 20
 """Steps before those that are timed. LookSAM has two kinds of steps, each to be captured when it is seen again."""
@@ -62,11 +63,24 @@ def random_images(count):
     return InMemory(ImageSplits("random", images(count), images(1000), 10, (0.5,) * 3, (0.25,) * 3))
 
 
+class FixedTensors(RandomTensors):
+    """Every other tensor, in all steps, chosen on the host: what a graph saves that holds one choice of ESAM's."""
+
+    def before_ascent(self, buckets, *, compiled, captured):
+        self._captured = False
+        owners = [param for bucket in buckets for param in bucket.owners if param.requires_grad]
+        self._dropped = self._frozen = owners[::2]
+        for param in self._frozen:
+            param.requires_grad_(False)
+
+
 class Steps:
     """The steps of one setting's training, one epoch after the other."""
 
-    def __init__(self, config, source, device):
+    def __init__(self, config, source, device, perturbation=None):
         self.training = TrainingRun(config, source, device)
+        if perturbation is not None:
+            self.training.optimizer.perturbation = perturbation
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "a CUDA graph needs")
             self.step = capture_together(
@@ -86,12 +100,16 @@ def measure(model, arguments, began):
     source = random_images(arguments.batch * 60)
     changes = {"compile": arguments.compile, "batch": arguments.batch}
     runs, setup = {}, {}
-    for name, config in settings(model).items():
+    wanted = {name: (replace(config, **changes), None) for name, config in settings(model).items()}
+    esam = replace(wanted["esam"][0], compile=False)
+    wanted["esam uncompiled"] = esam, None
+    wanted["esam uncompiled, fixed tensors"] = esam, FixedTensors(Ball(esam.rho), esam.beta)
+    for name, (config, perturbation) in wanted.items():
         if time.perf_counter() - began > arguments.seconds:
             print(f"{model} {name}: left out, {arguments.seconds:g} s are over", flush=True)
             continue
         start = time.perf_counter()
-        runs[name] = Steps(replace(config, **changes), source, device)
+        runs[name] = Steps(config, source, device, perturbation)
         seconds_of(runs[name], WARMUP, device)
         setup[name] = round(time.perf_counter() - start, 2)
         print(
