@@ -180,7 +180,7 @@ def frontier() -> Recipe:
         for setting, (methods, changes) in FRONTIER_SETTINGS.items():
             row = frontier_row(model, noise, setting)
             for method in methods:
-                rho = 0.3 if method == "msam" else 0.05  # MSAM's is that of its paper
+                rho = 0.3 if method == "msam" else 0.05  # the default of bisam.MSAM
                 own = _cifar("cifar10", model, epochs=_epochs(method), noise=noise, rho=rho)
                 cells[row, method] = replace(own, recipe="frontier", row=row, method=method, **changes)
     return Recipe("frontier", "What sharpness costs at least, on CIFAR-10", None, 3, cells)
