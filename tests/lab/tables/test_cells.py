@@ -17,7 +17,7 @@ from bisam.lab.methods import uses
 from bisam.lab.recipes import RECIPES, find
 from bisam.lab.records import Record
 from bisam.lab.tables import cells
-from bisam.lab.tables.cells import collect, fill
+from bisam.lab.tables.cells import Group, borrow, collect, fill
 from bisam.lab.training.jobs import jobs_of
 
 EVERY_CELL = [(name, *cell) for name, make in RECIPES.items() for cell in make().cells]
@@ -605,3 +605,6 @@ def test_a_table_borrows_equal_runs_of_another_and_keeps_its_own(recorded):
     assert group.measured("resnet32", "sam") == {0: 90.0, 1: 81.0}
     assert [run.record for run in group.borrowed] == theirs[1:]
     assert {cell for cell, runs in group.runs.items() if runs} == {("resnet32", "sam")}
+    borrowing = Group(find("frontier"), "")
+    borrow(borrowing, collect([*theirs, *others, taken_out]).runs)
+    assert {cell: [*runs] for cell, runs in borrowing.runs.items() if runs} == {("resnet32", "sam"): [0, 1]}
