@@ -11,6 +11,7 @@ from torch import nn
 from bisam.integrations.methods import VARIANTS
 from bisam.lab import methods
 from bisam.lab.config import Config
+from bisam.lab.fitting import rehearsal
 from bisam.lab.records import checkpoint, read
 from bisam.lab.training.loop import Job, Stopped, train
 from bisam.lab.training.overall import Overall
@@ -159,3 +160,11 @@ def test_every_method_of_the_lab_is_a_variant_of_that_name():
 def test_a_start_needs_the_length_of_the_training():
     with pytest.raises(ValueError, match=r"start=0\.5 is a part of the training: give the number of its steps"):
         methods.optimizer(nn.Linear(2, 2), LATE)
+
+
+def test_what_a_late_run_needs_is_measured_with_perturbed_steps(monkeypatch):
+    rehearsed = []
+    own = rehearsal.TrainingRun
+    monkeypatch.setattr(rehearsal, "TrainingRun", lambda *given: rehearsed.append(own(*given)) or rehearsed[-1])
+    rehearsal.rehearse(LATE, tiny_images(), CPU, small)
+    assert rehearsed[0].optimizer.telemetry.perturbed_loss is not None
