@@ -43,7 +43,8 @@ def search(
         return build(config, source).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def optimizer(model: nn.Module, rho: float) -> bisam.SharpnessAware:
-        made = methods.optimizer(ranks.wrapped(model), replace(config, rho=rho), ranks.sharpness(config))
+        own = replace(config, rho=rho)
+        made = methods.optimizer(ranks.wrapped(model), own, ranks.sharpness(config), steps=steps)
         return _scheduled(made, config, steps)
 
     return find_rho(

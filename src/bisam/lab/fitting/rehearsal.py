@@ -63,7 +63,8 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def _measured(config: Config, source: Source, device: torch.device, build: Build, ranks: Ranks = ALONE) -> Cost:
-    training = TrainingRun(config, source, device, build, ranks)
+    perturbing = replace(config, start=0.0)  # what it needs once it perturbs
+    training = TrainingRun(perturbing, source, device, build, ranks)
     batches = training.batches.epoch(0)
     times = []
     for x, y in itertools.islice(batches, STEPS + 1):

@@ -29,8 +29,18 @@ def build_by_name(config: Config, source: Source) -> nn.Module:
     return models.build(config.model, source.classes, source.features)
 
 
-SUMS = ["steps", "loss", "perturbed_loss", "error", "perturbed_error", "flips", "ascent_norm"]
-"""Telemetry that is summed over the steps of an epoch, on the device."""
+COUNTS = {
+    "steps": (),
+    "steps_at_weights": ("loss", "error"),
+    "steps_perturbed": ("perturbed_loss", "perturbed_error", "flips", "ascent_norm"),
+}
+"""Counters of an epoch's steps: of all, of those with a pass at w, of those with one at w + ε, and what each measures.
+
+MSAM has no pass at w; a plain step, as before `start`, has none at w + ε.
+"""
+
+SUMS = [*COUNTS, *(name for names in COUNTS.values() for name in names)]
+"""What is summed over the steps of an epoch, on the device."""
 
 CLASSES_FOR_TOP5 = 100
 """Report top-5 accuracy for data sets with at least this many classes: there guessing gets at most 5 %."""
@@ -76,8 +86,8 @@ class TrainingRun:
             self.model: nn.Module = build(config, source)
             self.model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             wrapped = ranks.wrapped(self.model)
-            self.optimizer = methods.optimizer(wrapped, config, ranks.sharpness(config))
-        self.held.check(self.optimizer)
+            steps = config.epochs * len(self.batches)
+            self.optimizer = methods.optimizer(wrapped, config, ranks.sharpness(config), steps=steps)
         self._check_fits()
         for batches in (parts.train, parts.validation, parts.test):
             batches.shard = Shard(ranks.rank, ranks.count)
@@ -91,11 +101,12 @@ class TrainingRun:
 
     def add_up(self) -> None:
         """Add the telemetry of a step to the sums; captured in the graph of the step."""
-        self.sums["steps"].add_(1)
         telemetry = self.optimizer.telemetry
-        for name in SUMS[1:]:
-            value = getattr(telemetry, name)
-            if value is not None:
+        for counter, names in COUNTS.items():
+            known = {name: value for name in names if (value := getattr(telemetry, name)) is not None}
+            if known or counter == "steps":
+                self.sums[counter].add_(1)
+            for name, value in known.items():
                 self.sums[name].add_(value)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -118,11 +129,9 @@ class TrainingRun:
         `together` is how many runs shared the device, `alike` whether their steps cost the same.
         """
         steps = self.sums["steps"].item()
-        means = self._means(steps)
+        means = self._means()
         for total in self.sums.values():
             total.zero_()
-        if not methods.find(self.config.method).perturbs:  # there is no w + ε to measure at
-            means = {name: means[name] for name in ("loss", "error")}
         validation = self.measured(self.validation, "validation")
         accuracy, score = validation["validation_accuracy"], validation[f"validation_{self.config.primary}"]
         if not self.diverged and (score > self.best.score or self.config.select == "last"):
@@ -142,9 +151,13 @@ class TrainingRun:
             "samples_per_second": steps * self.config.batch / seconds if seconds > 0 else math.inf,
         }
 
-    def _means(self, steps: float) -> dict[str, float]:
-        """Telemetry of a step."""
-        return {name: total.item() / steps for name, total in self._whole_sums().items() if name != "steps"}
+    def _means(self) -> dict[str, float]:
+        """Telemetry of a step: means over the steps that measure a number. What no step has measured is left out."""
+        sums = {name: total.item() for name, total in self._whole_sums().items()}
+        means = {name: sums[name] / sums[one] for one, names in COUNTS.items() for name in names if sums[one]}
+        if "loss" not in means:  # without a pass at w nothing has turned from right to wrong
+            means.pop("flips", None)
+        return means
 
     def _whole_sums(self) -> dict[str, Tensor]:
         """The sums of one process with the whole batch: flips are counted, other numbers are means over the samples."""
@@ -260,14 +273,21 @@ class TrainingRun:
         """Resume from `state()`. Returns what differs from an uninterrupted run; empty if nothing does."""
         self.held.load_weights(self.model, state["model"])
         self.held.load_optimizer(self.optimizer, state["optimizer"])
+        sums = state["sums"]
         for name, total in self.sums.items():
-            total.copy_(state["sums"][name] / (self.ranks.count if name == "flips" else 1))
+            whole = sums[name] if name in sums else self._counted(name, sums["steps"])
+            total.copy_(whole / self.ranks.count if name == "flips" else whole)
         self.best = self._loaded_best(state["best"])
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
         if state["generator"].shape != self.generator.get_state().shape:
             return f"it was trained on another kind of device: on {self.device.type} dropout restarts from the seed"
         self.generator.set_state(state["generator"])
         return ""
+
+    def _counted(self, counter: str, steps: Tensor) -> Tensor:
+        """A counter that a checkpoint of an older version lacks: there every step was perturbed, or none."""
+        is_counted = counter == "steps_at_weights" or methods.find(self.config.method).perturbs
+        return steps if is_counted else torch.zeros_like(steps)
 
     def _loaded_best(self, state: dict[str, Any]) -> Best:
         weights, others = state["weights"], state.get("others", {})  # older checkpoints have accuracy alone

@@ -46,9 +46,6 @@ class Whole:
         """What another rank needs of a run's state to load it together with the first one."""
         return state
 
-    def check(self, optimizer: bisam.SharpnessAware) -> None:
-        """ValueError for an optimizer whose state cannot be written."""
-
 
 class Shards(Whole):
     """Each rank has a part of every parameter. All ranks call these together, and the first one has what they return.
@@ -81,22 +78,26 @@ class Shards(Whole):
 
     def state(self, model: nn.Module, optimizer: bisam.SharpnessAware) -> tuple[dict[str, Tensor], State]:
         weights = self.weights(model)
-        where = "cpu" if weights else "meta"
+
+        def whole(_: int, value: Tensor) -> Tensor:
+            if not is_sharded(value):
+                raise ValueError(
+                    f"{type(optimizer).__name__} keeps a plain tensor for a part of a parameter, which cannot be "
+                    "gathered for a checkpoint: remove --shard"
+                )
+            return full(value).to("cpu" if weights else "meta")
+
         # not torch's get_optimizer_state_dict: it steps an optimizer that has no state yet, and weight decay times w
         # is its momentum then
-        return weights, _mapped(
-            optimizer.state_dict(), lambda _, value: full(value).to(where) if _is_part(value) else value
-        )
+        return weights, _mapped(optimizer.state_dict(), whole)
 
     def load_optimizer(self, optimizer: bisam.SharpnessAware, state: State) -> None:
         from torch.distributed.tensor import distribute_tensor
 
         params: list[Any] = [param for group in optimizer.param_groups for param in group["params"]]
 
-        def part(number: int, value: Any) -> Any:
+        def part(number: int, value: Tensor) -> Tensor:
             param = params[number]
-            if not isinstance(value, Tensor) or value.dim() == 0:
-                return value
             there = torch.empty_like(value, device=param.device) if value.is_meta else value.to(param.device)
             return distribute_tensor(there, param.device_mesh, param.placements)
 
@@ -108,18 +109,8 @@ class Shards(Whole):
             **state,
             "model": {},
             "best": {**state["best"], "weights": None if weights is None else {}},
-            "optimizer": _mapped(
-                state["optimizer"],
-                lambda _, value: value.to("meta") if isinstance(value, Tensor) and value.dim() else value,
-            ),
+            "optimizer": _mapped(state["optimizer"], lambda _, value: value.to("meta")),
         }
-
-    def check(self, optimizer: bisam.SharpnessAware) -> None:
-        if optimizer.state_dict().get("sharpness", {}).get("memory"):  # of plain tensors: each rank's part
-            raise ValueError(
-                f"{type(optimizer).__name__} remembers tensors between steps, whose parts cannot be gathered for a "
-                "checkpoint: remove --shard"
-            )
 
 
 def shard(model: nn.Module, ranks: int) -> None:
@@ -153,14 +144,26 @@ def _alike(members: nn.ModuleList | nn.Sequential) -> Iterator[nn.Module]:
             yield member
 
 
-def _is_part(value: Any) -> bool:
-    return isinstance(value, Tensor) and is_sharded(value)
+def _mapped(state: State, function: Callable[[int, Tensor], Tensor]) -> State:
+    """A state dict with function(number of the parameter, tensor) of what base optimizer and variant keep for each.
 
+    A single number of a parameter stays as it is.
+    """
 
-def _mapped(state: State, function: Callable[[int, Any], Any]) -> State:
-    """An optimizer's state dict with function(number, value) of each value that it keeps for that parameter."""
+    def each(number: int, value: Any) -> Any:
+        return function(number, value) if isinstance(value, Tensor) and value.dim() else value
+
     entries = {
-        number: {name: function(number, value) for name, value in entry.items()}
-        for number, entry in state["state"].items()
+        number: {name: each(number, value) for name, value in entry.items()} for number, entry in state["state"].items()
     }
-    return {**state, "state": entries}
+    if "sharpness" not in state:
+        return {**state, "state": entries}
+    memory = {
+        part: {**kept, "tensors": {name: _of_each(table, each) for name, table in kept["tensors"].items()}}
+        for part, kept in state["sharpness"]["memory"].items()
+    }
+    return {**state, "state": entries, "sharpness": {**state["sharpness"], "memory": memory}}
+
+
+def _of_each(table: Mapping[int, Any], function: Callable[[int, Any], Any]) -> dict[int, Any]:
+    return {number: function(number, value) for number, value in table.items()}
