@@ -318,3 +318,8 @@ def test_ranks_that_were_started_unlike_are_refused_before_the_first_step(tmp_pa
 def test_a_perturbation_that_there_is_not_is_refused():
     with pytest.raises(ValueError, match="--perturb is rank or global, got 'none'"), joined(CPU, perturb="none"):
         pass
+
+
+def test_one_process_has_nothing_to_divide():
+    with pytest.raises(ValueError, match="start them with torchrun, or remove --shard"), joined(CPU, shard=True):
+        pass
