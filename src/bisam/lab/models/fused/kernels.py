@@ -1,0 +1,289 @@
+"""Triton kernels of a residual network with batch norm: 3×3 convolutions, and what lies between two of them.
+
+Activations are channels_last in bfloat16: rows of `C` channels, one for each pixel of the batch. Sums and statistics are
+float32. Every sum is taken in a fixed order, so that equal inputs give equal bits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _pixels_of_tile(pixels, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """This program's pixels: number, whether it exists, row, column, image."""
+    pixel = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    column = pixel % WIDTH
+    row = pixel // WIDTH % HEIGHT
+    image = pixel // (WIDTH * HEIGHT)
+    return pixel, pixel < pixels, row, column, image
+
+
+@triton.jit
+def _read_around(
+    x, exists, row, column, image, down, across,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr,
+    CHANNELS: tl.constexpr, STORED: tl.constexpr,
+):  # fmt: skip
+    """Rows of x at (STRIDE row + down, STRIDE column + across), zeros outside of the image.
+
+    HEIGHT and WIDTH are those of the pixels; x has STRIDE times as many, and STORED channels: the others are 0.
+    """
+    r = row * STRIDE + down
+    c = column * STRIDE + across
+    inside = exists & (r >= 0) & (r < HEIGHT * STRIDE) & (c >= 0) & (c < WIDTH * STRIDE)
+    place = (image * (HEIGHT * STRIDE) + r) * (WIDTH * STRIDE) + c
+    channel = tl.arange(0, CHANNELS)
+    mask = inside[:, None]
+    if STORED < CHANNELS:
+        mask = mask & (channel < STORED)[None, :]
+    return tl.load(x + place[:, None] * STORED + channel[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def convolve(
+    x, weight, z, means, squares, pixels,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr,
+    INPUTS: tl.constexpr, STORED: tl.constexpr, OUTPUTS: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """z = x ∗ weight, and of each tile of z the mean and the sum of squares around it, by channel.
+
+    HEIGHT and WIDTH are z's. The weight's memory is (OUTPUTS, 9, STORED).
+    """
+    pixel, exists, row, column, image = _pixels_of_tile(pixels, HEIGHT, WIDTH, TILE)
+    i = tl.arange(0, INPUTS)
+    o = tl.arange(0, OUTPUTS)
+    total = tl.zeros((TILE, OUTPUTS), tl.float32)
+    for tap in tl.range(9, num_stages=STAGES):
+        a = _read_around(
+            x, exists, row, column, image, tap // 3 - 1, tap % 3 - 1, HEIGHT, WIDTH, STRIDE, INPUTS, STORED
+        )
+        places = weight + o[None, :] * (9 * STORED) + tap * STORED + i[:, None]
+        if STORED < INPUTS:
+            w = tl.load(places, mask=(i < STORED)[:, None], other=0.0)
+        else:
+            w = tl.load(places)
+        total = tl.dot(a.to(z.dtype.element_ty), w.to(z.dtype.element_ty), total, input_precision="ieee")
+    rounded = total.to(z.dtype.element_ty)
+    tl.store(z + pixel[:, None] * OUTPUTS + o[None, :], rounded, mask=exists[:, None])
+    # around the tile's own mean: a difference of large sums would lose digits
+    value = rounded.to(tl.float32)
+    count = tl.minimum(pixels - tl.program_id(0) * TILE, TILE).to(tl.float32)
+    mean = tl.sum(tl.where(exists[:, None], value, 0.0), 0) / count
+    apart = tl.where(exists[:, None], value - mean[None, :], 0.0)
+    tl.store(means + tl.program_id(0) * OUTPUTS + o, mean)
+    tl.store(squares + tl.program_id(0) * OUTPUTS + o, tl.sum(apart * apart, 0))
+
+
+@triton.jit
+def finish_statistics(
+    means, squares, gamma, beta, running_mean, running_variance, counter, norm, pixels, tiles, momentum, epsilon,
+    CHANNELS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Batch statistics of all tiles. `norm` gets mean, 1/σ, scale and shift; the running ones are updated."""
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, tiles, STEP):
+        tile = first + tl.arange(0, STEP)
+        mask = (tile < tiles)[:, None]
+        count = tl.minimum(pixels - tile * TILE, TILE).to(tl.float32)
+        mean_of_tile = tl.load(means + tile[:, None] * CHANNELS + c[None, :], mask=mask, other=0.0)
+        total += tl.sum(mean_of_tile * count[:, None], 0)
+    mean = total / pixels
+    square = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, tiles, STEP):
+        tile = first + tl.arange(0, STEP)
+        mask = (tile < tiles)[:, None]
+        count = tl.minimum(pixels - tile * TILE, TILE).to(tl.float32)
+        places = tile[:, None] * CHANNELS + c[None, :]
+        apart = tl.load(means + places, mask=mask, other=0.0) - mean[None, :]
+        within = tl.load(squares + places, mask=mask, other=0.0)
+        square += tl.sum(tl.where(mask, within + apart * apart * count[:, None], 0.0), 0)
+    inverse = 1 / tl.sqrt(square / pixels + epsilon)
+    scale = tl.load(gamma + c) * inverse
+    tl.store(norm + c, mean)
+    tl.store(norm + CHANNELS + c, inverse)
+    tl.store(norm + 2 * CHANNELS + c, scale)
+    tl.store(norm + 3 * CHANNELS + c, tl.load(beta + c) - mean * scale)
+    old = tl.load(running_mean + c)
+    tl.store(running_mean + c, old + momentum * (mean - old))
+    old = tl.load(running_variance + c)
+    tl.store(running_variance + c, old + momentum * (square / (pixels - 1) - old))
+    if tl.program_id(0) == 0:
+        tl.store(counter, tl.load(counter) + 1)
+
+
+@triton.jit
+def normalize(
+    z, norm, shortcut, y, pixels,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, SHORTCUT: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """y = relu(scale z + shift + shortcut).
+
+    SHORTCUT: "" for none, "same" for one of z's shape, "half" for one of twice the sides and half the channels, whose
+    every second pixel goes to the middle channels.
+    """
+    pixel, exists, row, column, image = _pixels_of_tile(pixels, HEIGHT, WIDTH, TILE)
+    c = tl.arange(0, CHANNELS)
+    mask = exists[:, None]
+    places = pixel[:, None] * CHANNELS + c[None, :]
+    scale = tl.load(norm + 2 * CHANNELS + c)
+    shift = tl.load(norm + 3 * CHANNELS + c)
+    value = tl.load(z + places, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+    if SHORTCUT == "same":
+        value += tl.load(shortcut + places, mask=mask, other=0.0).to(tl.float32)
+    if SHORTCUT == "half":
+        from_channel = c - CHANNELS // 4
+        has = (from_channel >= 0) & (from_channel < CHANNELS // 2)
+        place = (image * (2 * HEIGHT) + 2 * row) * (2 * WIDTH) + 2 * column
+        values = tl.load(
+            shortcut + place[:, None] * (CHANNELS // 2) + from_channel[None, :], mask=mask & has[None, :], other=0.0
+        )
+        value += values.to(tl.float32)
+    tl.store(y + places, tl.maximum(value, 0.0).to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _store_gradient(
+    value, y, z, norm, gradient, sums, places, mask,
+    CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Store what of `value`, the gradient of y = relu(norm(z) + …), reaches the norm; with sums over this tile."""
+    c = tl.arange(0, CHANNELS)
+    is_on = tl.load(y + places, mask=mask, other=0.0) > 0
+    rounded = tl.where(is_on & mask, value, 0.0).to(gradient.dtype.element_ty)
+    tl.store(gradient + places, rounded, mask=mask)
+    value = rounded.to(tl.float32)
+    mean = tl.load(norm + c)
+    apart = tl.load(z + places, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+    tl.store(sums + tl.program_id(0) * (2 * CHANNELS) + c, tl.sum(value, 0))
+    tl.store(sums + tl.program_id(0) * (2 * CHANNELS) + CHANNELS + c, tl.sum(value * apart, 0))
+
+
+@triton.jit
+def spread(
+    pooled, y, z, norm, gradient, sums, pixels,
+    AREA: tl.constexpr, CHANNELS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the mean over the AREA pixels of each image, through the last ReLU: see `_store_gradient`."""
+    pixel = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    mask = (pixel < pixels)[:, None]
+    c = tl.arange(0, CHANNELS)
+    value = tl.load(pooled + (pixel // AREA)[:, None] * CHANNELS + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    places = pixel[:, None] * CHANNELS + c[None, :]
+    _store_gradient(value / AREA, y, z, norm, gradient, sums, places, mask, CHANNELS)
+
+
+@triton.jit
+def finish_sums(
+    sums, norm, of_gamma, of_beta, linear, pixels, tiles,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """The gradients of γ and β. `linear` gets a, b, c: the gradient of z is a·gradient + b·z + c."""
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    plain = tl.zeros((BLOCK,), tl.float32)
+    weighted = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, tiles, STEP):
+        tile = first + tl.arange(0, STEP)
+        mask = (tile < tiles)[:, None]
+        places = tile[:, None] * (2 * CHANNELS) + c[None, :]
+        plain += tl.sum(tl.load(sums + places, mask=mask, other=0.0), 0)
+        weighted += tl.sum(tl.load(sums + places + CHANNELS, mask=mask, other=0.0), 0)
+    mean = tl.load(norm + c)
+    inverse = tl.load(norm + CHANNELS + c)
+    scale = tl.load(norm + 2 * CHANNELS + c)
+    tl.store(of_gamma + c, weighted * inverse)
+    tl.store(of_beta + c, plain)
+    slope = -scale * inverse * inverse * weighted / pixels
+    tl.store(linear + c, scale)
+    tl.store(linear + CHANNELS + c, slope)
+    tl.store(linear + 2 * CHANNELS + c, -scale * plain / pixels - slope * mean)
+
+
+@triton.jit
+def gradient_of_norm(gradient, z, linear, of_z, pixels, CHANNELS: tl.constexpr, TILE: tl.constexpr):
+    """The gradient of z = a·gradient + b·z + c: see `finish_sums`."""
+    pixel = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    mask = (pixel < pixels)[:, None]
+    channel = tl.arange(0, CHANNELS)
+    places = pixel[:, None] * CHANNELS + channel[None, :]
+    a = tl.load(linear + channel)
+    b = tl.load(linear + CHANNELS + channel)
+    c = tl.load(linear + 2 * CHANNELS + channel)
+    g = tl.load(gradient + places, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(z + places, mask=mask, other=0.0).to(tl.float32)
+    tl.store(of_z + places, (a[None, :] * g + b[None, :] * value + c[None, :]).to(of_z.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gradient_of_input(
+    of_z, weight, residual, y, z, norm, gradient, sums, pixels,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, RESIDUAL: tl.constexpr, TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a convolution's input y, with that of a shortcut from y, through y's own ReLU.
+
+    HEIGHT, WIDTH and `pixels` are y's. RESIDUAL is as SHORTCUT of `normalize`: the gradient of the shortcut's sum.
+    """
+    pixel, exists, row, column, image = _pixels_of_tile(pixels, HEIGHT, WIDTH, TILE)
+    i = tl.arange(0, INPUTS)
+    o = tl.arange(0, OUTPUTS)
+    mask = exists[:, None]
+    total = tl.zeros((TILE, INPUTS), tl.float32)
+    for tap in tl.range(9, num_stages=STAGES):
+        r = row + 1 - tap // 3
+        c = column + 1 - tap % 3
+        inside = exists & (r >= 0) & (r < HEIGHT) & (c >= 0) & (c < WIDTH)
+        if STRIDE == 2:
+            inside = inside & (r % 2 == 0) & (c % 2 == 0)
+        place = (image * (HEIGHT // STRIDE) + r // STRIDE) * (WIDTH // STRIDE) + c // STRIDE
+        g = tl.load(of_z + place[:, None] * OUTPUTS + o[None, :], mask=inside[:, None], other=0.0)
+        w = tl.load(weight + o[:, None] * (9 * INPUTS) + tap * INPUTS + i[None, :])
+        total = tl.dot(g, w.to(g.dtype), total, input_precision="ieee")
+    places = pixel[:, None] * INPUTS + i[None, :]
+    if RESIDUAL == "same":
+        total += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
+    if RESIDUAL == "half":
+        place = (image * (HEIGHT // 2) + row // 2) * (WIDTH // 2) + column // 2
+        has = exists & (row % 2 == 0) & (column % 2 == 0)
+        total += tl.load(
+            residual + place[:, None] * (2 * INPUTS) + (i + INPUTS // 2)[None, :], mask=has[:, None], other=0.0
+        ).to(tl.float32)
+    _store_gradient(total, y, z, norm, gradient, sums, places, mask, INPUTS)
+
+
+@triton.jit
+def gradient_of_weight(
+    x, of_z, parts, pixels, tiles_of_part,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr,
+    INPUTS: tl.constexpr, STORED: tl.constexpr, OUTPUTS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """A part of the sum over all pixels; program (part, k) has the k-th row of the weights' 3×3."""
+    part = tl.program_id(0)
+    down = tl.program_id(1) - 1
+    i = tl.arange(0, INPUTS)
+    o = tl.arange(0, OUTPUTS)
+    left = tl.zeros((INPUTS, OUTPUTS), tl.float32)
+    middle = tl.zeros((INPUTS, OUTPUTS), tl.float32)
+    right = tl.zeros((INPUTS, OUTPUTS), tl.float32)
+    for number in range(0, tiles_of_part):
+        pixel = (part * tiles_of_part + number) * TILE + tl.arange(0, TILE)
+        exists = pixel < pixels
+        column = pixel % WIDTH
+        row = pixel // WIDTH % HEIGHT
+        image = pixel // (WIDTH * HEIGHT)
+        g = tl.load(of_z + pixel[:, None] * OUTPUTS + o[None, :], mask=exists[:, None], other=0.0)
+        a = _read_around(x, exists, row, column, image, down, -1, HEIGHT, WIDTH, STRIDE, INPUTS, STORED)
+        left = tl.dot(tl.trans(a.to(g.dtype)), g, left, input_precision="ieee")
+        a = _read_around(x, exists, row, column, image, down, 0, HEIGHT, WIDTH, STRIDE, INPUTS, STORED)
+        middle = tl.dot(tl.trans(a.to(g.dtype)), g, middle, input_precision="ieee")
+        a = _read_around(x, exists, row, column, image, down, 1, HEIGHT, WIDTH, STRIDE, INPUTS, STORED)
+        right = tl.dot(tl.trans(a.to(g.dtype)), g, right, input_precision="ieee")
+    places = parts + part * (OUTPUTS * 9 * STORED) + o[None, :] * (9 * STORED) + i[:, None]
+    places += tl.program_id(1) * (3 * STORED)
+    mask = (i < STORED)[:, None] & (o < OUTPUTS)[None, :]
+    tl.store(places, left, mask=mask)
+    tl.store(places + STORED, middle, mask=mask)
+    tl.store(places + 2 * STORED, right, mask=mask)
