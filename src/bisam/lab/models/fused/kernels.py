@@ -83,23 +83,21 @@ def finish_statistics(
 ):  # fmt: skip
     """Batch statistics of all tiles. `norm` gets mean, 1/σ, scale and shift; the running ones are updated."""
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # around the first tile's mean, which is near to that of all: a difference of large sums would lose digits
+    near = tl.load(means + c)
     total = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, tiles, STEP):
-        tile = first + tl.arange(0, STEP)
-        mask = (tile < tiles)[:, None]
-        count = tl.minimum(pixels - tile * TILE, TILE).to(tl.float32)
-        mean_of_tile = tl.load(means + tile[:, None] * CHANNELS + c[None, :], mask=mask, other=0.0)
-        total += tl.sum(mean_of_tile * count[:, None], 0)
-    mean = total / pixels
     square = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, tiles, STEP):
         tile = first + tl.arange(0, STEP)
         mask = (tile < tiles)[:, None]
         count = tl.minimum(pixels - tile * TILE, TILE).to(tl.float32)
         places = tile[:, None] * CHANNELS + c[None, :]
-        apart = tl.load(means + places, mask=mask, other=0.0) - mean[None, :]
+        apart = tl.where(mask, tl.load(means + places, mask=mask, other=0.0) - near[None, :], 0.0)
         within = tl.load(squares + places, mask=mask, other=0.0)
-        square += tl.sum(tl.where(mask, within + apart * apart * count[:, None], 0.0), 0)
+        total += tl.sum(apart * count[:, None], 0)
+        square += tl.sum(within + apart * apart * count[:, None], 0)
+    mean = near + total / pixels
+    square -= total * total / pixels
     inverse = 1 / tl.sqrt(square / pixels + epsilon)
     scale = tl.load(gamma + c) * inverse
     tl.store(norm + c, mean)

@@ -20,6 +20,8 @@ TILES = {16: 128, 32: 128, 64: 64}
 """Pixels of a program, by the number of channels that it writes."""
 PARTS = {16: 128, 32: 64, 64: 32}
 """Parts of the sum of a weight's gradient, by its outputs."""
+WEIGHT_TILES = {16: 128, 32: 128, 64: 64}
+"""Pixels that a program of a weight's gradient adds up at a time."""
 STAGES = 3
 """Reads in flight in the loop over the 3×3 places of a convolution."""
 LEAST_CHANNELS = 16
@@ -130,7 +132,7 @@ def _forward(
     own = layer.norm
     kernels.finish_statistics[(outputs // 8,)](
         means, squares, gamma, beta, own.running_mean, own.running_var, own.num_batches_tracked, norm, pixels, tiles,
-        own.momentum, own.eps, outputs, tile, 8, 128,
+        own.momentum, own.eps, outputs, tile, 8, _step(tiles), num_warps=8,
     )  # fmt: skip
     y = torch.empty_like(z)
     kind = "" if shortcut is None else "same" if shortcut.shape == z.shape else "half"
@@ -156,7 +158,7 @@ def _of_norm(values: Values, gradient: Tensor, sums: Tensor) -> tuple[Tensor, Te
     of_gamma, of_beta = sums.new_empty((2, channels))
     linear, of_z = sums.new_empty((3, channels)), torch.empty_like(values.z)
     kernels.finish_sums[(channels // 8,)](
-        sums, values.norm, of_gamma, of_beta, linear, pixels, len(sums), channels, 8, 128
+        sums, values.norm, of_gamma, of_beta, linear, pixels, len(sums), channels, 8, _step(len(sums)), num_warps=8
     )
     kernels.gradient_of_norm[(triton.cdiv(pixels, tile),)](gradient, values.z, linear, of_z, pixels, channels, tile)
     return of_z, of_gamma, of_beta
@@ -165,7 +167,7 @@ def _of_norm(values: Values, gradient: Tensor, sums: Tensor) -> tuple[Tensor, Te
 def _of_weight(layer: Layer, x: Tensor, of_z: Tensor) -> Tensor:
     count, outputs, height, width = of_z.shape
     stored = x.shape[1]
-    pixels, tile = count * height * width, 64
+    pixels, tile = count * height * width, WEIGHT_TILES[outputs]
     tiles = triton.cdiv(pixels, tile)
     parts = min(PARTS[outputs], tiles)
     sums = x.new_empty((parts, outputs, 3, 3, stored), dtype=torch.float32)
@@ -192,3 +194,8 @@ def _of_input(
     )  # fmt: skip
     return gradient, sums
 
+
+
+def _step(tiles: int) -> int:
+    """Tiles whose sums are read at a time."""
+    return min(1024, int(triton.next_power_of_2(tiles)))
