@@ -256,32 +256,28 @@ def gradient_of_input(
 def gradient_of_weight(
     x, of_z, parts, pixels, tiles_of_part,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr,
-    INPUTS: tl.constexpr, STORED: tl.constexpr, OUTPUTS: tl.constexpr, TILE: tl.constexpr,
+    STORED: tl.constexpr, OUTPUTS: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A part of the sum over all pixels; program (part, k) has the k-th row of the weights' 3×3."""
+    """A part of the sum over all pixels; program (part, k) has the k-th row of the weights' 3×3.
+
+    The three pixels of such a row lie side by side in memory: 3 · STORED channels, padded to WIDE.
+    """
     part = tl.program_id(0)
-    down = tl.program_id(1) - 1
-    i = tl.arange(0, INPUTS)
     o = tl.arange(0, OUTPUTS)
-    left = tl.zeros((INPUTS, OUTPUTS), tl.float32)
-    middle = tl.zeros((INPUTS, OUTPUTS), tl.float32)
-    right = tl.zeros((INPUTS, OUTPUTS), tl.float32)
+    k = tl.arange(0, WIDE)
+    total = tl.zeros((WIDE, OUTPUTS), tl.float32)
     for number in range(0, tiles_of_part):
         pixel = (part * tiles_of_part + number) * TILE + tl.arange(0, TILE)
         exists = pixel < pixels
-        column = pixel % WIDTH
-        row = pixel // WIDTH % HEIGHT
-        image = pixel // (WIDTH * HEIGHT)
+        r = pixel // WIDTH % HEIGHT * STRIDE + tl.program_id(1) - 1
+        left = pixel % WIDTH * STRIDE - 1
+        c = left[:, None] + (k // STORED)[None, :]
+        inside = (exists & (r >= 0) & (r < HEIGHT * STRIDE))[:, None] & (c >= 0) & (c < WIDTH * STRIDE)
+        place = (pixel // (WIDTH * HEIGHT) * (HEIGHT * STRIDE) + r) * (WIDTH * STRIDE) + left
+        mask = inside & (k < 3 * STORED)[None, :]
+        a = tl.load(x + place[:, None] * STORED + k[None, :], mask=mask, other=0.0)
         g = tl.load(of_z + pixel[:, None] * OUTPUTS + o[None, :], mask=exists[:, None], other=0.0)
-        a = _read_around(x, exists, row, column, image, down, -1, HEIGHT, WIDTH, STRIDE, INPUTS, STORED)
-        left = tl.dot(tl.trans(a.to(g.dtype)), g, left, input_precision="ieee")
-        a = _read_around(x, exists, row, column, image, down, 0, HEIGHT, WIDTH, STRIDE, INPUTS, STORED)
-        middle = tl.dot(tl.trans(a.to(g.dtype)), g, middle, input_precision="ieee")
-        a = _read_around(x, exists, row, column, image, down, 1, HEIGHT, WIDTH, STRIDE, INPUTS, STORED)
-        right = tl.dot(tl.trans(a.to(g.dtype)), g, right, input_precision="ieee")
-    places = parts + part * (OUTPUTS * 9 * STORED) + o[None, :] * (9 * STORED) + i[:, None]
-    places += tl.program_id(1) * (3 * STORED)
-    mask = (i < STORED)[:, None] & (o < OUTPUTS)[None, :]
-    tl.store(places, left, mask=mask)
-    tl.store(places + STORED, middle, mask=mask)
-    tl.store(places + 2 * STORED, right, mask=mask)
+        total = tl.dot(tl.trans(a.to(g.dtype)), g, total, input_precision="ieee")
+    row = part * OUTPUTS * 3 + tl.program_id(1)
+    places = parts + (row + o[None, :] * 3) * (3 * STORED) + k[:, None]
+    tl.store(places, total, mask=(k < 3 * STORED)[:, None] & (o < OUTPUTS)[None, :])

@@ -20,7 +20,7 @@ TILES = {16: 128, 32: 128, 64: 64}
 """Pixels of a program, by the number of channels that it writes."""
 PARTS = {16: 128, 32: 64, 64: 32}
 """Parts of the sum of a weight's gradient, by its outputs."""
-WEIGHT_TILES = {16: 128, 32: 128, 64: 64}
+WEIGHT_TILES = {16: 128, 32: 64, 64: 64}
 """Pixels that a program of a weight's gradient adds up at a time."""
 STAGES = 3
 """Reads in flight in the loop over the 3×3 places of a convolution."""
@@ -173,7 +173,8 @@ def _of_weight(layer: Layer, x: Tensor, of_z: Tensor) -> Tensor:
     sums = x.new_empty((parts, outputs, 3, 3, stored), dtype=torch.float32)
     kernels.gradient_of_weight[(parts, 3)](
         x, of_z, sums, pixels, triton.cdiv(tiles, parts), height, width, layer.stride,
-        max(stored, LEAST_CHANNELS), stored, outputs, tile,
+        stored, outputs, max(LEAST_CHANNELS, triton.next_power_of_2(3 * stored)), tile,
+        num_warps=8 if stored == 64 else 4,
     )  # fmt: skip
     return sums.sum(0).permute(0, 3, 1, 2)  # channels_last, as the weight
 
