@@ -21,50 +21,47 @@ def _pixels_of_tile(pixels, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.
 
 
 @triton.jit
-def _read_around(
-    x, exists, row, column, image, down, across,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr,
-    CHANNELS: tl.constexpr, STORED: tl.constexpr,
+def _side_by_side(
+    x, wanted, row, column, image,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Rows of x at (STRIDE row + down, STRIDE column + across), zeros outside of the image.
+    """The channels of COUNT pixels of x from (row, column) to the right, which lie side by side in memory.
 
-    HEIGHT and WIDTH are those of the pixels; x has STRIDE times as many, and STORED channels: the others are 0.
+    Zeros for pixels outside of the image, where not `wanted`, and to fill up COUNT · CHANNELS to WIDE.
     """
-    r = row * STRIDE + down
-    c = column * STRIDE + across
-    inside = exists & (r >= 0) & (r < HEIGHT * STRIDE) & (c >= 0) & (c < WIDTH * STRIDE)
-    place = (image * (HEIGHT * STRIDE) + r) * (WIDTH * STRIDE) + c
-    channel = tl.arange(0, CHANNELS)
-    mask = inside[:, None]
-    if STORED < CHANNELS:
-        mask = mask & (channel < STORED)[None, :]
-    return tl.load(x + place[:, None] * STORED + channel[None, :], mask=mask, other=0.0)
+    k = tl.arange(0, WIDE)
+    to_the_right = column[:, None] + (k // CHANNELS)[None, :]
+    mask = (wanted & (row >= 0) & (row < HEIGHT))[:, None] & (to_the_right >= 0) & (to_the_right < WIDTH)
+    if COUNT * CHANNELS < WIDE:
+        mask = mask & (k < COUNT * CHANNELS)[None, :]
+    place = (image * HEIGHT + row) * WIDTH + column
+    return tl.load(x + place[:, None] * CHANNELS + k[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def convolve(
     x, weight, z, means, squares, pixels,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr,
-    INPUTS: tl.constexpr, STORED: tl.constexpr, OUTPUTS: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    COUNT: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """z = x ∗ weight, and of each tile of z the mean and the sum of squares around it, by channel.
 
-    HEIGHT and WIDTH are z's. The weight's memory is (OUTPUTS, 9, STORED).
+    HEIGHT and WIDTH are z's. The weight's memory is (OUTPUTS, 9, INPUTS). COUNT of its 9 places, 1 or 3, are
+    multiplied at a time.
     """
     pixel, exists, row, column, image = _pixels_of_tile(pixels, HEIGHT, WIDTH, TILE)
-    i = tl.arange(0, INPUTS)
     o = tl.arange(0, OUTPUTS)
+    k = tl.arange(0, WIDE)
     total = tl.zeros((TILE, OUTPUTS), tl.float32)
-    for tap in tl.range(9, num_stages=STAGES):
-        a = _read_around(
-            x, exists, row, column, image, tap // 3 - 1, tap % 3 - 1, HEIGHT, WIDTH, STRIDE, INPUTS, STORED
-        )
-        places = weight + o[None, :] * (9 * STORED) + tap * STORED + i[:, None]
-        if STORED < INPUTS:
-            w = tl.load(places, mask=(i < STORED)[:, None], other=0.0)
-        else:
-            w = tl.load(places)
-        total = tl.dot(a.to(z.dtype.element_ty), w.to(z.dtype.element_ty), total, input_precision="ieee")
+    for step in tl.range(9 // COUNT, num_stages=STAGES):
+        first = step * COUNT
+        a = _side_by_side(
+            x, exists, row * STRIDE + first // 3 - 1, column * STRIDE + first % 3 - 1, image,
+            HEIGHT * STRIDE, WIDTH * STRIDE, INPUTS, COUNT, WIDE,
+        )  # fmt: skip
+        places = weight + o[None, :] * (9 * INPUTS) + first * INPUTS + k[:, None]
+        w = tl.load(places, mask=(k < COUNT * INPUTS)[:, None], other=0.0)
+        total = tl.dot(a.to(w.dtype), w, total, input_precision="ieee")
     rounded = total.to(z.dtype.element_ty)
     tl.store(z + pixel[:, None] * OUTPUTS + o[None, :], rounded, mask=exists[:, None])
     # around the tile's own mean: a difference of large sums would lose digits
@@ -218,8 +215,8 @@ def gradient_of_norm(gradient, z, linear, of_z, pixels, CHANNELS: tl.constexpr, 
 def gradient_of_input(
     of_z, weight, residual, y, z, norm, gradient, sums, pixels,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr,
-    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, RESIDUAL: tl.constexpr, TILE: tl.constexpr,
-    STAGES: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, RESIDUAL: tl.constexpr,
+    COUNT: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a convolution's input y, with that of a shortcut from y, through y's own ReLU.
 
@@ -227,19 +224,24 @@ def gradient_of_input(
     """
     pixel, exists, row, column, image = _pixels_of_tile(pixels, HEIGHT, WIDTH, TILE)
     i = tl.arange(0, INPUTS)
-    o = tl.arange(0, OUTPUTS)
+    k = tl.arange(0, WIDE)
     mask = exists[:, None]
     total = tl.zeros((TILE, INPUTS), tl.float32)
-    for tap in tl.range(9, num_stages=STAGES):
-        r = row + 1 - tap // 3
-        c = column + 1 - tap % 3
-        inside = exists & (r >= 0) & (r < HEIGHT) & (c >= 0) & (c < WIDTH)
+    for step in tl.range(9 // COUNT, num_stages=STAGES):
+        first = step * COUNT
+        r = row + first // 3 - 1
+        c = column + first % 3 - 1
+        reaches = exists
         if STRIDE == 2:
-            inside = inside & (r % 2 == 0) & (c % 2 == 0)
-        place = (image * (HEIGHT // STRIDE) + r // STRIDE) * (WIDTH // STRIDE) + c // STRIDE
-        g = tl.load(of_z + place[:, None] * OUTPUTS + o[None, :], mask=inside[:, None], other=0.0)
-        w = tl.load(weight + o[:, None] * (9 * INPUTS) + tap * INPUTS + i[None, :])
-        total = tl.dot(g, w.to(g.dtype), total, input_precision="ieee")
+            reaches = exists & (r % 2 == 0) & (c % 2 == 0)
+        g = _side_by_side(
+            of_z, reaches, r // STRIDE, c // STRIDE, image, HEIGHT // STRIDE, WIDTH // STRIDE, OUTPUTS, COUNT, WIDE
+        )
+        # what lies to the right of a pixel was reached by the weight on the left
+        place = 8 - first - k // OUTPUTS
+        places = weight + (k % OUTPUTS * 9 + place)[:, None] * INPUTS + i[None, :]
+        w = tl.load(places, mask=(k < COUNT * OUTPUTS)[:, None], other=0.0)
+        total = tl.dot(g, w, total, input_precision="ieee")
     places = pixel[:, None] * INPUTS + i[None, :]
     if RESIDUAL == "same":
         total += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
@@ -255,29 +257,23 @@ def gradient_of_input(
 @triton.jit
 def gradient_of_weight(
     x, of_z, parts, pixels, tiles_of_part,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr,
-    STORED: tl.constexpr, OUTPUTS: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    COUNT: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A part of the sum over all pixels; program (part, k) has the k-th row of the weights' 3×3.
-
-    The three pixels of such a row lie side by side in memory: 3 · STORED channels, padded to WIDE.
-    """
+    """A part of the sum over all pixels; program (part, n) has the n-th COUNT of the weight's 9 places."""
     part = tl.program_id(0)
+    first = tl.program_id(1) * COUNT
     o = tl.arange(0, OUTPUTS)
     k = tl.arange(0, WIDE)
     total = tl.zeros((WIDE, OUTPUTS), tl.float32)
     for number in range(0, tiles_of_part):
         pixel = (part * tiles_of_part + number) * TILE + tl.arange(0, TILE)
         exists = pixel < pixels
-        r = pixel // WIDTH % HEIGHT * STRIDE + tl.program_id(1) - 1
-        left = pixel % WIDTH * STRIDE - 1
-        c = left[:, None] + (k // STORED)[None, :]
-        inside = (exists & (r >= 0) & (r < HEIGHT * STRIDE))[:, None] & (c >= 0) & (c < WIDTH * STRIDE)
-        place = (pixel // (WIDTH * HEIGHT) * (HEIGHT * STRIDE) + r) * (WIDTH * STRIDE) + left
-        mask = inside & (k < 3 * STORED)[None, :]
-        a = tl.load(x + place[:, None] * STORED + k[None, :], mask=mask, other=0.0)
+        a = _side_by_side(
+            x, exists, pixel // WIDTH % HEIGHT * STRIDE + first // 3 - 1, pixel % WIDTH * STRIDE + first % 3 - 1,
+            pixel // (WIDTH * HEIGHT), HEIGHT * STRIDE, WIDTH * STRIDE, INPUTS, COUNT, WIDE,
+        )  # fmt: skip
         g = tl.load(of_z + pixel[:, None] * OUTPUTS + o[None, :], mask=exists[:, None], other=0.0)
         total = tl.dot(tl.trans(a.to(g.dtype)), g, total, input_precision="ieee")
-    row = part * OUTPUTS * 3 + tl.program_id(1)
-    places = parts + (row + o[None, :] * 3) * (3 * STORED) + k[:, None]
-    tl.store(places, total, mask=(k < 3 * STORED)[:, None] & (o < OUTPUTS)[None, :])
+    places = parts + ((part * OUTPUTS + o) * 9 + first)[None, :] * INPUTS + k[:, None]
+    tl.store(places, total, mask=(k < COUNT * INPUTS)[:, None] & (o < OUTPUTS)[None, :])

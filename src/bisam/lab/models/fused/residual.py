@@ -24,8 +24,12 @@ WEIGHT_TILES = {16: 128, 32: 64, 64: 64}
 """Pixels that a program of a weight's gradient adds up at a time."""
 STAGES = 3
 """Reads in flight in the loop over the 3×3 places of a convolution."""
-LEAST_CHANNELS = 16
-"""What tensor cores multiply at least: a convolution with fewer inputs reads zeros beside them."""
+AT_ONCE = {3: 3, 16: 3, 32: 1, 64: 1}
+"""Of the 9 places of a convolution's weight, how many are multiplied at a time, by the channels of each."""
+AT_ONCE_OF_SUM = {3: 3, 16: 3, 32: 3, 64: 1}
+"""The same for the weight's gradient."""
+LEAST = 16
+"""Numbers that tensor cores multiply and add up at least."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def _rounded(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def _forward(
     layer: Layer, x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, shortcut: Tensor | None
 ) -> Values:
-    outputs, stored = weight.shape[:2]
+    outputs, inputs = weight.shape[:2]
     count, height, width = x.shape[0], x.shape[2] // layer.stride, x.shape[3] // layer.stride
     shape = (count, outputs, height, width)
     z = torch.empty(shape, dtype=weight.dtype, device=x.device, memory_format=torch.channels_last)
@@ -126,7 +130,7 @@ def _forward(
     means, squares = x.new_empty((2, tiles, outputs), dtype=torch.float32)
     kernels.convolve[(tiles,)](
         x, weight, z, means, squares, pixels, height, width, layer.stride,
-        max(stored, LEAST_CHANNELS), stored, outputs, tile, STAGES,
+        inputs, outputs, *_at_once(inputs), tile, STAGES,
     )  # fmt: skip
     norm = x.new_empty((4, outputs), dtype=torch.float32)
     own = layer.norm
@@ -166,15 +170,15 @@ def _of_norm(values: Values, gradient: Tensor, sums: Tensor) -> tuple[Tensor, Te
 
 def _of_weight(layer: Layer, x: Tensor, of_z: Tensor) -> Tensor:
     count, outputs, height, width = of_z.shape
-    stored = x.shape[1]
+    inputs = x.shape[1]
+    at_once, wide = _at_once(inputs, AT_ONCE_OF_SUM)
     pixels, tile = count * height * width, WEIGHT_TILES[outputs]
     tiles = triton.cdiv(pixels, tile)
     parts = min(PARTS[outputs], tiles)
-    sums = x.new_empty((parts, outputs, 3, 3, stored), dtype=torch.float32)
-    kernels.gradient_of_weight[(parts, 3)](
+    sums = x.new_empty((parts, outputs, 3, 3, inputs), dtype=torch.float32)
+    kernels.gradient_of_weight[(parts, 9 // at_once)](
         x, of_z, sums, pixels, triton.cdiv(tiles, parts), height, width, layer.stride,
-        stored, outputs, max(LEAST_CHANNELS, triton.next_power_of_2(3 * stored)), tile,
-        num_warps=8 if stored == 64 else 4,
+        inputs, outputs, at_once, wide, tile,
     )  # fmt: skip
     return sums.sum(0).permute(0, 3, 1, 2)  # channels_last, as the weight
 
@@ -191,10 +195,16 @@ def _of_input(
     kind = "" if over_shortcut is None else "same" if over_shortcut.shape == below.y.shape else "half"
     kernels.gradient_of_input[(tiles,)](
         of_z, weight, of_z if over_shortcut is None else over_shortcut, below.y, below.z, below.norm, gradient, sums,
-        pixels, height, width, layer.stride, inputs, outputs, kind, tile, STAGES,
+        pixels, height, width, layer.stride, inputs, outputs, kind, *(_at_once(outputs) if layer.stride == 1 else (1, outputs)), tile, STAGES,
     )  # fmt: skip
     return gradient, sums
 
+
+
+def _at_once(channels: int, table: dict[int, int] = AT_ONCE) -> tuple[int, int]:
+    """Places of a weight that are multiplied at a time, and their channels, filled up to a power of two."""
+    count = table[channels]
+    return count, max(LEAST, int(triton.next_power_of_2(count * channels)))
 
 
 def _step(tiles: int) -> int:
