@@ -39,29 +39,55 @@ def _side_by_side(
 
 
 @triton.jit
+def _place_in_weight(first, INPUTS: tl.constexpr, STORED: tl.constexpr, WIDE: tl.constexpr):
+    """Where the weights of `_side_by_side` lie in the memory (9, INPUTS) of one output."""
+    k = tl.arange(0, WIDE)
+    if STORED == INPUTS:
+        return first * INPUTS + k
+    return (first + k // STORED) * INPUTS + k % STORED
+
+
+@triton.jit
+def _is_weight(INPUTS: tl.constexpr, STORED: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr):
+    """Which of `_side_by_side` have a weight; the others fill up."""
+    k = tl.arange(0, WIDE)
+    return (k < COUNT * STORED) & (k % STORED < INPUTS)
+
+
+@triton.jit
+def round_images(x, rounded, pixels, CHANNELS: tl.constexpr, STORED: tl.constexpr, TILE: tl.constexpr):
+    """Images in the type of `rounded`, with channels of zeros up to STORED: rows of 3 are read number by number."""
+    pixel = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    c = tl.arange(0, STORED)
+    exists = (pixel < pixels)[:, None]
+    value = tl.load(x + pixel[:, None] * CHANNELS + c[None, :], mask=exists & (c < CHANNELS)[None, :], other=0.0)
+    tl.store(rounded + pixel[:, None] * STORED + c[None, :], value.to(rounded.dtype.element_ty), mask=exists)
+
+
+@triton.jit
 def convolve(
     x, weight, z, means, squares, pixels,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr,
+    INPUTS: tl.constexpr, STORED: tl.constexpr, OUTPUTS: tl.constexpr,
     COUNT: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """z = x ∗ weight, and of each tile of z the mean and the sum of squares around it, by channel.
 
-    HEIGHT and WIDTH are z's. The weight's memory is (OUTPUTS, 9, INPUTS). COUNT of its 9 places, 1 or 3, are
-    multiplied at a time.
+    HEIGHT and WIDTH are z's. The weight's memory is (OUTPUTS, 9, INPUTS); a pixel of x has STORED channels, of which the
+    first INPUTS count. COUNT of the weight's 9 places, 1 or 3, are multiplied at a time.
     """
     pixel, exists, row, column, image = _pixels_of_tile(pixels, HEIGHT, WIDTH, TILE)
     o = tl.arange(0, OUTPUTS)
-    k = tl.arange(0, WIDE)
     total = tl.zeros((TILE, OUTPUTS), tl.float32)
     for step in tl.range(9 // COUNT, num_stages=STAGES):
         first = step * COUNT
         a = _side_by_side(
             x, exists, row * STRIDE + first // 3 - 1, column * STRIDE + first % 3 - 1, image,
-            HEIGHT * STRIDE, WIDTH * STRIDE, INPUTS, COUNT, WIDE,
+            HEIGHT * STRIDE, WIDTH * STRIDE, STORED, COUNT, WIDE,
         )  # fmt: skip
-        places = weight + o[None, :] * (9 * INPUTS) + first * INPUTS + k[:, None]
-        w = tl.load(places, mask=(k < COUNT * INPUTS)[:, None], other=0.0)
-        total = tl.dot(a.to(w.dtype), w, total, input_precision="ieee")
+        places = weight + o[None, :] * (9 * INPUTS) + _place_in_weight(first, INPUTS, STORED, WIDE)[:, None]
+        w = tl.load(places, mask=_is_weight(INPUTS, STORED, COUNT, WIDE)[:, None], other=0.0)
+        total = tl.dot(a, w, total, input_precision="ieee")
     rounded = total.to(z.dtype.element_ty)
     tl.store(z + pixel[:, None] * OUTPUTS + o[None, :], rounded, mask=exists[:, None])
     # around the tile's own mean: a difference of large sums would lose digits
@@ -82,6 +108,10 @@ def finish_statistics(
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     # around the first tile's mean, which is near to that of all: a difference of large sums would lose digits
     near = tl.load(means + c)
+    factor = tl.load(gamma + c)
+    offset = tl.load(beta + c)
+    old_mean = tl.load(running_mean + c)
+    old_variance = tl.load(running_variance + c)
     total = tl.zeros((BLOCK,), tl.float32)
     square = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, tiles, STEP):
@@ -96,15 +126,13 @@ def finish_statistics(
     mean = near + total / pixels
     square -= total * total / pixels
     inverse = 1 / tl.sqrt(square / pixels + epsilon)
-    scale = tl.load(gamma + c) * inverse
+    scale = factor * inverse
     tl.store(norm + c, mean)
     tl.store(norm + CHANNELS + c, inverse)
     tl.store(norm + 2 * CHANNELS + c, scale)
-    tl.store(norm + 3 * CHANNELS + c, tl.load(beta + c) - mean * scale)
-    old = tl.load(running_mean + c)
-    tl.store(running_mean + c, old + momentum * (mean - old))
-    old = tl.load(running_variance + c)
-    tl.store(running_variance + c, old + momentum * (square / (pixels - 1) - old))
+    tl.store(norm + 3 * CHANNELS + c, offset - mean * scale)
+    tl.store(running_mean + c, old_mean + momentum * (mean - old_mean))
+    tl.store(running_variance + c, old_variance + momentum * (square / (pixels - 1) - old_variance))
     if tl.program_id(0) == 0:
         tl.store(counter, tl.load(counter) + 1)
 
@@ -142,16 +170,20 @@ def normalize(
 @triton.jit
 def _store_gradient(
     value, y, z, norm, gradient, sums, places, mask,
-    CHANNELS: tl.constexpr,
+    CHANNELS: tl.constexpr, HAS_SHORTCUT: tl.constexpr,
 ):  # fmt: skip
-    """Store what of `value`, the gradient of y = relu(norm(z) + …), reaches the norm; with sums over this tile."""
+    """Store what of `value`, the gradient of y = relu(norm(z) + shortcut), reaches the norm; with sums over this tile."""
     c = tl.arange(0, CHANNELS)
-    is_on = tl.load(y + places, mask=mask, other=0.0) > 0
+    before = tl.load(z + places, mask=mask, other=0.0).to(tl.float32)
+    if HAS_SHORTCUT:
+        is_on = tl.load(y + places, mask=mask, other=0.0) > 0
+    else:  # without reading y
+        is_on = before * tl.load(norm + 2 * CHANNELS + c)[None, :] + tl.load(norm + 3 * CHANNELS + c)[None, :] > 0
     rounded = tl.where(is_on & mask, value, 0.0).to(gradient.dtype.element_ty)
     tl.store(gradient + places, rounded, mask=mask)
     value = rounded.to(tl.float32)
     mean = tl.load(norm + c)
-    apart = tl.load(z + places, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+    apart = before - mean[None, :]
     tl.store(sums + tl.program_id(0) * (2 * CHANNELS) + c, tl.sum(value, 0))
     tl.store(sums + tl.program_id(0) * (2 * CHANNELS) + CHANNELS + c, tl.sum(value * apart, 0))
 
@@ -159,7 +191,7 @@ def _store_gradient(
 @triton.jit
 def spread(
     pooled, y, z, norm, gradient, sums, pixels,
-    AREA: tl.constexpr, CHANNELS: tl.constexpr, TILE: tl.constexpr,
+    AREA: tl.constexpr, CHANNELS: tl.constexpr, HAS_SHORTCUT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the mean over the AREA pixels of each image, through the last ReLU: see `_store_gradient`."""
     pixel = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -167,7 +199,7 @@ def spread(
     c = tl.arange(0, CHANNELS)
     value = tl.load(pooled + (pixel // AREA)[:, None] * CHANNELS + c[None, :], mask=mask, other=0.0).to(tl.float32)
     places = pixel[:, None] * CHANNELS + c[None, :]
-    _store_gradient(value / AREA, y, z, norm, gradient, sums, places, mask, CHANNELS)
+    _store_gradient(value / AREA, y, z, norm, gradient, sums, places, mask, CHANNELS, HAS_SHORTCUT)
 
 
 @triton.jit
@@ -177,6 +209,9 @@ def finish_sums(
 ):  # fmt: skip
     """The gradients of γ and β. `linear` gets a, b, c: the gradient of z is a·gradient + b·z + c."""
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mean = tl.load(norm + c)
+    inverse = tl.load(norm + CHANNELS + c)
+    scale = tl.load(norm + 2 * CHANNELS + c)
     plain = tl.zeros((BLOCK,), tl.float32)
     weighted = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, tiles, STEP):
@@ -185,9 +220,6 @@ def finish_sums(
         places = tile[:, None] * (2 * CHANNELS) + c[None, :]
         plain += tl.sum(tl.load(sums + places, mask=mask, other=0.0), 0)
         weighted += tl.sum(tl.load(sums + places + CHANNELS, mask=mask, other=0.0), 0)
-    mean = tl.load(norm + c)
-    inverse = tl.load(norm + CHANNELS + c)
-    scale = tl.load(norm + 2 * CHANNELS + c)
     tl.store(of_gamma + c, weighted * inverse)
     tl.store(of_beta + c, plain)
     slope = -scale * inverse * inverse * weighted / pixels
@@ -215,7 +247,7 @@ def gradient_of_norm(gradient, z, linear, of_z, pixels, CHANNELS: tl.constexpr, 
 def gradient_of_input(
     of_z, weight, residual, y, z, norm, gradient, sums, pixels,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr,
-    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, RESIDUAL: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, RESIDUAL: tl.constexpr, HAS_SHORTCUT: tl.constexpr,
     COUNT: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a convolution's input y, with that of a shortcut from y, through y's own ReLU.
@@ -251,29 +283,29 @@ def gradient_of_input(
         total += tl.load(
             residual + place[:, None] * (2 * INPUTS) + (i + INPUTS // 2)[None, :], mask=has[:, None], other=0.0
         ).to(tl.float32)
-    _store_gradient(total, y, z, norm, gradient, sums, places, mask, INPUTS)
+    _store_gradient(total, y, z, norm, gradient, sums, places, mask, INPUTS, HAS_SHORTCUT)
 
 
 @triton.jit
 def gradient_of_weight(
     x, of_z, parts, pixels, tiles_of_part,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr,
+    INPUTS: tl.constexpr, STORED: tl.constexpr, OUTPUTS: tl.constexpr,
     COUNT: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A part of the sum over all pixels; program (part, n) has the n-th COUNT of the weight's 9 places."""
     part = tl.program_id(0)
     first = tl.program_id(1) * COUNT
     o = tl.arange(0, OUTPUTS)
-    k = tl.arange(0, WIDE)
     total = tl.zeros((WIDE, OUTPUTS), tl.float32)
     for number in range(0, tiles_of_part):
         pixel = (part * tiles_of_part + number) * TILE + tl.arange(0, TILE)
         exists = pixel < pixels
         a = _side_by_side(
             x, exists, pixel // WIDTH % HEIGHT * STRIDE + first // 3 - 1, pixel % WIDTH * STRIDE + first % 3 - 1,
-            pixel // (WIDTH * HEIGHT), HEIGHT * STRIDE, WIDTH * STRIDE, INPUTS, COUNT, WIDE,
+            pixel // (WIDTH * HEIGHT), HEIGHT * STRIDE, WIDTH * STRIDE, STORED, COUNT, WIDE,
         )  # fmt: skip
         g = tl.load(of_z + pixel[:, None] * OUTPUTS + o[None, :], mask=exists[:, None], other=0.0)
-        total = tl.dot(tl.trans(a.to(g.dtype)), g, total, input_precision="ieee")
-    places = parts + ((part * OUTPUTS + o) * 9 + first)[None, :] * INPUTS + k[:, None]
-    tl.store(places, total, mask=(k < COUNT * INPUTS)[:, None] & (o < OUTPUTS)[None, :])
+        total = tl.dot(tl.trans(a), g, total, input_precision="ieee")
+    places = parts + (part * OUTPUTS + o)[None, :] * (9 * INPUTS) + _place_in_weight(first, INPUTS, STORED, WIDE)[:, None]
+    tl.store(places, total, mask=_is_weight(INPUTS, STORED, COUNT, WIDE)[:, None] & (o < OUTPUTS)[None, :])

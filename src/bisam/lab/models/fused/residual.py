@@ -1,35 +1,59 @@
 """Forward and backward pass of a residual network on the kernels beside this: what its modules compute, in bfloat16.
 
-A layer is a 3×3 convolution, a batch norm with the statistics of the batch, and a ReLU. Forward it is three kernels:
-the convolution, which also sums up statistics; their end; normalisation with ReLU and shortcut. Backward it is five.
+A layer is a 3×3 convolution, a batch norm with the statistics of the batch, and a ReLU. Forward it is three kernels: the
+convolution, which also sums up statistics; the end of these sums; normalisation with ReLU and shortcut. Backward it is
+four: the end of the norm's sums, the gradients of the norm, of the weight, and of the input, which also sums up for the
+norm below.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from bisam.lab.models.fused import kernels
 
-TILES = {16: 128, 32: 128, 64: 64}
-"""Pixels of a program, by the number of channels that it writes."""
-PARTS = {16: 128, 32: 64, 64: 32}
-"""Parts of the sum of a weight's gradient, by its outputs."""
-WEIGHT_TILES = {16: 128, 32: 64, 64: 64}
-"""Pixels that a program of a weight's gradient adds up at a time."""
-STAGES = 3
-"""Reads in flight in the loop over the 3×3 places of a convolution."""
-AT_ONCE = {3: 3, 16: 3, 32: 1, 64: 1}
-"""Of the 9 places of a convolution's weight, how many are multiplied at a time, by the channels of each."""
-AT_ONCE_OF_SUM = {3: 3, 16: 3, 32: 3, 64: 1}
-"""The same for the weight's gradient."""
+STORED_IMAGE = 4
+"""Channels of an image in memory: rows of 3 numbers would be read one by one."""
 LEAST = 16
 """Numbers that tensor cores multiply and add up at least."""
+BLOCK = 8
+"""Channels whose sums one program ends."""
+
+
+class Launch(NamedTuple):
+    """How a convolution is cut into programs; what was fastest for six trainings at a time on an H200."""
+
+    tile: int
+    """Pixels of a program, or that it adds up at a time."""
+    at_once: int
+    """Of the 9 places of a weight, how many are multiplied at a time."""
+    stages: int
+    """Reads in flight."""
+    warps: int = 4
+    parts: int = 1
+    """Of a sum over all pixels."""
+
+    def wide(self, channels: int) -> int:
+        """Channels of the places that are multiplied at a time, filled up to a power of two."""
+        return max(LEAST, int(triton.next_power_of_2(self.at_once * channels)))
+
+
+CONVOLVE = {16: Launch(128, 3, 2), 32: Launch(128, 1, 3), 64: Launch(64, 1, 3)}
+"""By the channels of the output."""
+OF_INPUT = {16: Launch(128, 3, 2), 32: Launch(128, 1, 3), 64: Launch(64, 1, 3)}
+"""By the channels of the input."""
+OF_WEIGHT = {16: Launch(128, 3, 3, parts=64), 32: Launch(64, 3, 3, parts=32), 64: Launch(64, 1, 3, parts=16)}
+"""By the channels of the output."""
+ELEMENTS = 2048
+"""Numbers that a program of an elementwise kernel reads of each tensor."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +69,29 @@ class Layer:
     def stride(self) -> int:
         return self.convolution.stride[0]
 
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.convolution.in_channels, self.convolution.out_channels
+
 
 @dataclass
 class Values:
-    """What a layer computed: the convolution z, statistics and scale of its norm, and y after the ReLU."""
+    """What a layer computed: the convolution z; mean, 1/σ, scale and shift of its norm; y after the ReLU."""
 
     z: Tensor
     norm: Tensor
     y: Tensor
+
+    @property
+    def pixels(self) -> int:
+        return self.z.numel() // self.z.shape[1]
+
+
+class Gradient(NamedTuple):
+    """What reaches a norm, and its sums over tiles of pixels."""
+
+    values: Tensor
+    sums: Tensor
 
 
 @dataclass(eq=False)
@@ -67,144 +106,188 @@ class Network:
         return [p for layer in self.layers for p in (layer.convolution.weight, layer.norm.weight, layer.norm.bias)]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The means (N, C), in bfloat16."""
-        return Pass.apply(self, self.dtype, x, *self.parameters())  # type: ignore[no-any-return, no-untyped-call]
+        """The means (N, C) of the last layer, for images (N, 3, H, W)."""
+        return Pass.apply(self, x, *self.parameters())  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Pass(torch.autograd.Function):
     """The whole network as one function: autograd keeps nothing in between."""
 
     @staticmethod
-    def forward(ctx: Any, network: Network, dtype: torch.dtype, x: Tensor, *params: Tensor) -> Tensor:
-        weights = _rounded(params[::3], dtype)
+    def forward(ctx: Any, network: Network, x: Tensor, *params: Tensor) -> Tensor:
+        weights = _rounded(params[::3], network.dtype)
+        images = _images(x, network.dtype)
         found: list[Values] = []
         for layer, weight, gamma, beta in zip(network.layers, weights, params[1::3], params[2::3], strict=True):
-            given = x if layer.input < 0 else found[layer.input].y
+            given = images if layer.input < 0 else found[layer.input].y
             shortcut = None if layer.shortcut is None else found[layer.shortcut].y
-            found.append(_forward(layer, given, weight, gamma, beta, shortcut))
+            found.append(_layer(layer, given, weight, gamma, beta, shortcut))
         ctx.network = network
-        tensors = [tensor for values in found for tensor in (values.z, values.norm, values.y)]
-        ctx.save_for_backward(x, *weights, *tensors)
+        ctx.save_for_backward(images, *weights, *(t for values in found for t in (values.z, values.norm, values.y)))
         return found[-1].y.mean((2, 3))
 
     @staticmethod
-    def backward(ctx: Any, *of_outputs: Tensor) -> Any:
-        network: Network = ctx.network
-        x, *saved = ctx.saved_tensors
-        count = len(network.layers)
-        weights, rest = saved[:count], saved[count:]
-        found = [Values(*rest[k : k + 3]) for k in range(0, 3 * count, 3)]
-        gradients: list[Tensor] = []
-        gradient, sums = _spread(of_outputs[0], found[-1])
-        shortcuts: dict[int, Tensor] = {}
-        """By layer, the gradient that reaches its y over a shortcut."""
-        for number in reversed(range(count)):
-            layer, values = network.layers[number], found[number]
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, of_means: Tensor) -> Any:
+        layers: list[Layer] = ctx.network.layers
+        images, *saved = ctx.saved_tensors
+        weights, rest = saved[: len(layers)], saved[len(layers) :]
+        found = [Values(*rest[3 * number : 3 * number + 3]) for number in range(len(layers))]
+        of_weights = WeightSums(layers)
+        of_norms: list[Tensor] = []
+        over_shortcut: dict[int, Tensor] = {}  # by the layer whose y it is of
+        gradient = _of_means(of_means, found[-1], has_shortcut=layers[-1].shortcut is not None)
+        for number in reversed(range(len(layers))):
+            layer = layers[number]
             if layer.shortcut is not None:
-                shortcuts[layer.shortcut] = gradient
-            of_z, of_gamma, of_beta = _of_norm(values, gradient, sums)
-            given = x if layer.input < 0 else found[layer.input].y
-            gradients = [_of_weight(layer, given, of_z), of_gamma, of_beta, *gradients]
+                over_shortcut[layer.shortcut] = gradient.values
+            of_z, of_gamma, of_beta = _of_norm(found[number], gradient)
+            of_norms = [of_gamma, of_beta, *of_norms]
+            of_weights.add(number, images if layer.input < 0 else found[layer.input].y, of_z)
             if layer.input >= 0:
-                gradient, sums = _of_input(
-                    layer, of_z, weights[number], found[layer.input], shortcuts.get(layer.input)
-                )
-        return None, None, None, *gradients
+                below = found[layer.input]
+                has_shortcut = layers[layer.input].shortcut is not None
+                other = over_shortcut.get(layer.input)
+                gradient = _of_input(layer, of_z, weights[number], below, other, has_shortcut=has_shortcut)
+        ends = zip(of_weights.ended(), of_norms[::2], of_norms[1::2], strict=True)
+        return None, None, *(one for three in ends for one in three)
 
 
 def _rounded(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    copies = [torch.empty_like(w, dtype=dtype, memory_format=torch.channels_last) for w in weights]
+    copies = [torch.empty_like(weight, dtype=dtype, memory_format=torch.channels_last) for weight in weights]
     torch._foreach_copy_(copies, list(weights))
     return copies
 
 
-def _forward(
+def _images(x: Tensor, dtype: torch.dtype) -> Tensor:
+    count, channels, height, width = x.shape
+    images = _empty(x, (count, STORED_IMAGE, height, width), dtype)
+    pixels = count * height * width
+    kernels.round_images[(triton.cdiv(pixels, 1024),)](
+        x.contiguous(memory_format=torch.channels_last), images, pixels, channels, STORED_IMAGE, 1024
+    )
+    return images
+
+
+def _layer(
     layer: Layer, x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, shortcut: Tensor | None
 ) -> Values:
-    outputs, inputs = weight.shape[:2]
-    count, height, width = x.shape[0], x.shape[2] // layer.stride, x.shape[3] // layer.stride
-    shape = (count, outputs, height, width)
-    z = torch.empty(shape, dtype=weight.dtype, device=x.device, memory_format=torch.channels_last)
-    pixels, tile = count * height * width, TILES[outputs]
-    tiles = triton.cdiv(pixels, tile)
-    means, squares = x.new_empty((2, tiles, outputs), dtype=torch.float32)
+    inputs, outputs = layer.size
+    height, width = x.shape[2] // layer.stride, x.shape[3] // layer.stride
+    z = _empty(x, (x.shape[0], outputs, height, width), x.dtype)
+    values = Values(z, _sums(x, 4, outputs), torch.empty_like(z))
+    launch, pixels, norm = CONVOLVE[outputs], values.pixels, layer.norm
+    tiles = triton.cdiv(pixels, launch.tile)
+    means, squares = _sums(x, 2, tiles, outputs)
     kernels.convolve[(tiles,)](
-        x, weight, z, means, squares, pixels, height, width, layer.stride,
-        inputs, outputs, *_at_once(inputs), tile, STAGES,
+        x, weight, z, means, squares, pixels, height, width, layer.stride, inputs, x.shape[1], outputs,
+        launch.at_once, launch.wide(x.shape[1]), launch.tile, launch.stages, num_warps=launch.warps,
     )  # fmt: skip
-    norm = x.new_empty((4, outputs), dtype=torch.float32)
-    own = layer.norm
-    kernels.finish_statistics[(outputs // 8,)](
-        means, squares, gamma, beta, own.running_mean, own.running_var, own.num_batches_tracked, norm, pixels, tiles,
-        own.momentum, own.eps, outputs, tile, 8, _step(tiles), num_warps=8,
+    kernels.finish_statistics[(outputs // BLOCK,)](
+        means, squares, gamma, beta, norm.running_mean, norm.running_var, norm.num_batches_tracked, values.norm,
+        pixels, tiles, norm.momentum, norm.eps, outputs, launch.tile, BLOCK, _step(tiles), num_warps=8,
     )  # fmt: skip
-    y = torch.empty_like(z)
-    kind = "" if shortcut is None else "same" if shortcut.shape == z.shape else "half"
-    kernels.normalize[(tiles,)](z, norm, z if shortcut is None else shortcut, y, pixels, height, width, outputs, kind, tile)
-    return Values(z, norm, y)
+    tile = ELEMENTS // outputs
+    kernels.normalize[(triton.cdiv(pixels, tile),)](
+        z, values.norm, z if shortcut is None else shortcut, values.y,
+        pixels, height, width, outputs, _kind(shortcut, z), tile,
+    )  # fmt: skip
+    return values
 
 
-def _spread(of_means: Tensor, values: Values) -> tuple[Tensor, Tensor]:
-    count, channels, height, width = values.y.shape
-    pixels, tile = count * height * width, TILES[channels]
-    tiles = triton.cdiv(pixels, tile)
-    gradient, sums = torch.empty_like(values.z), values.norm.new_empty((tiles, 2, channels))
+def _of_means(of_means: Tensor, last: Values, *, has_shortcut: bool) -> Gradient:
+    channels, height, width = last.y.shape[1:]
+    tile = ELEMENTS // channels
+    tiles = triton.cdiv(last.pixels, tile)
+    gradient = Gradient(torch.empty_like(last.z), _sums(last.z, tiles, 2, channels))
     kernels.spread[(tiles,)](
-        of_means.contiguous(), values.y, values.z, values.norm, gradient, sums, pixels, height * width, channels, tile
-    )
-    return gradient, sums
+        of_means.contiguous(), last.y, last.z, last.norm, *gradient,
+        last.pixels, height * width, channels, has_shortcut, tile,
+    )  # fmt: skip
+    return gradient
 
 
-def _of_norm(values: Values, gradient: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _of_norm(values: Values, gradient: Gradient) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of z, γ and β."""
-    count, channels, height, width = values.z.shape
-    pixels, tile = count * height * width, TILES[channels]
-    of_gamma, of_beta = sums.new_empty((2, channels))
-    linear, of_z = sums.new_empty((3, channels)), torch.empty_like(values.z)
-    kernels.finish_sums[(channels // 8,)](
-        sums, values.norm, of_gamma, of_beta, linear, pixels, len(sums), channels, 8, _step(len(sums)), num_warps=8
+    channels, tiles, tile = values.z.shape[1], len(gradient.sums), ELEMENTS // values.z.shape[1]
+    of_gamma, of_beta = _sums(values.z, 2, channels)
+    linear, of_z = _sums(values.z, 3, channels), torch.empty_like(values.z)
+    kernels.finish_sums[(channels // BLOCK,)](
+        gradient.sums, values.norm, of_gamma, of_beta, linear,
+        values.pixels, tiles, channels, BLOCK, _step(tiles), num_warps=8,
+    )  # fmt: skip
+    kernels.gradient_of_norm[(triton.cdiv(values.pixels, tile),)](
+        gradient.values, values.z, linear, of_z, values.pixels, channels, tile
     )
-    kernels.gradient_of_norm[(triton.cdiv(pixels, tile),)](gradient, values.z, linear, of_z, pixels, channels, tile)
     return of_z, of_gamma, of_beta
 
 
-def _of_weight(layer: Layer, x: Tensor, of_z: Tensor) -> Tensor:
-    count, outputs, height, width = of_z.shape
-    inputs = x.shape[1]
-    at_once, wide = _at_once(inputs, AT_ONCE_OF_SUM)
-    pixels, tile = count * height * width, WEIGHT_TILES[outputs]
-    tiles = triton.cdiv(pixels, tile)
-    parts = min(PARTS[outputs], tiles)
-    sums = x.new_empty((parts, outputs, 3, 3, inputs), dtype=torch.float32)
-    kernels.gradient_of_weight[(parts, 9 // at_once)](
-        x, of_z, sums, pixels, triton.cdiv(tiles, parts), height, width, layer.stride,
-        inputs, outputs, at_once, wide, tile,
-    )  # fmt: skip
-    return sums.sum(0).permute(0, 3, 1, 2)  # channels_last, as the weight
-
-
 def _of_input(
-    layer: Layer, of_z: Tensor, weight: Tensor, below: Values, over_shortcut: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The gradient that reaches the norm below, and its sums over tiles."""
-    count, inputs, height, width = below.y.shape
-    outputs = len(weight)
-    pixels, tile = count * height * width, TILES[inputs]
-    tiles = triton.cdiv(pixels, tile)
-    gradient, sums = torch.empty_like(below.z), below.norm.new_empty((tiles, 2, inputs))
-    kind = "" if over_shortcut is None else "same" if over_shortcut.shape == below.y.shape else "half"
+    layer: Layer, of_z: Tensor, weight: Tensor, below: Values, other: Tensor | None, *, has_shortcut: bool
+) -> Gradient:
+    """What reaches the norm below; `other` is the gradient of its y over a shortcut."""
+    inputs, outputs = layer.size
+    height, width = below.y.shape[2:]
+    launch = OF_INPUT[inputs]
+    if layer.stride == 2:  # what reaches a pixel does not lie side by side
+        launch = launch._replace(at_once=1)
+    tiles = triton.cdiv(below.pixels, launch.tile)
+    gradient = Gradient(torch.empty_like(below.z), _sums(below.z, tiles, 2, inputs))
     kernels.gradient_of_input[(tiles,)](
-        of_z, weight, of_z if over_shortcut is None else over_shortcut, below.y, below.z, below.norm, gradient, sums,
-        pixels, height, width, layer.stride, inputs, outputs, kind, *(_at_once(outputs) if layer.stride == 1 else (1, outputs)), tile, STAGES,
+        of_z, weight, of_z if other is None else other, below.y, below.z, below.norm, *gradient, below.pixels,
+        height, width, layer.stride, inputs, outputs, _kind(other, below.y), has_shortcut,
+        launch.at_once, launch.wide(outputs), launch.tile, launch.stages, num_warps=launch.warps,
     )  # fmt: skip
-    return gradient, sums
+    return gradient
 
 
+class WeightSums:
+    """The gradients of the weights: parts of sums over all pixels, which are added up for all weights of a size."""
 
-def _at_once(channels: int, table: dict[int, int] = AT_ONCE) -> tuple[int, int]:
-    """Places of a weight that are multiplied at a time, and their channels, filled up to a power of two."""
-    count = table[channels]
-    return count, max(LEAST, int(triton.next_power_of_2(count * channels)))
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._layers = layers
+        self._numbers: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for number, layer in enumerate(layers):
+            self._numbers[layer.size].append(number)
+        self._parts: dict[tuple[int, int], Tensor] = {}
+
+    def add(self, number: int, x: Tensor, of_z: Tensor) -> None:
+        layer = self._layers[number]
+        inputs, outputs = layer.size
+        launch, (height, width) = OF_WEIGHT[outputs], of_z.shape[2:]
+        pixels = of_z.numel() // outputs
+        tiles = triton.cdiv(pixels, launch.tile)
+        parts = min(launch.parts, tiles)
+        if layer.size not in self._parts:
+            self._parts[layer.size] = _sums(x, len(self._numbers[layer.size]), parts, outputs, 3, 3, inputs)
+        kernels.gradient_of_weight[(parts, 9 // launch.at_once)](
+            x, of_z, self._parts[layer.size][self._place(number)], pixels, triton.cdiv(tiles, parts),
+            height, width, layer.stride, inputs, x.shape[1], outputs,
+            launch.at_once, launch.wide(x.shape[1]), launch.tile, num_warps=launch.warps, num_stages=launch.stages,
+        )  # fmt: skip
+
+    def ended(self) -> list[Tensor]:
+        """One for each layer, channels_last as its weight."""
+        found = {size: parts.sum(1).permute(0, 1, 4, 2, 3) for size, parts in self._parts.items()}
+        return [found[layer.size][self._place(number)] for number, layer in enumerate(self._layers)]
+
+    def _place(self, number: int) -> int:
+        return self._numbers[self._layers[number].size].index(number)
+
+
+def _kind(shortcut: Tensor | None, to: Tensor) -> str:
+    """What the kernels call a shortcut between tensors of these shapes."""
+    if shortcut is None:
+        return ""
+    return "same" if shortcut.shape == to.shape else "half"
+
+
+def _empty(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def _sums(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
 def _step(tiles: int) -> int:
