@@ -80,7 +80,7 @@ class Replay:
             self.optimizer._steps = steps
 
     def modules(self) -> list[nn.Module]:
-        """The modules of the model. Called for every step: torch's own walk, which names them, takes ten times as long."""
+        """The modules of the model. This runs in every step: torch's own walk, which names them, takes much longer."""
         found: dict[nn.Module, None] = {}
         waiting: list[nn.Module | None] = [self.optimizer.model]
         while waiting:

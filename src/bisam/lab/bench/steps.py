@@ -18,6 +18,7 @@ import bisam
 from bisam.lab.bench.loss import looped
 from bisam.lab.bench.timing import seconds_of, synchronise, take_turns
 from bisam.lab.models import build
+from bisam.lab.models.compiling import compile_model
 from bisam.lab.tables.published import table
 
 Wrap = Callable[..., bisam.SharpnessAware]
@@ -141,7 +142,7 @@ def training(
     if fast:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
-        model.compile()
+        compile_model(model, device, bf16=fast)
     base = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     return method(base, model, autocast=torch.bfloat16 if fast else None)
 

@@ -147,8 +147,10 @@ class Batches:
             x = self._normalize(pixels.index_select(0, places.view(-1)).view(*places.shape, -1))
             if holes is not None:
                 x = x.masked_fill_(self._inside(holes[:, rows]), 0)
-            sizes = [one.stop - one.start for one in several]
-            yield from zip(x.split(sizes), self._labels.index_select(0, order).split(sizes), strict=True)
+            labels = self._labels.index_select(0, order)
+            for one in several:
+                own = slice(one.start - rows.start, one.stop - rows.start)
+                yield x[own], labels[own]
 
     def _neighbours(self, start: int) -> Iterator[list[slice]]:
         """The rows of a few batches at a time: to launch as many kernels for each would keep the host busy."""

@@ -1,13 +1,14 @@
 """Forward and backward pass of a residual network on the kernels beside this: what its modules compute, in bfloat16.
 
-A layer is a 3×3 convolution, a batch norm with the statistics of the batch, and a ReLU. Forward it is three kernels: the
-convolution, which also sums up statistics; the end of these sums; normalisation with ReLU and shortcut. Backward it is
-four: the end of the norm's sums, the gradients of the norm, of the weight, and of the input, which also sums up for the
-norm below.
+A layer is a 3×3 convolution, a batch norm with the statistics of the batch, and a ReLU. Forward it is three kernels:
+the convolution, which also sums up statistics; the end of these sums; normalisation with ReLU and shortcut. Backward it
+is four: the end of the norm's sums, the gradients of the norm, of the weight, and of the input, which also sums up for
+the norm below.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import triton
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from bisam.lab.models.fused import kernels
+from bisam.lab.models.fused import residual_triton as kernels
 
 STORED_IMAGE = 4
 """Channels of an image in memory: rows of 3 numbers would be read one by one."""
@@ -102,12 +103,31 @@ class Network:
     dtype: torch.dtype = torch.bfloat16
     """Of the activations, and of the weights in convolutions."""
 
+    def fits(self, x: Tensor) -> bool:
+        """Whether the kernels compute what the modules would: in training, on a GPU, under autocast to this type."""
+        return (
+            x.is_cuda
+            and x.dim() == 4
+            and x.shape[1] < STORED_IMAGE
+            and x.shape[2] % self._stride == 0
+            and x.shape[3] % self._stride == 0
+            and not x.requires_grad
+            and torch.is_autocast_enabled("cuda")
+            and torch.get_autocast_dtype("cuda") == self.dtype
+            and all(layer.norm.training and layer.norm.momentum is not None for layer in self.layers)
+        )
+
+    @property
+    def _stride(self) -> int:
+        """From x to the last layer."""
+        return math.prod(layer.stride for layer in self.layers)
+
     def parameters(self) -> list[Tensor]:
         return [p for layer in self.layers for p in (layer.convolution.weight, layer.norm.weight, layer.norm.bias)]
 
     def __call__(self, x: Tensor) -> Tensor:
         """The means (N, C) of the last layer, for images (N, 3, H, W)."""
-        return Pass.apply(self, x, *self.parameters())  # type: ignore[no-any-return, no-untyped-call]
+        return Pass.apply(self, x, *self.parameters())  # type: ignore[no-untyped-call]
 
 
 class Pass(torch.autograd.Function):
@@ -127,7 +147,7 @@ class Pass(torch.autograd.Function):
         return found[-1].y.mean((2, 3))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, of_means: Tensor) -> Any:
         layers: list[Layer] = ctx.network.layers
         images, *saved = ctx.saved_tensors
@@ -169,9 +189,7 @@ def _images(x: Tensor, dtype: torch.dtype) -> Tensor:
     return images
 
 
-def _layer(
-    layer: Layer, x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, shortcut: Tensor | None
-) -> Values:
+def _layer(layer: Layer, x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, shortcut: Tensor | None) -> Values:
     inputs, outputs = layer.size
     height, width = x.shape[2] // layer.stride, x.shape[3] // layer.stride
     z = _empty(x, (x.shape[0], outputs, height, width), x.dtype)

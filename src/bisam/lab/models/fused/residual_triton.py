@@ -1,6 +1,6 @@
 """Triton kernels of a residual network with batch norm: 3×3 convolutions, and what lies between two of them.
 
-Activations are channels_last in bfloat16: rows of `C` channels, one for each pixel of the batch. Sums and statistics are
+Activations are channels_last in bfloat16: rows of channels, one for each pixel of the batch. Sums and statistics are
 float32. Every sum is taken in a fixed order, so that equal inputs give equal bits.
 """
 
@@ -73,8 +73,8 @@ def convolve(
 ):  # fmt: skip
     """z = x ∗ weight, and of each tile of z the mean and the sum of squares around it, by channel.
 
-    HEIGHT and WIDTH are z's. The weight's memory is (OUTPUTS, 9, INPUTS); a pixel of x has STORED channels, of which the
-    first INPUTS count. COUNT of the weight's 9 places, 1 or 3, are multiplied at a time.
+    HEIGHT and WIDTH are z's. The weight's memory is (OUTPUTS, 9, INPUTS); a pixel of x has STORED channels, of which
+    the first INPUTS count. COUNT of the weight's 9 places, 1 or 3, are multiplied at a time.
     """
     pixel, exists, row, column, image = _pixels_of_tile(pixels, HEIGHT, WIDTH, TILE)
     o = tl.arange(0, OUTPUTS)
@@ -172,7 +172,7 @@ def _store_gradient(
     value, y, z, norm, gradient, sums, places, mask,
     CHANNELS: tl.constexpr, HAS_SHORTCUT: tl.constexpr,
 ):  # fmt: skip
-    """Store what of `value`, the gradient of y = relu(norm(z) + shortcut), reaches the norm; with sums over this tile."""
+    """Store what of `value`, the gradient of y = relu(norm(z) + shortcut), reaches the norm; and sums over this tile."""
     c = tl.arange(0, CHANNELS)
     before = tl.load(z + places, mask=mask, other=0.0).to(tl.float32)
     if HAS_SHORTCUT:
@@ -298,7 +298,7 @@ def gradient_of_weight(
     first = tl.program_id(1) * COUNT
     o = tl.arange(0, OUTPUTS)
     total = tl.zeros((WIDE, OUTPUTS), tl.float32)
-    for number in range(0, tiles_of_part):
+    for number in range(tiles_of_part):
         pixel = (part * tiles_of_part + number) * TILE + tl.arange(0, TILE)
         exists = pixel < pixels
         a = _side_by_side(
@@ -307,5 +307,6 @@ def gradient_of_weight(
         )  # fmt: skip
         g = tl.load(of_z + pixel[:, None] * OUTPUTS + o[None, :], mask=exists[:, None], other=0.0)
         total = tl.dot(tl.trans(a), g, total, input_precision="ieee")
-    places = parts + (part * OUTPUTS + o)[None, :] * (9 * INPUTS) + _place_in_weight(first, INPUTS, STORED, WIDE)[:, None]
+    row = parts + (part * OUTPUTS + o) * (9 * INPUTS)
+    places = row[None, :] + _place_in_weight(first, INPUTS, STORED, WIDE)[:, None]
     tl.store(places, total, mask=_is_weight(INPUTS, STORED, COUNT, WIDE)[:, None] & (o < OUTPUTS)[None, :])
