@@ -172,7 +172,7 @@ def _store_gradient(
     value, y, z, norm, gradient, sums, places, mask,
     CHANNELS: tl.constexpr, HAS_SHORTCUT: tl.constexpr,
 ):  # fmt: skip
-    """Store what of `value`, the gradient of y = relu(norm(z) + shortcut), reaches the norm; and sums over this tile."""
+    """Store what of `value`, the gradient of y = relu(norm(z) + shortcut), reaches the norm; and sums over the tile."""
     c = tl.arange(0, CHANNELS)
     before = tl.load(z + places, mask=mask, other=0.0).to(tl.float32)
     if HAS_SHORTCUT:
