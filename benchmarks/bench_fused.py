@@ -1,10 +1,10 @@
 """Several ResNets in one CUDA graph: by their modules, by torch.compile, or by Triton kernels of their own?
 
-A BiSAM (−log) step on batches of 128 random images, in bfloat16, of `--count` trainings at a time: milliseconds for each
-of them, taking turns in one run; how many kernels a step launches, and how long they are busy. Beside it the distance of
-each one's gradients from those in float64.
+A BiSAM (−log) step on batches of 128 random images, in bfloat16, of `--count` trainings at a time: milliseconds for
+each of them, taking turns in one run; how many kernels a step launches, and how long they are busy. Beside it the
+distance of each one's gradients from those in float64.
 
-    python benchmarks/bench_fused.py [--models resnet32,resnet56] [--count 6] [--kinds modules,compiled,fused] [--save NAME]
+    python benchmarks/bench_fused.py [--models resnet32,resnet56] [--kinds modules,compiled,fused] [--save NAME]
 """
 
 import argparse
