@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import frontier
 import ledger
 from ledger import markdown
 
@@ -379,7 +380,13 @@ PAGES = {
         "ties": ties_table, "cutout": cutout_table,
     },
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
-    ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
+    ROOT / "docs/variants.md": {
+        "variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where,
+        **of_ledger(
+            frontier=frontier.table, picture=frontier.shown, advice=frontier.advice, goal=frontier.goal
+        ),
+        "times": frontier.where, "efficient": frontier.efficient, "pool": frontier.pool,
+    },
     ROOT / "docs/speed.md": {
         "epoch": epoch_table, "together": together_table, "profile": profile_table, "loss": loss_table,
         "ten_thousand": ten_thousand_table, "memory": memory_table,
