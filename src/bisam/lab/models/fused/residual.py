@@ -47,9 +47,9 @@ class Launch(NamedTuple):
         return max(LEAST, int(triton.next_power_of_2(self.at_once * channels)))
 
 
-CONVOLVE = {16: Launch(128, 3, 2), 32: Launch(128, 1, 3), 64: Launch(64, 1, 3)}
+CONVOLVE = {16: Launch(256, 1, 4), 32: Launch(128, 1, 3), 64: Launch(128, 1, 3)}
 """By the channels of the output."""
-OF_INPUT = {16: Launch(128, 3, 2), 32: Launch(128, 1, 3), 64: Launch(64, 1, 3)}
+OF_INPUT = {16: Launch(256, 1, 4), 32: Launch(128, 1, 3), 64: Launch(128, 1, 3)}
 """By the channels of the input."""
 OF_WEIGHT = {16: Launch(128, 3, 3, parts=64), 32: Launch(64, 3, 3, parts=32), 64: Launch(64, 1, 3, parts=16)}
 """By the channels of the output."""
