@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ledger
+import your_data
 from ledger import markdown
 
 import bisam
@@ -362,6 +363,7 @@ PAGES = {
         "ties": ties_table, "cutout": cutout_table,
     },
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
+    ROOT / "docs/your-data.md": {"ending": your_data.ending, "ten_seeds": your_data.with_ten_seeds},
     ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
     ROOT / "docs/speed.md": {
         "epoch": epoch_table, "together": together_table, "loss": loss_table, "ten_thousand": ten_thousand_table,
