@@ -1,11 +1,15 @@
-"""Data sets of the fine-tuning tables, by name: their places on the hub and their columns."""
+"""Where data are, by name: those of the fine-tuning tables have a place on the hub, others name their own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from bisam.lab import spec
+from bisam.lab.data.images import DataError
 from bisam.lab.data.tabular import is_table
+
+IN_MEMORY = "data"
+"""The name of data that `bisam.lab.fit` has been given in memory."""
 
 PAIRS = {"mrpc": "sentence1,sentence2", "rte": "sentence1,sentence2", "wnli": "sentence1,sentence2"}
 GLUE = {
@@ -44,3 +48,28 @@ def place_of(name: str, folder: Path | None = None) -> str:
     options = {key: value for key, value in options.items() if key != "config"}
     inside = folder.expanduser() / name.rpartition("/")[2]
     return spec.data_name(str(folder if is_table(folder.expanduser()) else inside), options)
+
+
+def place_again(name: str, folder: Path | None = None, *, run_code: bool = False) -> str:
+    """The name by which the data of a finished run are read again, from their place or from `folder`.
+
+    DataError where they were in memory, or are a Python file's: that is run with `run_code`, or if `folder` names it.
+
+    >>> place_again("reviews.csv?label=stars", Path("elsewhere/reviews.csv"))
+    'elsewhere/reviews.csv?label=stars'
+    """
+    place, options = spec.parse_data(name)
+    if name in NAMED:
+        return place_of(name, folder)
+    if folder is not None:
+        return spec.data_name(str(folder), options)
+    if spec.is_function(place):
+        if not run_code:
+            raise DataError(f"{place} is code, which is not run because a record names it: allow it by --run-code")
+        return name
+    if not Path(place).expanduser().exists():
+        if place == IN_MEMORY:
+            raise DataError("they were in the memory of a program, and only their checksum is kept")
+        if Path(place).suffix or place.startswith((".", "/", "~")):
+            raise DataError(f"{place} is not here: start from the folder that it was trained in, or give it by --data")
+    return name

@@ -11,8 +11,8 @@ from torch import nn
 from bisam.lab import spec
 
 
-def build(name: str, classes: int) -> nn.Module:
-    """What `file.py:function` returns."""
+def build(name: str, classes: int, pretrained: bool = True) -> nn.Module:
+    """What `file.py:function` returns, which decides itself on its weights."""
     return called(spec.function(name), classes, name)
 
 
