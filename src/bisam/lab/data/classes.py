@@ -15,6 +15,9 @@ from bisam.lab.data.images import DataError
 MOST_FRACTIONS = 20
 """Different values of a label with fractions: more are a quantity, not classes."""
 
+SECRET = -1
+"""The label of test samples whose classes are not published, as in GLUE."""
+
 
 def number_classes(
     labels: Mapping[str, Sequence[Any]], where: str, names: Sequence[str] | None = None
@@ -39,6 +42,11 @@ def number_classes(
     numbers = {value: number for number, value in enumerate(ordered)}
     for part, found in labels.items():
         unknown = [value for value in found if value not in numbers]
+        if part == "test" and len(unknown) == len(found) and set(unknown) == {SECRET}:
+            raise DataError(
+                f"{where}: all labels of the test part are {SECRET}, so they are secret: test another part, as in "
+                "--test validation"
+            )
         if unknown:
             raise DataError(
                 f"{where}: the label {unknown[0]!r} is in the {part} part and not in the training part: remove these "
