@@ -17,7 +17,7 @@ from bisam.lab.data.catalogue import find, is_registered
 from bisam.lab.data.images import ImageSplits
 from bisam.lab.data.labels import split, with_noise
 from bisam.lab.data.loading import load
-from bisam.lab.data.named import deviation, place_of
+from bisam.lab.data.named import NAMED, deviation, place_of
 from bisam.lab.data.on_device import Batches
 from bisam.lab.data.own import open_task
 from bisam.lab.data.own_source import OwnData
@@ -155,8 +155,15 @@ def open_source(name: str, *, log: Callable[[str], None], folder: Path | None = 
 
 
 def own_data(name: str) -> OwnData:
-    """One's own data by name: see `bisam.lab.data.own`. ValueError for a data set of the lab."""
-    if is_registered(spec.parse_data(name).place):
+    """One's own data by name: see `bisam.lab.data.own`. ValueError for a data set of the lab.
+
+    A file or folder comes before a data set of the lab of the same name, and is recorded as ./NAME.
+    """
+    place, options = spec.parse_data(name)
+    is_known = is_registered(place) or place in NAMED
+    if is_known and Path(place).exists():
+        return OwnData(open_task(spec.data_name(f"./{place}", options)))
+    if is_registered(place):
         raise ValueError(f"{name} is a data set of the lab, which its recipes train on: see bisam list")
     return OwnData(open_task(place_of(name)))
 
