@@ -119,7 +119,7 @@ def test_a_stand_in_is_named_beside_the_paper_s_numbers(recorded):
     (group,) = collect(records).groups
     table = sheet(group)
     assert table.title == (
-        "BERT-base on GLUE, with model=transformers:minilm: test results in per cent, the paper's (bert-base) below"
+        "Fine-tuning on GLUE, with model=transformers:minilm: test results in per cent, the paper's (bert-base) below"
     )
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["cola_mcc"] == ["–\n56.63", "40.00 ± 0.00, n = 2\n58.78", "–\n58.94"]

@@ -186,7 +186,7 @@ def finetune() -> Recipe:
         )  # fmt: skip
 
     made = table(
-        "finetune", "ViT-B/16, fine-tuned", ["flowers", "pets"], FOUR_METHODS[1:], config, published="tab:finetune"
+        "finetune", "Fine-tuning on images", ["flowers", "pets"], FOUR_METHODS[1:], config, published="tab:finetune"
     )
     return replace(made, stands_in=True)
 
@@ -208,7 +208,7 @@ def glue() -> Recipe:
         )  # fmt: skip
 
     made = table(
-        "glue", "BERT-base on GLUE", tasks, ["adamw", "sam", "bisam-log"], config, published="tab:glue", seeds=10
+        "glue", "Fine-tuning on GLUE", tasks, ["adamw", "sam", "bisam-log"], config, published="tab:glue", seeds=10
     )
     short = {"accuracy": "acc", "f1": "f1", "mcc": "mcc"}
     labels = {

@@ -288,13 +288,16 @@ def place_of(config: Config, folder: Path, recipe: Recipe | None = None) -> tupl
 
 
 def folder_name(row: str, own: Config, changed: Config) -> str:
-    """
+    """The name of a run's folder, of characters that every file system takes.
+
     >>> folder_name("80%", Config(method="sam"), Config(method="sam", epochs=3))
     'noise80-sam-seed0+epochs=3'
+    >>> folder_name("rte", Config(method="sam"), Config(method="sam", model="transformers:org/bert"))
+    'rte-sam-seed0+model=transformers-org-bert'
     """
     name = f"noise{row.rstrip('%')}" if row.endswith("%") else re.sub(r"[^\w.%=-]+", "-", row)
     before, now = own.as_dict(), changed.as_dict()
-    changes = {key: str(value).replace("/", "-") for key, value in now.items() if value != before[key]}
+    changes = {key: re.sub(r'[\\/:*?"<>|]', "-", str(value)) for key, value in now.items() if value != before[key]}
     extra = "".join(f"+{key}={value}" for key, value in changes.items())
     return f"{name}-{own.method}-seed{own.seed}{extra}"
 
