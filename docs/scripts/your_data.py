@@ -9,6 +9,7 @@ from rich.console import Console
 
 from bisam.lab import records
 from bisam.lab.fitting.code import lines
+from bisam.lab.methods import title_of
 from bisam.lab.tables import cells
 from bisam.lab.tables.answer import Answer, answer
 
@@ -29,7 +30,7 @@ def ending() -> str:
     code = [f"    {line}" for line in lines(found.best.config).splitlines()]
     return _block(
         found.sheet.rich(),
-        f"weights of its best run on validation data: {name}/best.safetensors",
+        f"weights of the best run of {title_of(found.best.config.method)} on validation data: {name}/best.safetensors",
         f"to train in the same way ({name}/train.py):",
         *code,
         found.sentence,

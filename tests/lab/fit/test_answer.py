@@ -71,6 +71,11 @@ def test_one_seed_and_equal_differences_have_no_interval():
     assert "two seeds or more that differ are needed" in same.sentence
 
 
+def test_equal_results_with_every_seed_need_other_test_samples():
+    found = answer(group({"sgd": [100.0, 100.0], "sam": [100.0, 100.0]}))
+    assert "both have the same result with every seed: more test samples, or harder ones" in found.sentence
+
+
 def test_the_seeds_of_the_sentence_and_of_the_table_are_those_of_a_plan_for_this_difference():
     """As `bisam plan` and the report have them: for a chance of 80 %."""
     sgd, sam = [90.0, 91.0, 92.0], [90.5, 90.0, 94.0]

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bisam.lab import spec
 from bisam.lab.config import Config
 from bisam.lab.data import pictures, tokens
 from bisam.lab.data.batches import Batched, Parts, Rounds, TensorBatches
@@ -41,7 +42,7 @@ class OwnData:
         task = self.task
         validation = [] if task.validation is None else [("validation", task.validation)]
         lines = [
-            f"{task.name}, {name}: {len(part)} samples ({task.kind}), {self.classes} classes"
+            f"{spec.parse_data(task.name).place}, {name}: {len(part)} samples ({task.kind}), {self.classes} classes"
             for name, part in (("train", task.train), *validation, ("test", task.test))
         ]
         return [*lines, *task.notes, f"sha256 of the contents: {self.checksum}"]

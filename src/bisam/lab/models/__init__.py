@@ -64,6 +64,8 @@ def build(name: str, classes: int, features: int | None = None, *, pretrained: b
         if features is None:
             raise ValueError(f"{name} is for rows of numbers, and these data have none: use another model")
         return FOR_ROWS[name](features, classes)
+    if name.endswith(".py"):
+        raise ValueError(f"{name} is a Python file: name the function in it that returns the network, as in {name}:net")
     if name not in MODELS:
         raise ValueError(f"no model is called {name!r}: {suggestion(name, [*MODELS, *FOR_ROWS])}")
     return MODELS[name](classes)

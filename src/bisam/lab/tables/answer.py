@@ -88,6 +88,8 @@ def _sentence(
 def _advice(gap: Difference) -> str:
     if gap.resolved:
         return ""
+    if gap.low is None and gap.paired and gap.mean == 0:
+        return "; both have the same result with every seed: more test samples, or harder ones, are needed"
     if gap.low is None:
         return "; two seeds or more that differ are needed"
     count = more_seeds(gap)
