@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import frontier
 import ledger
 import your_data
 from ledger import markdown
@@ -364,7 +365,13 @@ PAGES = {
     },
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
     ROOT / "docs/your-data.md": {"ending": your_data.ending, "ten_seeds": your_data.with_ten_seeds},
-    ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
+    ROOT / "docs/variants.md": {
+        "variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where,
+        **of_ledger(
+            frontier=frontier.table, picture=frontier.shown, advice=frontier.advice, goal=frontier.goal
+        ),
+        "times": frontier.where, "efficient": frontier.efficient, "pool": frontier.pool,
+    },
     ROOT / "docs/speed.md": {
         "epoch": epoch_table, "together": together_table, "loss": loss_table, "ten_thousand": ten_thousand_table,
         "memory": memory_table,

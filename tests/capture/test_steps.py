@@ -221,6 +221,22 @@ def test_a_captured_step_is_the_eager_step_of_every_variant(variant_alike_when_c
 
 
 @needs_cuda
+@pytest.mark.parametrize("name", ["SAM", "BiSAM(log)", "LookSAM", "MSAM"])
+def test_late_sharpness_is_captured_as_a_graph_of_plain_steps_and_one_of_perturbed_steps(name):
+    options = {"start": 7} if name == "LookSAM" else {"start": 7, "every": 1}
+    eager, eager_optimizer, model, optimizer = twins(name, **options)
+    step, graphs = capture(optimizer), []
+    for seed in range(16):
+        expected = eager_optimizer.minimize(*batch(seed, device="cuda"))
+        torch.testing.assert_close(step(*batch(seed, device="cuda")), expected, rtol=1e-5, atol=1e-6)
+        assert (optimizer.telemetry.perturbed_loss is None) == (eager_optimizer.telemetry.perturbed_loss is None)
+        graphs.append(len(step._steps._graphs))
+    assert graphs[6] == 1
+    assert graphs[-1] >= 2
+    assert_same(tensors_of(model, optimizer), tensors_of(eager, eager_optimizer), 1e-5)
+
+
+@needs_cuda
 def test_a_captured_step_of_esam_takes_an_adaptive_ball():
     """Whose gradients are settled before they are scaled by 1/β: that factor has to be on the device."""
     models = []
