@@ -13,6 +13,7 @@ from typing import Any
 
 import frontier
 import ledger
+import your_data
 from ledger import markdown
 
 import bisam
@@ -380,6 +381,7 @@ PAGES = {
         "ties": ties_table, "cutout": cutout_table,
     },
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
+    ROOT / "docs/your-data.md": {"ending": your_data.ending, "ten_seeds": your_data.with_ten_seeds},
     ROOT / "docs/variants.md": {
         "variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where,
         **of_ledger(
