@@ -186,7 +186,8 @@ def fused_table() -> str:
         ratio = own["ms_per_model_and_step"] / compiled["ms_per_model_and_step"]
         rows.append([
             f"{row['count']} × {row['model']}", f"{compiled['ms_per_model_and_step']:.2f}",
-            f"{own['ms_per_model_and_step']:.2f}", f"{ratio:.2f}", f"{compiled['kernels']:.0f}", f"{own['kernels']:.0f}",
+            f"{own['ms_per_model_and_step']:.2f}", f"{ratio:.2f}",
+            f"{compiled['kernels']:.0f}", f"{own['kernels']:.0f}",
         ])  # fmt: skip
     return markdown(head, rows) + "\n\n" + where("fused_h200") + " " + _with_the_labs_batches()
 
