@@ -171,20 +171,33 @@ def together_table() -> str:
 
 
 def profile_table() -> str:
-    """Kernels of a captured step of ResNet-32 by what they do, and times of one training and of six."""
-    record = measured("step_profile_h200")
-    forms = [record["compiled"], record["kernels_of_their_own, first form"]]
-    alone = [form["one"]["by_kind_each"] for form in forms]
-    head = ["", "torch.compile: kernels", "µs", "own kernels, first form: kernels", "µs"]
-    nothing = {"kernels": 0, "us": 0.0}
-    rows = [
-        [kind, *(f"{found.get(kind, nothing)[what]:.0f}" for found in alone for what in ("kernels", "us"))]
-        for kind in alone[0]
-    ]
-    for title, count in (("one training, ms of the graph", "one"), ("each of six", "six")):
-        cells = [(f"{form[count]['kernels_each']:.0f}", f"{form[count]['ms_each']['replay']:.2f} ms") for form in forms]
-        rows.append([f"**{title}**", *(cell for pair in cells for cell in pair)])
-    return markdown(head, rows)
+    """Kernels of a captured step of one compiled ResNet-32, by what they do."""
+    alone = measured("step_profile_h200")["compiled"]["one"]["by_kind_each"]
+    rows = [[kind, f"{found['kernels']:.0f}", f"{found['us']:.0f}"] for kind, found in alone.items()]
+    return markdown(["one ResNet-32, torch.compile", "kernels", "µs"], rows)
+
+
+def fused_table() -> str:
+    """Trainings in one graph by torch.compile and by kernels of their own."""
+    head = ["trainings in one graph", "torch.compile, ms for each", "own kernels", "ratio", "kernels of each", "own"]
+    rows = []
+    for row in measured("fused_h200")["rows"]:
+        compiled, own = (row["kinds"][kind] for kind in ("compiled", "fused"))
+        ratio = own["ms_per_model_and_step"] / compiled["ms_per_model_and_step"]
+        rows.append([
+            f"{row['count']} × {row['model']}", f"{compiled['ms_per_model_and_step']:.2f}",
+            f"{own['ms_per_model_and_step']:.2f}", f"{ratio:.2f}",
+            f"{compiled['kernels']:.0f}", f"{own['kernels']:.0f}",
+        ])  # fmt: skip
+    return markdown(head, rows) + "\n\n" + where("fused_h200") + " " + _with_the_labs_batches()
+
+
+def _with_the_labs_batches() -> str:
+    found = {step["what"]: step["ms_each"] for step in measured("fused_launches_h200")["steps"]}
+    times = ", ".join(
+        f"{found[f'six {name}, fused']['step_lab_batches']:.2f} ms for each {name}" for name in ("resnet32", "resnet56")
+    )
+    return f"With images that the lab crops, flips and cuts out of for every step it was {times}."
 
 
 def loss_table() -> str:
@@ -390,8 +403,8 @@ PAGES = {
         "times": frontier.where, "efficient": frontier.efficient, "pool": frontier.pool,
     },
     ROOT / "docs/speed.md": {
-        "epoch": epoch_table, "together": together_table, "profile": profile_table, "loss": loss_table,
-        "ten_thousand": ten_thousand_table, "memory": memory_table,
+        "epoch": epoch_table, "together": together_table, "profile": profile_table, "fused": fused_table,
+        "loss": loss_table, "ten_thousand": ten_thousand_table, "memory": memory_table,
         "bars": bar_table, "where": bench_where,
     },
     ROOT / "docs/scaling.md": {

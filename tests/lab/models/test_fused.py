@@ -1,6 +1,7 @@
 """ResNets as Triton kernels against their own modules: interpreted in float32 on a CPU, in bfloat16 on CUDA."""
 
 import copy
+from statistics import mean
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,8 @@ from bisam.lab.models.resnet import ResNet
 from bisam.lab.models.vgg import VGG
 
 pytest.importorskip("triton", reason="Triton is not on this platform")
+from bisam.lab.models.fused import residual
+from bisam.lab.models.fused.residual import Launch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch.compile's own imports
 CUDA = torch.cuda.is_available()
@@ -38,33 +41,41 @@ def images(count, side, seed=1):
 
 
 def off(found, wanted):
-    """The largest relative distance between two lists of tensors."""
-    return max(
-        ((a.double() - b.double()).norm() / b.double().norm()).item() for a, b in zip(found, wanted, strict=True)
-    )
+    """Relative distances between two lists of tensors."""
+    return [((a.double() - b.double()).norm() / b.double().norm()).item() for a, b in zip(found, wanted, strict=True)]
 
 
-def distances(model, exact):
-    """Of gradients and of buffers, which the exact model has in float64."""
-    gradients = [[p.grad for p in each.parameters()] for each in (model, exact)]
-    return off(*gradients), off([*model.buffers()], [*exact.buffers()])
+def gradients_off(model, exact):
+    return off(*([p.grad for p in each.parameters()] for each in (model, exact)))
+
+
+def buffers_off(model, exact):
+    return off(model.buffers(), exact.buffers())
+
+
+# three images of 8×8 are 192, 48 and 12 pixels: whole tiles and parts of one; one place of a weight at a time and three
+LAUNCHES = {
+    "CONVOLVE": {16: Launch(128, 3, 2), 32: Launch(32, 1, 2), 64: Launch(16, 1, 2)},
+    "OF_INPUT": {16: Launch(128, 3, 2), 32: Launch(32, 1, 2), 64: Launch(16, 3, 2)},
+    "OF_WEIGHT": {16: Launch(64, 3, 2, parts=2), 32: Launch(32, 3, 2, parts=4), 64: Launch(16, 1, 2, parts=4)},
+}
 
 
 @pytest.fixture(scope="module")
 def passes():
-    """A pass of ResNet-8 by the kernels in float32, and by the modules in float64.
-
-    Three images of 8×8: 192 pixels are a tile of 128 and a part of one.
-    """
+    """A pass of ResNet-8 by the kernels in float32, and by the modules in float64."""
     if CUDA:
         pytest.skip("interpreted on a CPU only: in float32 a GPU would be given launches that are not for it")
     fused, exact = network(), network().double()
     fused.fuse()
     fused._fused.dtype = torch.float32
     x, weights = images(3, 8), torch.randn(3, 10, generator=torch.Generator().manual_seed(2))
-    outputs = fused.classifier(fused._fused(x)), exact(x.double())
-    for output in outputs:
-        (output * weights).sum().backward()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, launches in LAUNCHES.items():
+            patch.setattr(residual, name, launches)
+        outputs = fused.classifier(fused._fused(x)), exact(x.double())
+        for output in outputs:
+            (output * weights).sum().backward()
     return fused, exact, outputs
 
 
@@ -75,13 +86,13 @@ def test_the_kernels_give_the_outputs_of_the_modules(passes):
 
 def test_the_kernels_give_the_gradient_of_every_parameter(passes):
     fused, exact, _ = passes
-    assert distances(fused, exact)[0] < 1e-5
+    assert max(gradients_off(fused, exact)) < 1e-5
     assert all(param.grad.stride() == param.stride() for param in fused.parameters())
 
 
 def test_the_kernels_update_the_running_statistics(passes):
     fused, exact, _ = passes
-    assert distances(fused, exact)[1] < 1e-6
+    assert max(buffers_off(fused, exact)) < 1e-6
     assert fused.norm.num_batches_tracked.item() == 1
     assert not torch.equal(fused.norm.running_var, torch.ones(16))
 
@@ -185,7 +196,7 @@ def on_cuda(depth, seed=0):
 
 
 @needs_cuda
-@pytest.mark.parametrize(("depth", "count", "side"), [(8, 128, 32), (20, 5, 12)])
+@pytest.mark.parametrize(("depth", "count", "side"), [(8, 128, 32), (20, 45, 12)])
 def test_on_cuda_it_is_as_near_to_float64_as_autocast_is(depth, count, side):
     fused, plain = on_cuda(depth), on_cuda(depth)
     exact = on_cuda(depth).double()
@@ -196,9 +207,9 @@ def test_on_cuda_it_is_as_near_to_float64_as_autocast_is(depth, count, side):
         for model in (fused, plain):
             F.cross_entropy(model(x), y).backward()
     F.cross_entropy(exact(x.double()), y).backward()
-    # of one tensor a distance is partly chance: with five images one of 65 was 1.57 times as far, on an H200
-    for ours, torchs in zip(distances(fused, exact), distances(plain, exact), strict=True):
-        assert ours < 2 * torchs + 1e-3
+    # in the mean: rounding errors of one parameter's gradient differ more than that from one algorithm to the next
+    assert mean(gradients_off(fused, exact)) < 1.25 * mean(gradients_off(plain, exact))
+    assert max(buffers_off(fused, exact)) < 1.5 * max(buffers_off(plain, exact))
 
 
 @needs_cuda
@@ -236,4 +247,6 @@ def test_on_cuda_captured_steps_are_the_eager_ones(count):
         wanted = [optimizer.minimize(x, y) for optimizer in eager_optimizers]
         torch.testing.assert_close(losses, wanted, rtol=1e-3, atol=1e-3)
     for model, eager in zip(models, eager_models, strict=True):
-        assert off(model.parameters(), eager.parameters()) < 1e-3  # ρ and the rate are rounded otherwise on the device
+        assert (
+            max(off(model.parameters(), eager.parameters())) < 1e-3
+        )  # ρ and the rate are rounded otherwise on the device
