@@ -65,6 +65,36 @@ def test_without_cuda_it_says_so_and_runs_the_eager_step():
     assert optimizer.telemetry.flips is not None
 
 
+def changed_buffer(model):
+    model.norm.running_mean = model.norm.running_mean.clone()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.norm.eval(),
+        changed_buffer,
+        lambda model: next(model.parameters()).requires_grad_(False),
+        lambda model: setattr(model, "norm", copy.deepcopy(model.norm)),
+        lambda model: setattr(model, "dropout", nn.Dropout(0.5)),
+    ],
+    ids=["a module in evaluation", "another buffer", "a frozen parameter", "another norm", "another dropout"],
+)
+def test_a_graph_does_not_fit_a_model_that_was_changed(change):
+    model, optimizer = build(net=ConvNet)
+    branch = Branch(optimizer, None, None, None)
+    before = branch.signature(batch())
+    assert branch.signature(batch()) == before
+    change(model)
+    assert branch.signature(batch()) != before
+
+
+def test_the_modules_of_a_step_are_those_of_the_model():
+    model, optimizer = build(net=ConvNet)
+    model.again = model.norm  # a module in two places
+    assert sorted(map(id, Branch(optimizer, None, None, None).replay.modules())) == sorted(map(id, model.modules()))
+
+
 @pytest.mark.filterwarnings("ignore:a CUDA graph needs")
 def test_a_closure_may_run_the_passes_without_cuda_too():
     model, optimizer = build()

@@ -95,7 +95,7 @@ class Config:
     precision: str = "bf16"
     """"bf16" for autocast, "fp32" for none."""
     compile: bool = False
-    """Whether torch.compile is applied to the model."""
+    """Whether the model is compiled: a ResNet on a GPU by Triton kernels of its own, others by torch.compile."""
     deterministic: bool = False
     """On CUDA: the same bits in every run, with slower algorithms. A CPU gives them anyway."""
 

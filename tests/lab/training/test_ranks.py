@@ -21,6 +21,8 @@ from bisam.lab.config import Config
 from bisam.lab.data.batches import Rounds, TensorBatches
 from bisam.lab.data.shards import Shard
 from bisam.lab.data.sources import open_source
+from bisam.lab.models import compiling
+from bisam.lab.models.resnet import ResNet
 from bisam.lab.recipes import find
 from bisam.lab.training import jobs
 from bisam.lab.training.loop import Stopped
@@ -210,6 +212,32 @@ def test_each_rank_holds_a_part_of_every_block(tmp_path):
         assert accuracy in (0.0, 100.0)
         assert diverged == (False, True)
         assert "FSDP2 gathers and frees sharded parameters from the host" in why_not_captured
+
+
+def compiled(wrap):
+    """How a ResNet is compiled where there are kernels for it."""
+    model, calls = ResNet(8, 10), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "_has_kernels", lambda device: True)
+        patch.setattr(ResNet, "fuse", lambda self: calls.append("kernels"))
+        patch.setattr(nn.Module, "compile", lambda self, **options: calls.append("torch"))
+        compiling.compile_model(wrap(model), CPU, bf16=True)
+    return calls
+
+
+def compiled_shards():
+    with joined(CPU, **SHARDS) as group:
+        return compiled(group.wrapped)
+
+
+def test_kernels_compute_whole_models_with_norms_of_one_process_alone():
+    assert compiled(lambda model: model) == ["kernels"]
+    assert compiled(nn.SyncBatchNorm.convert_sync_batchnorm) == ["torch"]
+
+
+@on_cpu
+def test_kernels_do_not_compute_shards():
+    assert ranks.run(compiled_shards) == [["torch"], ["torch"]]
 
 
 # Interruptions.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,6 +28,7 @@ from bisam.lab.cli.output import console, counting, print_line, quiet_console
 from bisam.lab.data.sources import own_data
 from bisam.lab.fitting import defaults
 from bisam.lab.fitting.study import CODE, METHODS_OF_A_STUDY, Study
+from bisam.lab.methods import title_of
 from bisam.lab.tables.answer import Answer
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
 from bisam.lab.training.progress import Progress
@@ -104,6 +106,8 @@ def fit(
         with joined(place, perturb=perturb, sync_batchnorm=sync_batchnorm, shard=shard) as ranks:
             ranks.refuse_together(together)
             note = print_line if ranks.is_first else _silent
+            if not (Path(data).expanduser().exists() or spec.is_function(data) or Path(data).suffix):
+                note(f"{data} is neither a file nor a folder here: looking for it on the hub")
             with ranks.first_before_others():
                 source = own_data(spec.data_name(data, place_of_data))
             for line in source.described():
@@ -149,7 +153,8 @@ def _write_page(study: Study) -> None:
 def _show(found: Answer, study: Study) -> None:
     console().print(found.sheet.rich())
     if found.best is not None:
-        print_line(f"weights of its best run on validation data: {study.folder / records.WEIGHTS}")
+        best = title_of(found.best.config.method)
+        print_line(f"weights of the best run of {best} on validation data: {study.folder / records.WEIGHTS}")
         print_line(f"to train in the same way ({study.folder / CODE}):")
         for line in (study.folder / CODE).read_text().splitlines():
             print_line(f"    {line}")

@@ -26,7 +26,7 @@ def lines(config: Config) -> str:
             "import bisam, torch",
             f"base = {_base(config)}",
             f"optimizer = {_optimizer(config)}",
-            f"for x, y in loader:  # {config.epochs} epochs, {_schedule(config)}",
+            f"for x, y in loader:  # {config.epochs} epoch{'s' * (config.epochs > 1)}, {_schedule(config)}",
             "    optimizer.minimize(x, y)",
         ]
     )

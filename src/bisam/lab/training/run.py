@@ -16,6 +16,7 @@ from bisam.lab.config import Config, rate
 from bisam.lab.data.randomness import mixed
 from bisam.lab.data.shards import Shard
 from bisam.lab.data.sources import Batched, Source
+from bisam.lab.models.compiling import compile_model
 from bisam.lab.training.ranks import ALONE, Ranks
 from bisam.objectives import logits_of
 from bisam.plan import Batch
@@ -92,7 +93,7 @@ class TrainingRun:
         for batches in (parts.train, parts.validation, parts.test):
             batches.shard = Shard(ranks.rank, ranks.count)
         if config.compile:
-            self.model.compile(dynamic=False)  # one compilation for each batch size: ESAM has two
+            compile_model(self.model, device, bf16=config.precision == "bf16")
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.sums = {name: torch.zeros((), device=device) for name in SUMS}
         self.best = Best()
