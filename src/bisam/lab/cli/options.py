@@ -72,11 +72,16 @@ Place = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to trai
 Together = Annotated[int, typer.Option(min=1, help="Runs that train at once, in one CUDA graph.")]
 Perturb = Annotated[
     str,
-    typer.Option(metavar="rank|global", help="Under torchrun: each rank by its own gradient, or all ranks alike."),
+    typer.Option(
+        metavar="rank|global",
+        help="Under torchrun: each rank by its own gradient, or all ranks alike.",
+        show_default="rank; global with --shard",
+    ),
 ]
 SyncBatchNorm = Annotated[
     bool, typer.Option("--sync-batchnorm", help="Under torchrun: batch norm over the samples of all ranks.")
 ]
+Shard = Annotated[bool, typer.Option("--shard", help="Under torchrun: FSDP2, each rank holds a part of the model.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard beside the runs.")]
 Track = Annotated[str | None, typer.Option(metavar="wandb|trackio", help="Send curves there, if it is installed.")]
 Every = Annotated[

@@ -25,6 +25,7 @@ from bisam.lab.cli.options import (
     Root,
     Rows,
     Seeds,
+    Shard,
     StandIn,
     SyncBatchNorm,
     TensorBoard,
@@ -75,8 +76,9 @@ def train(
     tensorboard: TensorBoard = False,
     track: Track = None,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
-    perturb: Perturb = "rank",
+    perturb: Perturb = "",
     sync_batchnorm: SyncBatchNorm = False,
+    shard: Shard = False,
 ) -> None:
     """Train every cell of a recipe, or of a part of it. Finished runs are skipped, interrupted ones resumed."""
     with errors_in_one_line():
@@ -93,6 +95,7 @@ def train(
             every=every,
             perturb=perturb,
             sync_batchnorm=sync_batchnorm,
+            shard=shard,
         )
 
 
@@ -113,8 +116,9 @@ def reproduce(
     tensorboard: TensorBoard = False,
     track: Track = None,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
-    perturb: Perturb = "rank",
+    perturb: Perturb = "",
     sync_batchnorm: SyncBatchNorm = False,
+    shard: Shard = False,
 ) -> None:
     """Train what is missing of a table of the paper, and show it beside the published one."""
     with errors_in_one_line():
@@ -133,6 +137,7 @@ def reproduce(
             every=every,
             perturb=perturb,
             sync_batchnorm=sync_batchnorm,
+            shard=shard,
             skip_twins=True,
         )
 
@@ -166,15 +171,13 @@ def data(
 def _run(
     recipe: Recipe, seeds: str, changes: list[str] | None, root: Path, load: partial[Source], device: str,
     together: int, *, tensorboard: bool, track: str | None, every: float, skip_twins: bool = False,
-    perturb: str = "rank", sync_batchnorm: bool = False,
+    perturb: str = "", sync_batchnorm: bool = False, shard: bool = False,
 ) -> None:  # fmt: skip
     parsed = cli_options.changes_of(changes, partial_data=load.keywords.get("partial", False))
     place = device_of_rank(cli_options.device(device))
-    with joined(place, perturb=perturb, sync_batchnorm=sync_batchnorm) as ranks:
+    with joined(place, perturb=perturb, sync_batchnorm=sync_batchnorm, shard=shard) as ranks:
         jobs = runs.jobs_of(recipe, cli_options.numbers(seeds), parsed, root, ranks)
-        ranks.refuse_unlike(
-            unlike_fields([job.config for job in jobs], {"perturb": perturb, "sync_batchnorm": sync_batchnorm})
-        )
+        ranks.refuse_unlike(unlike_fields([job.config for job in jobs], ranks.options))
         shown = trackers(root, tensorboard=tensorboard, service=track, together=together) if ranks.is_first else []
         models = {job.config.model for job in jobs}
         output = None if ranks.is_first else quiet_console()

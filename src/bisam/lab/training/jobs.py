@@ -121,8 +121,7 @@ def run(
     Runs that another process trains are skipped, so that two processes share a table. RunInUse if no other is left.
     Several `ranks` train one run after the other, all of them each.
     """
-    if together > 1 and not ranks.is_alone:
-        raise ValueError(f"{ranks.count} ranks train one run at a time: remove --together {together}")
+    ranks.refuse_together(together)
     with _kept_by_first(ranks) as scratch:
         pending = ranks.of_first(_pending(jobs, progress) if ranks.is_first else [])
         if scratch is not None:
