@@ -9,15 +9,33 @@ import typer
 from bisam.lab import records, spec
 from bisam.lab.cli import options as cli_options
 from bisam.lab.cli import report as cli_report
-from bisam.lab.cli.options import RUNS, Changes, Every, Place, Root, TensorBoard, Together, Track, errors_in_one_line
+from bisam.lab.cli.options import (
+    AT_RUNS,
+    RETRIES,
+    Changes,
+    Every,
+    GpusPerRun,
+    On,
+    Place,
+    Retries,
+    RunsAt,
+    TensorBoard,
+    Together,
+    Track,
+    Workers,
+    errors_in_one_line,
+)
 from bisam.lab.cli.output import console, counting, print_line
 from bisam.lab.data.sources import own_data
 from bisam.lab.fitting import defaults
+from bisam.lab.fitting.plan import NAME as PLAN
 from bisam.lab.fitting.study import CODE, METHODS_OF_A_STUDY, Study
 from bisam.lab.tables.answer import Answer
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.trackers import trackers
+from bisam.lab.workers.on_ray import RayCluster
+from bisam.lab.workers.places import place as workplace
 
 MODEL = "a ResNet for images, a perceptron for rows"
 
@@ -68,12 +86,16 @@ def fit(
     test: Annotated[str, typer.Option(metavar="PART", help="The part of the data that is tested.")] = "",
     changes: Changes = None,
     name: Annotated[str, typer.Option(help="Folder of the results in the folder of runs.")] = "",
-    root: Root = RUNS,
+    root: RunsAt = AT_RUNS,
     device: Place = "auto",
     together: Together = 1,
     tensorboard: TensorBoard = False,
     track: Track = None,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
+    on: On = "",
+    workers: Workers = None,
+    gpus_per_run: GpusPerRun = None,
+    retries: Retries = RETRIES,
 ) -> None:
     """Does it help on my data? Trains with and without sharpness-aware methods, and answers in a sentence and a table.
 
@@ -81,7 +103,11 @@ def fit(
     """
     with errors_in_one_line():
         cli_options.refuse_ranks("fit")
-        place = cli_options.device(device)
+        spread = workplace(
+            on, workers=workers, gpus_per_run=gpus_per_run, retries=retries, device=device, together=together,
+            stored=root.storage is not None,
+        )  # fmt: skip
+        place = cli_options.device("auto" if isinstance(spread, RayCluster) and device == "cuda" else device)
         given = {"epochs": epochs, "batch": batch, "lr": lr, "measures": measure or None}
         set_by_option = {field: str(value) for field, value in given.items() if value is not None}
         source = own_data(
@@ -91,7 +117,7 @@ def fit(
             print_line(line)
         chosen = model or defaults.model_for(source.task)
         study = Study(
-            source, chosen, root, place,
+            source, chosen, root.folder, place,
             methods=cli_options.names(methods),
             rho=_rho(rho),
             seeds=cli_options.numbers(seeds) if seeds else None,
@@ -103,11 +129,18 @@ def fit(
         print_line(f"model: {chosen}; methods: {', '.join(study.methods)}; results: {study.folder}")
         print_line(f"settings (change them by --set): {', '.join(study.settings.lines)}")
         with cli_options.threads_for(place, [chosen]):
+            if root.storage is not None:
+                root.storage.fetch_files(study.name, study.folder)
             with counting(console(stderr=True), "searching ") as show:
                 plan = study.decide(print_line, show)
-            shown = trackers(root, tensorboard=tensorboard, service=track, together=together)
+            if root.storage is not None:
+                root.storage.push_file(study.folder / PLAN, study.name)
+            at_once = together if spread is None else max(together, 2)
+            shown = trackers(root.folder, tensorboard=tensorboard, service=track, together=at_once)
             with Progress(trackers=shown, score=f"test_{study.settings.config.primary}") as progress:
-                found = study.train(plan, progress, together=together, checkpoint_seconds=every)
+                found = study.train(
+                    plan, progress, together=together, checkpoint_seconds=every, place=spread, storage=root.storage
+                )
         _write_page(study)
         _show(found, study)
 

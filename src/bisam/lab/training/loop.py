@@ -94,6 +94,8 @@ def train(
     def save() -> None:
         if ranks.is_first:
             _save(active, source.checksum)
+            for one in active:
+                progress.saved(one.training.config)
 
     with ExitStack() as stack:
         stack.enter_context(_numerics(jobs[0].config))
