@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bisam.lab.workers.messages import Begun, Lost, Message
+from bisam.lab.workers.messages import Begun, Failed, Lost, Message
 from bisam.lab.workers.task import Task, described, train
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -102,6 +102,10 @@ def _train(task: Task, number: int, queue: Any) -> Message:
     ray = imported()
     queue.put((number, Begun(f"process {os.getpid()} on {platform.node()}")))
     device = torch.device("cuda", 0) if ray.get_gpu_ids() else torch.device("cpu")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return Failed(
+            f"Ray has a GPU on {platform.node()}, and torch finds none there: install torch for CUDA, or use --device cpu"
+        )
     return train(task, device, lambda message: queue.put((number, message)))  # Stopped is raised: Ray starts it again
 
 

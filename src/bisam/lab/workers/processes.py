@@ -119,10 +119,10 @@ class _Worker:
         try:
             while self.connection.poll():
                 message = self.connection.recv()
-                if isinstance(message, Lost):
-                    reason = message.reason
-                else:
-                    yield message
+                if isinstance(message, Lost):  # its last one
+                    is_alive, reason = False, message.reason
+                    break
+                yield message
         except (EOFError, OSError, pickle.UnpicklingError):
             is_alive = False
         if not is_alive:

@@ -142,6 +142,6 @@ def _watch(happening: Iterator[tuple[int, Message]], tasks: Sequence[Task], prog
         progress.note(f"skipped: {text}")
     if lost:
         raise WorkersLost(
-            f"{len(lost)} runs have no result, since their workers died: {', '.join(lost)}. The others are trained; "
-            "the same command resumes these"
+            f"{len(lost)} of {sum(len(task.jobs) for task in tasks)} runs have no result, because their workers were "
+            f"lost: {', '.join(lost)}. The others are trained; the same command resumes these"
         )
