@@ -40,16 +40,16 @@ def test_a_killed_worker_starts_again_ctrl_c_saves_and_the_table_ends_with_the_s
 def test_a_run_whose_workers_are_lost_is_named_and_the_others_are_trained(
     command, network, expected, of_table, tmp_path
 ):
-    network.arm("raise", seed=0)
+    network.arm("raise", seed=3)
     done = command("reproduce", "--workers", "1", "--retries", "0", "--runs", tmp_path)
     assert done.exit_code == 1
     (lost,) = (line for line in done.output.splitlines() if " raised " in line and "the worker" in line)
-    assert lost.startswith("SAM seed 0 ")
+    assert lost.startswith("SAM seed 3 ")
     assert lost.endswith(" raised RuntimeError: no memory, say; it is not tried again")
     (error,) = done.stderr.splitlines()
-    assert error.startswith("Error: 1 of 4 runs have no result, because their workers were lost: SAM seed 0 ")
+    assert error.startswith("Error: 1 of 4 runs have no result, because their workers were lost: SAM seed 3 ")
     assert error.endswith("The others are trained; the same command resumes these")
-    assert finished_seeds(tmp_path) == [1, 2, 3]
+    assert finished_seeds(tmp_path) == [0, 1, 2]
 
     assert command("reproduce", "--runs", tmp_path).exit_code == 0
     assert of_table(tmp_path) == expected["reproduce"]

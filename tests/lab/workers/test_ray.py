@@ -40,11 +40,11 @@ def test_runs_of_a_storage_are_resumed_from_it_and_gathered_in_one_place(
     monkeypatch.chdir(tmp_path)
     storage = (tmp_path / "bucket").as_uri()
     network.arm("kill", seed=0)
-    done = command("sweep", "--on", cluster.on, "--runs", storage)
+    done = command("sweep", "--on", cluster.on, "--together", "2", "--runs", storage)
     assert network.armed() == []
     assert done.exit_code == 0, done.output
     assert done.output.count("it starts again from its last checkpoint") == 1
-    assert done.output.count("resumes at epoch") == 1
+    assert done.output.count("resumes at epoch") == 2  # both runs of the task
     (mirror,) = Path("runs").iterdir()
     assert f"the records of {storage} are gathered in {mirror}" in done.output
     assert of_table(mirror) == of_table(tmp_path / "bucket") == expected["sweep"]
@@ -59,7 +59,7 @@ def test_runs_of_a_storage_are_resumed_from_it_and_gathered_in_one_place(
 def test_a_folder_that_a_node_does_not_see_is_refused_with_the_remedy(command, cluster):
     if cluster.hidden is None:
         pytest.skip("this system does not let a process mount file systems of its own")
-    done = command("reproduce", "--on", cluster.on, "--runs", cluster.hidden / "runs")
+    done = command("reproduce", "--on", cluster.on, "--runs", cluster.hidden / "runs", "--seeds", "0,1")
     assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     assert f"does not share {cluster.hidden / 'runs'} with this one: give a folder that all nodes see" in line
@@ -69,7 +69,19 @@ def test_a_folder_that_a_node_does_not_see_is_refused_with_the_remedy(command, c
 def test_a_part_of_a_gpu_is_reserved_and_a_gpu_that_torch_does_not_find_is_an_error_in_a_line(
     command, cluster, tmp_path
 ):
-    done = command("reproduce", "--on", cluster.on, "--gpus-per-run", "0.25", "--device", "auto", "--runs", tmp_path)
+    done = command(
+        "reproduce",
+        "--on",
+        cluster.on,
+        "--gpus-per-run",
+        "0.25",
+        "--device",
+        "auto",
+        "--runs",
+        tmp_path,
+        "--seeds",
+        "0",
+    )
     assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     assert "and torch finds none there: install torch for CUDA, or use --device cpu" in line

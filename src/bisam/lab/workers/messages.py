@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,3 +52,6 @@ class Lost:
 
 
 Message = Shown | Begun | Done | InUse | Failed | Lost
+
+Happening = Generator[tuple[int, Message], None, None]
+"""Messages, each with the number of its task; closing it ends the workers."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bisam.lab.workers.messages import Begun, Failed, Lost, Message
+from bisam.lab.workers.messages import Begun, Failed, Happening, Lost, Message
 from bisam.lab.workers.task import Task, described, train
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -29,17 +29,22 @@ class RayCluster:
     retries: int = 2
     is_elsewhere = True
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        ray = imported()
+    def check(self) -> None:
+        """Raise ValueError with the remedy if Ray is not installed, or nothing answers at the address."""
+        imported()
         address = self.address or os.environ.get("RAY_ADDRESS", "")
         if address not in ("", "auto", "local"):
             _check_answers(address)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        ray = imported()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that begins here
         try:
             ray.init(self.address or None, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ValueError(f"cannot use the Ray cluster {address or 'of this machine'}: {described(error)}") from None
+            where = self.address or os.environ.get("RAY_ADDRESS", "of this machine")
+            raise ValueError(f"cannot use the Ray cluster {where}: {described(error)}") from None
         try:
             if self.gpus and not ray.cluster_resources().get("GPU"):
                 raise ValueError("the Ray cluster has no GPU: use --device cpu, or add a node with one")
@@ -47,7 +52,7 @@ class RayCluster:
         finally:
             ray.shutdown()
 
-    def run(self, tasks: Sequence[Task], stopping: Sequence[str]) -> Iterator[tuple[int, Message]]:
+    def run(self, tasks: Sequence[Task], stopping: Sequence[str]) -> Happening:
         ray = imported()
         from ray.util.queue import Queue
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -103,9 +108,8 @@ def _train(task: Task, number: int, queue: Any) -> Message:
     queue.put((number, Begun(f"process {os.getpid()} on {platform.node()}")))
     device = torch.device("cuda", 0) if ray.get_gpu_ids() else torch.device("cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
-        return Failed(
-            f"Ray has a GPU on {platform.node()}, and torch finds none there: install torch for CUDA, or use --device cpu"
-        )
+        where = f"Ray has a GPU on {platform.node()}, and torch finds none there"
+        return Failed(f"{where}: install torch for CUDA, or use --device cpu")
     return train(task, device, lambda message: queue.put((number, message)))  # Stopped is raised: Ray starts it again
 
 

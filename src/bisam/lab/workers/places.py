@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bisam.lab.training.ranks import environment
-from bisam.lab.workers.on_ray import RayCluster, imported
+from bisam.lab.workers.on_ray import RayCluster
 from bisam.lab.workers.processes import Processes
 
 
@@ -31,9 +31,9 @@ def place(
     if kind == "ray":
         if workers is not None:
             raise ValueError(f"Ray decides how many runs train at once: remove --workers {workers}")
-        gpus = gpus_of_task(gpus_per_run, together, device)
-        imported()
-        return RayCluster(address, gpus, retries)
+        cluster = RayCluster(address, gpus_of_task(gpus_per_run, together, device), retries)
+        cluster.check()
+        return cluster
     if gpus_per_run is not None:
         raise ValueError("--gpus-per-run is for --on ray: with --on local several --workers share a GPU")
     gpus = torch.cuda.device_count() if device in ("auto", "cuda") and torch.cuda.is_available() else 0

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 import torch
 
 from bisam.lab.training.loop import Stopped
-from bisam.lab.workers.messages import Begun, Lost, Message, Shown
+from bisam.lab.workers.messages import Begun, Happening, Lost, Message, Shown
 from bisam.lab.workers.task import Task, described, train
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -36,7 +36,7 @@ class Processes:
     def open(self) -> Iterator[None]:
         yield
 
-    def run(self, tasks: Sequence[Task], stopping: Sequence[str]) -> Iterator[tuple[int, Message]]:
+    def run(self, tasks: Sequence[Task], stopping: Sequence[str]) -> Happening:
         waiting, lost = deque(range(len(tasks))), Counter[int]()
         free = deque(range(min(self.workers, len(tasks))))
         busy: list[_Worker] = []

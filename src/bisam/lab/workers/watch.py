@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from bisam.lab.records.storage import Storage
 from bisam.lab.training import jobs as runs
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job, Stopped, signals
 from bisam.lab.training.progress import Progress, name_of
-from bisam.lab.workers.messages import Begun, Done, Failed, InUse, Lost, Message, Shown
+from bisam.lab.workers.messages import Begun, Done, Failed, Happening, InUse, Lost, Shown
 from bisam.lab.workers.task import Load, Task
 
 
@@ -30,7 +30,7 @@ class Place(Protocol):
     def open(self) -> AbstractContextManager[None]:
         """Connect, before signals are caught; ValueError with a remedy if that is not possible."""
 
-    def run(self, tasks: Sequence[Task], stopping: Sequence[str]) -> Iterator[tuple[int, Message]]:
+    def run(self, tasks: Sequence[Task], stopping: Sequence[str]) -> Happening:
         """Run all tasks, and yield what happens, by the number of the task; each ends with Done, InUse, Failed or Lost.
 
         A name in `stopping` makes every worker save its runs and stop, and so does closing the iterator.
@@ -63,17 +63,18 @@ def run(
     if not place.is_elsewhere:  # once, and not in each worker: data may be downloaded, or be wrong
         for name in dict.fromkeys(job.config.data for job in pending):
             load(name, log=progress.note).prepare()
-    with _token(root if place.is_elsewhere and storage is None else None) as token:
+    shared = root if place.is_elsewhere and storage is None else None
+    with place.open(), _token(shared) as token, signals() as stopping:
         tasks = _tasks(pending, together, root, load, checkpoint_seconds, storage, token)
-        with place.open(), signals() as stopping:
-            try:
-                _watch(place.run(tasks, stopping), tasks, progress)
-            finally:
-                if storage is not None:
-                    storage.gather(names, root)
-                    progress.note(f"the records of {storage.shown} are gathered in {root}")
-            if stopping:
-                raise Stopped(f"stopped by {stopping[0]}: the same command resumes there")
+        try:
+            with closing(place.run(tasks, stopping)) as happening:  # now, and not when the memory is cleaned up
+                _watch(happening, tasks, progress)
+        finally:
+            if storage is not None:
+                storage.gather(names, root)
+                progress.note(f"the records of {storage.shown} are gathered in {root}")
+        if stopping:
+            raise Stopped(f"stopped by {stopping[0]}: the same command resumes there")
 
 
 def _tasks(
@@ -108,7 +109,7 @@ def _token(root: Path | None) -> Iterator[Path | None]:
         path.unlink(missing_ok=True)
 
 
-def _watch(happening: Iterator[tuple[int, Message]], tasks: Sequence[Task], progress: Progress) -> None:
+def _watch(happening: Happening, tasks: Sequence[Task], progress: Progress) -> None:
     """Show what happens until all tasks have ended."""
     in_use: list[str] = []
     lost: list[str] = []
