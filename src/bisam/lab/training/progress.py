@@ -51,11 +51,11 @@ class LiveBars(Bars):
     """A bar for each run, and below them how far all runs are and their results."""
 
     def __init__(self, overall: Overall, score: str, *columns: ProgressColumn, console: Console) -> None:
-        self.overall, self.score = overall, score.replace("_", " ")
+        self.overall, self.score, self._screen = overall, score.replace("_", " "), console
         super().__init__(*columns, console=console)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        room = max(self.console.height - ROWS_BELOW_BARS, 1)
+        room = max(self._screen.height - ROWS_BELOW_BARS, 1)
         yield self.make_tasks_table(self.tasks[:room])
         if len(self.tasks) > room:
             yield Text(f"and {len(self.tasks) - room} more", style="dim")
