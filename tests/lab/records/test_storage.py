@@ -22,9 +22,9 @@ RESULT = {"status": "done", "epochs": 2, "best_epoch": 1, "validation_accuracy":
 def storage(request, tmp_path):
     """A storage in a folder, and one in the memory of this process, which has no folders of its own."""
     url = (tmp_path / "bucket").as_uri() if request.param == "file" else "memory://bucket/runs"
+    fsspec.filesystem("memory").mkdir("/bucket")
     yield Storage(url)
-    if request.param == "memory":
-        fsspec.filesystem("memory").rm("/bucket", recursive=True)
+    fsspec.filesystem("memory").rm("/bucket", recursive=True)
 
 
 def paths(folder):
@@ -173,6 +173,21 @@ def test_a_storage_that_does_not_answer_is_an_error_in_a_line(tmp_path, monkeypa
     with pytest.raises(StorageError) as caught:
         storage.fetch("run", tmp_path)
     assert str(caught.value) == f"cannot read {storage.url}: RuntimeError: no route"
+
+
+def test_a_storage_that_cannot_be_written_is_found_before_a_training(tmp_path, monkeypatch):
+    good = Storage((tmp_path / "bucket").as_uri())
+    good.check()
+    assert paths(tmp_path) == []
+
+    missing = Storage("file:///nowhere-at-all/runs")
+    with pytest.raises(StorageError) as caught:
+        missing.check()
+    assert str(caught.value) == (
+        "cannot write file:///nowhere-at-all/runs: FileNotFoundError: there is no /nowhere-at-all: make it, or give "
+        "another URL"
+    )
+    assert not Path("/nowhere-at-all").exists()
 
 
 def test_the_memory_of_one_process_is_no_storage():

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -49,6 +50,14 @@ class Storage:
         'runs/s3-bucket-my-runs'
         """
         return Path("runs") / re.sub(r"[^\w.]+", "-", self.shown).strip("-.")
+
+    def check(self) -> None:
+        """Write a small file and remove it, before hours of training; StorageError if that is not possible."""
+        path = self._path(f".writable-{secrets.token_hex(8)}")
+        with self._explained("write"):
+            self._make_folder(path.rpartition("/")[0])
+            self._system.pipe_file(path, b"\n")
+            self._system.rm_file(path)
 
     def fetch(self, name: str, folder: Path, *, checkpoints: bool = True) -> bool:
         """Copy a run into a folder; whether the storage has any of it."""
@@ -104,8 +113,20 @@ class Storage:
         return bool(wanted)
 
     def _put(self, path: Path, target: str) -> None:
-        self._system.makedirs(target.rpartition("/")[0], exist_ok=True)
+        self._make_folder(target.rpartition("/")[0])
         self._system.put_file(str(path), target)
+
+    def _make_folder(self, path: str) -> None:
+        """Make a folder, where a storage has some, but no bucket: a misspelt one would be made as well."""
+        self._find_top()
+        self._system.makedirs(path, exist_ok=True)
+
+    @cache  # noqa: B019 - of a few storages in a process
+    def _find_top(self) -> None:
+        """Raise FileNotFoundError if the bucket, or the first folder, is not there."""
+        top = "/" * self._root.startswith("/") + self._root.lstrip("/").partition("/")[0]
+        if not self._system.exists(top):
+            raise FileNotFoundError(f"there is no {top}: make it, or give another URL")
 
     def _put_text(self, path: Path, target: str) -> None:
         """Under another name first: a kill leaves the old text or the new one. Other files carry digests."""

@@ -60,6 +60,8 @@ def run(
     progress.expect(job.config for job in pending)
     if not pending:
         return
+    if storage is not None:
+        storage.check()
     if not place.is_elsewhere:  # once, and not in each worker: data may be downloaded, or be wrong
         for name in dict.fromkeys(job.config.data for job in pending):
             load(name, log=progress.note).prepare()
