@@ -31,6 +31,10 @@ def paths(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
+def contents(folder):
+    return {path: (folder / path).read_bytes() for path in paths(folder) if path != "lock"}
+
+
 def trained(folder, epochs, *, finished=False):
     """Go on with a run, as a worker does: lines of metrics, checkpoints, perhaps a result."""
     with records.RunFolder.open(folder, CONFIG) as run:
@@ -125,7 +129,11 @@ def test_killed_at_any_write_a_push_leaves_a_run_that_resumes_or_is_whole(finish
             if run.result is None:
                 steps.add(load(run.checkpoints, lambda state, run=run: run.metrics.lacks(state["epoch"])).step)
             else:
-                assert records.read(place / "fetched").problems == []
+                assert [row["epoch"] for row in run.metrics] == [0, 1, 2, 3]
+                assert (place / "fetched" / "receipt.json").is_file()
+        storage.push(place / "run", "run")
+        storage.fetch("run", place / "again")
+        assert contents(place / "again") == contents(place / "run")
     assert number > 6
     assert (steps, wholes) == (({2}, {False, True}) if finished else ({2, 4}, {False}))
 
