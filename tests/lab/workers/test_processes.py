@@ -24,6 +24,7 @@ def test_a_killed_worker_starts_again_ctrl_c_saves_and_the_table_ends_with_the_s
     assert killed.endswith("; it starts again from its last checkpoint")
     (resumed,) = (line for line in lines if "resumes at epoch" in line)
     assert resumed.startswith("noise40-sam-seed0+")
+    assert resumed.endswith(" resumes at epoch 2, batch 1")
     assert done.exit_code == 130
     assert "stopped by SIGINT: the same command resumes there" in done.output
     assert finished_seeds(tmp_path) == [0, 1, 2]
@@ -33,7 +34,7 @@ def test_a_killed_worker_starts_again_ctrl_c_saves_and_the_table_ends_with_the_s
     done = command("reproduce", "--runs", tmp_path)  # in this process
     assert done.exit_code == 0, done.output
     assert "3 of 4 runs are done already" in done.output
-    assert f"{seed3.name} resumes at epoch" in done.output
+    assert f"{seed3.name} resumes at epoch 2, batch 4" in done.output
     assert of_table(tmp_path) == expected["reproduce"]
 
 

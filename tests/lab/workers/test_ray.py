@@ -30,7 +30,7 @@ def test_a_killed_worker_is_retried_by_ray_ctrl_c_saves_and_the_table_ends_with_
 
     done = command("reproduce", "--runs", tmp_path)  # in this process
     assert done.exit_code == 0, done.output
-    assert f"{seed3.name} resumes at epoch" in done.output
+    assert f"{seed3.name} resumes at epoch 2, batch 4" in done.output
     assert of_table(tmp_path) == expected["reproduce"]
 
 
