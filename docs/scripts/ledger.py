@@ -151,17 +151,17 @@ def all_tables(found: Collection) -> str:
 
 
 def all_runs(found: Collection) -> str:
-    """Each run, with what it takes to run it again."""
+    """Each run, with its first measure in per cent and what it takes to run it again."""
     head = ["run", "status", "validation", "test", "seconds", "runs at once", "hardware", "commit", "again with"]
     rows = []
     for run in found.runs:
         result = run.record.result or {}
-        accuracies = [run.measured(name) for name in ("validation_accuracy", "test_accuracy")]
+        values = [run.measured(f"{part}_{run.config.primary}") for part in ("validation", "test")]
         rows.append([
             f"{run.config.recipe}/{run.record.folder.name}", run.status,
-            *("–" if accuracy is None else f"{accuracy:.2f}" for accuracy in accuracies),
+            *("–" if value is None else f"{value:.2f}" for value in values),
             f"{result['seconds']:.0f}" if result else "–", run.together,
-            run.record.hardware or "–", run.record.commits or "–", f"`{command(run)}`",
+            run.record.hardware or "–", run.record.commits or "–", f"`{command(run)}`" if command(run) else "–",
         ])  # fmt: skip
     return markdown(head, rows)
 

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import frontier
 import ledger
+import your_data
 from ledger import markdown
 
 import bisam
@@ -166,6 +168,36 @@ def together_table() -> str:
         for entry in measured("bench_h200")["together"].values()
     ]
     return markdown(head, rows)
+
+
+def profile_table() -> str:
+    """Kernels of a captured step of one compiled ResNet-32, by what they do."""
+    alone = measured("step_profile_h200")["compiled"]["one"]["by_kind_each"]
+    rows = [[kind, f"{found['kernels']:.0f}", f"{found['us']:.0f}"] for kind, found in alone.items()]
+    return markdown(["one ResNet-32, torch.compile", "kernels", "µs"], rows)
+
+
+def fused_table() -> str:
+    """Trainings in one graph by torch.compile and by kernels of their own."""
+    head = ["trainings in one graph", "torch.compile, ms for each", "own kernels", "ratio", "kernels of each", "own"]
+    rows = []
+    for row in measured("fused_h200")["rows"]:
+        compiled, own = (row["kinds"][kind] for kind in ("compiled", "fused"))
+        ratio = own["ms_per_model_and_step"] / compiled["ms_per_model_and_step"]
+        rows.append([
+            f"{row['count']} × {row['model']}", f"{compiled['ms_per_model_and_step']:.2f}",
+            f"{own['ms_per_model_and_step']:.2f}", f"{ratio:.2f}",
+            f"{compiled['kernels']:.0f}", f"{own['kernels']:.0f}",
+        ])  # fmt: skip
+    return markdown(head, rows) + "\n\n" + where("fused_h200") + " " + _with_the_labs_batches()
+
+
+def _with_the_labs_batches() -> str:
+    found = {step["what"]: step["ms_each"] for step in measured("fused_launches_h200")["steps"]}
+    times = ", ".join(
+        f"{found[f'six {name}, fused']['step_lab_batches']:.2f} ms for each {name}" for name in ("resnet32", "resnet56")
+    )
+    return f"With images that the lab crops, flips and cuts out of for every step it was {times}."
 
 
 def loss_table() -> str:
@@ -362,10 +394,17 @@ PAGES = {
         "ties": ties_table, "cutout": cutout_table,
     },
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
-    ROOT / "docs/variants.md": {"variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where},
+    ROOT / "docs/your-data.md": {"ending": your_data.ending, "ten_seeds": your_data.with_ten_seeds},
+    ROOT / "docs/variants.md": {
+        "variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where,
+        **of_ledger(
+            frontier=frontier.table, picture=frontier.shown, advice=frontier.advice, goal=frontier.goal
+        ),
+        "times": frontier.where, "efficient": frontier.efficient, "pool": frontier.pool,
+    },
     ROOT / "docs/speed.md": {
-        "epoch": epoch_table, "together": together_table, "loss": loss_table, "ten_thousand": ten_thousand_table,
-        "memory": memory_table,
+        "epoch": epoch_table, "together": together_table, "profile": profile_table, "fused": fused_table,
+        "loss": loss_table, "ten_thousand": ten_thousand_table, "memory": memory_table,
         "bars": bar_table, "where": bench_where,
     },
     ROOT / "docs/scaling.md": {

@@ -55,7 +55,7 @@ class SurrogateGap(Merge):
             return
         at_perturbed: list[Tensor] = [p for p, _ in pairs]  # type: ignore[misc]
         plain: list[Tensor] = [g for _, g in pairs]  # type: ignore[misc]
-        along = _finite_ratio(buckets.dot(plain, at_perturbed), buckets.dot(at_perturbed, at_perturbed))
+        along = _finite_ratio(buckets.dot(plain, at_perturbed), buckets.norm(at_perturbed).square())
         # g_p − α(g − c g_p) = (1 + αc) g_p − α g, in place
         torch._foreach_mul_(_local(at_perturbed), 1 + self.alpha * along)
         torch._foreach_sub_(_local(at_perturbed), _local(plain), alpha=self.alpha)
@@ -107,7 +107,7 @@ class Reuse(Merge):
         if not known:
             return
         at_perturbed: list[Tensor] = [p.grad for p in owners]  # type: ignore[misc]
-        along = _ratio(buckets.dot(at_perturbed, plain), buckets.dot(plain, plain))
+        along = _ratio(buckets.dot(at_perturbed, plain), buckets.norm(plain).square())
         # g_s − c g, in the storage of g, which is not needed any more
         orthogonal = _local(plain)
         torch._foreach_mul_(orthogonal, -along)
@@ -124,7 +124,7 @@ class Reuse(Merge):
         if not known:
             return
         plain, orthogonal = [g for g, _ in known], [v for _, v in known]
-        factor = self.alpha * _finite_ratio(buckets.dot(plain, plain), buckets.dot(orthogonal, orthogonal)).sqrt()
+        factor = self.alpha * _finite_ratio(buckets.norm(plain), buckets.norm(orthogonal))
         torch._foreach_add_(_local(plain), torch._foreach_mul(_local(orthogonal), factor))
 
 

@@ -65,6 +65,36 @@ def test_without_cuda_it_says_so_and_runs_the_eager_step():
     assert optimizer.telemetry.flips is not None
 
 
+def changed_buffer(model):
+    model.norm.running_mean = model.norm.running_mean.clone()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.norm.eval(),
+        changed_buffer,
+        lambda model: next(model.parameters()).requires_grad_(False),
+        lambda model: setattr(model, "norm", copy.deepcopy(model.norm)),
+        lambda model: setattr(model, "dropout", nn.Dropout(0.5)),
+    ],
+    ids=["a module in evaluation", "another buffer", "a frozen parameter", "another norm", "another dropout"],
+)
+def test_a_graph_does_not_fit_a_model_that_was_changed(change):
+    model, optimizer = build(net=ConvNet)
+    branch = Branch(optimizer, None, None, None)
+    before = branch.signature(batch())
+    assert branch.signature(batch()) == before
+    change(model)
+    assert branch.signature(batch()) != before
+
+
+def test_the_modules_of_a_step_are_those_of_the_model():
+    model, optimizer = build(net=ConvNet)
+    model.again = model.norm  # a module in two places
+    assert sorted(map(id, Branch(optimizer, None, None, None).replay.modules())) == sorted(map(id, model.modules()))
+
+
 @pytest.mark.filterwarnings("ignore:a CUDA graph needs")
 def test_a_closure_may_run_the_passes_without_cuda_too():
     model, optimizer = build()
@@ -218,6 +248,22 @@ def test_a_captured_step_is_the_eager_step_of_every_variant(variant_alike_when_c
     assert told.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(told[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["SAM", "BiSAM(log)", "LookSAM", "MSAM"])
+def test_late_sharpness_is_captured_as_a_graph_of_plain_steps_and_one_of_perturbed_steps(name):
+    options = {"start": 7} if name == "LookSAM" else {"start": 7, "every": 1}
+    eager, eager_optimizer, model, optimizer = twins(name, **options)
+    step, graphs = capture(optimizer), []
+    for seed in range(16):
+        expected = eager_optimizer.minimize(*batch(seed, device="cuda"))
+        torch.testing.assert_close(step(*batch(seed, device="cuda")), expected, rtol=1e-5, atol=1e-6)
+        assert (optimizer.telemetry.perturbed_loss is None) == (eager_optimizer.telemetry.perturbed_loss is None)
+        graphs.append(len(step._steps._graphs))
+    assert graphs[6] == 1
+    assert graphs[-1] >= 2
+    assert_same(tensors_of(model, optimizer), tensors_of(eager, eager_optimizer), 1e-5)
 
 
 @needs_cuda

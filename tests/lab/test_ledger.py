@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bisam.lab.data import find as find_data
-from bisam.lab.recipes import find
+from bisam.lab.data import DATA_SETS
+from bisam.lab.recipes import RECIPES, find
 from bisam.lab.tables.cells import collect, command
 from bisam.lab.training.jobs import jobs_of
 
@@ -155,11 +155,14 @@ def test_every_run_of_the_ledger_tells_where_it_is_from_and_can_be_run_again(run
     assert "dirty" not in run.record.commits
     assert receipt["gpu"] or receipt["cpu"]
     assert len(receipt["data_checksum"]) == 64
-    assert receipt["data_checksum"] == find_data(run.config.data).checksum or run.config.data == "digits"
+    if run.config.data in DATA_SETS and run.config.data != "digits":
+        assert receipt["data_checksum"] == DATA_SETS[run.config.data].checksum
     assert result["seconds"] > 0
     assert result["epochs"] == len(run.record.metrics)
     assert run.status == "diverged" or result["epochs"] == run.config.epochs
     assert not run.record.problems
+    if run.config.recipe not in RECIPES:
+        return  # of data of one's own: docs/results.md has the command
     _, _, name, _, seed, *options = shlex.split(command(run))
     changes = dict(option.split("=") for option in options if option != "--set")
     (job,) = jobs_of(find(name), [int(seed)], changes, tmp_path)
@@ -175,8 +178,9 @@ def test_runs_made_without_cutout_count_in_tables_of_their_own():
             assert (group.changes == "label_smoothing=0.1, cutout=0") == is_old
 
 
-def test_the_accuracy_of_a_run_is_that_of_its_best_epoch():
+def test_the_first_measure_of_a_run_is_that_of_its_best_epoch():
     for run in (run for run in finished_runs() if run.status == "done"):
-        accuracies = [row["validation_accuracy"] for row in run.record.metrics]
-        best = max(accuracies) if run.config.select == "best" else accuracies[-1]
-        assert run.measured("validation_accuracy") == best == accuracies[run.record.result["best_epoch"]]
+        name = f"validation_{run.config.primary}"
+        values = [row[name] for row in run.record.metrics]
+        best = max(values) if run.config.select == "best" else values[-1]
+        assert run.measured(name) == best == values[run.record.result["best_epoch"]]

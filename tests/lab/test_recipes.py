@@ -14,7 +14,7 @@ from bisam.lab.cli import app
 from bisam.lab.config import rate
 from bisam.lab.recipes import RECIPES, find
 from bisam.lab.tables import published
-from bisam.lab.tables.cells import collect
+from bisam.lab.tables.cells import collect, training_of
 from bisam.lab.tables.summary import sheet
 
 FAMILIES = {
@@ -23,6 +23,7 @@ FAMILIES = {
     "adaptive": ("adaptive/resnet56", {"model": "resnet20"}),
     "efficient": ("efficient/resnet56", {"model": "resnet20"}),
     "label_noise": ("label_noise/80%", {"model": "resnet20"}),
+    "frontier": ("frontier/resnet32", {"model": "resnet20"}),
     "imagenet": ("imagenet/resnet50/bisam-log", {"micro_batch": "2"}),
     "demo": ("demo", {}),
     "finetune": ("finetune/flowers", {"epoch_steps": "2", "size": "16", "padding": "2"}),
@@ -65,9 +66,25 @@ def test_label_smoothing_is_that_of_the_authors_code(table, classes):
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)  # the recipe rounds to six digits
 
 
-@pytest.mark.parametrize("table", ["cifar10", "cifar100", "adaptive", "efficient", "label_noise"])
+@pytest.mark.parametrize("table", ["cifar10", "cifar100", "adaptive", "efficient", "label_noise", "frontier"])
 def test_the_tables_of_cifar_cut_16_by_16_out_of_half_of_the_images(table):
     assert {(config.cutout, config.cutout_probability) for config in find(table).cells.values()} == {(16, 0.5)}
+
+
+def test_the_frontier_has_one_protocol_and_its_settings_differ_in_one_field():
+    cells = find("frontier").cells
+    for (row, method), config in cells.items():
+        model, *rest = row.split("-")
+        noise, setting = rest[0] == "noise40" if rest else False, rest[-1] if rest and rest[-1] != "noise40" else ""
+        assert (config.model, config.noise, config.row) == (model, 0.4 if noise else 0.0, row)
+        assert config.epochs == (400 if method == "sgd" and setting != "200epochs" else 200)
+        assert config.every == (5 if setting == "every5" else None)
+        assert config.start == {"late50": 0.5, "late25": 0.75, "late10": 0.9}.get(setting, 0.0)
+        assert config.rho == (0.3 if method == "msam" else 0.05)
+    theirs = find("label_noise").cells["40%", "bisam-log"]
+    assert training_of(cells["resnet32-noise40", "bisam-log"]) == training_of(theirs)
+    assert training_of(cells["vgg19bn", "sgd"]) == training_of(find("cifar10").cells["vgg19bn", "sgd"])
+    assert len(cells) == 4 * (8 + 1 + 4 * 2)
 
 
 def test_the_fine_tuning_tables_have_the_paper_s_settings():
@@ -119,7 +136,7 @@ def test_a_stand_in_is_named_beside_the_paper_s_numbers(recorded):
     (group,) = collect(records).groups
     table = sheet(group)
     assert table.title == (
-        "BERT-base on GLUE, with model=transformers:minilm: test results in per cent, the paper's (bert-base) below"
+        "Fine-tuning on GLUE, with model=transformers:minilm: test results in per cent, the paper's (bert-base) below"
     )
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["cola_mcc"] == ["–\n56.63", "40.00 ± 0.00, n = 2\n58.78", "–\n58.94"]

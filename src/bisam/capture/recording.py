@@ -160,7 +160,7 @@ class Branch:
 
     def signature(self, batch: Sequence[Any]) -> Any:
         """What must be equal in all steps that replay one graph."""
-        optimizer, model = self.optimizer, self.optimizer.model
+        optimizer, modules = self.optimizer, self.replay.modules()
         perturbs = self.replay.perturbs  # which completes the groups
         live = _LIVE | optimizer.perturbation.radius_options
         options = [
@@ -172,12 +172,12 @@ class Branch:
             perturbs,
             tuple(map(str, options)),
             tuple((p.data_ptr(), p.requires_grad) for p in self.replay.params),
-            tuple(tensor.data_ptr() for tensor in self.replay.kept_tensors()),
+            tuple(tensor.data_ptr() for tensor in self.replay.kept_tensors(modules)),
             tuple(
                 str(value) for state in optimizer.state.values() for value in state.values() if not _is_tensor(value)
             ),
-            (id(model), id(optimizer.criterion), id(optimizer.perturbation), id(optimizer.plan), id(optimizer.merge)),
-            tuple(module.training for module in model.modules()) if model is not None else (),
+            (id(optimizer.criterion), id(optimizer.perturbation), id(optimizer.plan), id(optimizer.merge)),
+            tuple((id(module), module.training) for module in modules),
             (optimizer.clip_norm, optimizer.autocast, optimizer.micro_batch, optimizer.vectorize),
             (optimizer.scaler is None, optimizer.same_dropout),
             (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),

@@ -10,7 +10,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -215,6 +215,7 @@ class CapturedSteps:
             # thread_local: a loader's thread that pins memory meanwhile is none of our business
             with (
                 _undisturbed(),
+                _quiet_about_streams(),
                 _no_draws_on_host(),
                 torch.cuda.graph(graph, pool=self._pool, stream=self._streams[0], capture_error_mode="thread_local"),
             ):
@@ -242,7 +243,7 @@ class CapturedSteps:
         losses = []
         for branch, batch, stream in zip(self._branches, batches, self._streams, strict=True):
             stream.wait_stream(caller)
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), nullcontext() if self._alike is None else _quiet_about_streams():
                 losses.append(branch.like_captured(batch))
             caller.wait_stream(stream)
         return losses
@@ -374,6 +375,14 @@ def _undisturbed() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+@contextmanager
+def _quiet_about_streams() -> Iterator[None]:
+    """No warning that a replica adds gradients up on the stream where it was built: torch lets the step wait for it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
+        yield
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bisam.engine.optimizer import SharpnessAware
 from bisam.engine.telemetry import Telemetry
@@ -79,10 +79,25 @@ class Replay:
         finally:
             self.optimizer._steps = steps
 
-    def kept_tensors(self) -> list[Tensor]:
-        """What lasts from step to step beside the parameters: buffers, the base optimizer's state, the variant's."""
+    def modules(self) -> list[nn.Module]:
+        """The modules of the model. This runs in every step: torch's own walk, which names them, takes much longer."""
+        found: dict[nn.Module, None] = {}
+        waiting: list[nn.Module | None] = [self.optimizer.model]
+        while waiting:
+            module = waiting.pop()
+            if module is not None and module not in found:
+                found[module] = None
+                waiting += module._modules.values()
+        return list(found)
+
+    def kept_tensors(self, modules: Sequence[nn.Module] | None = None) -> list[Tensor]:
+        """What lasts from step to step beside the parameters: buffers, the base optimizer's state, the variant's.
+
+        `modules` are those of `modules()`, if they are known.
+        """
         optimizer = self.optimizer
-        buffers = [] if optimizer.model is None else list(optimizer.model.buffers())
+        walked = self.modules() if modules is None else modules
+        buffers = [buffer for module in walked for buffer in module._buffers.values() if buffer is not None]
         state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
         tables = [table for memory in optimizer._memories().values() for table in memory.tensors.values()]
         return [*buffers, *state, *(tensor for table in tables for tensor in table.values())]
@@ -100,7 +115,7 @@ class Replay:
         for param, gradient in zip(self.params, found, strict=True):
             if param.grad is not gradient:
                 param.grad = gradient
-        gradients.mark(self.params)
+        gradients.mark_tensors(found)
 
     def abandon(self) -> None:
         """Forget a step whose recording failed: nothing is restored, because nothing was moved."""

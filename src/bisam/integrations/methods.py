@@ -1,4 +1,4 @@
-"""The variants by name, for frameworks that are configured by strings."""
+"""The variants by name, for the lab and for frameworks that are configured by strings."""
 
 from __future__ import annotations
 
@@ -9,18 +9,36 @@ from typing import Any
 import torch
 
 from bisam.engine.optimizer import SharpnessAware
-from bisam.variants import ASAM, GSAM, MSAM, RSAM, SAM, WSAM, ABiSAM, BiSAM, FriendlySAM, LookSAM
+from bisam.variants import (
+    ASAM,
+    ESAM,
+    GSAM,
+    KSAM,
+    MSAM,
+    RSAM,
+    SAM,
+    WSAM,
+    ABiSAM,
+    BiSAM,
+    EBiSAM,
+    FriendlySAM,
+    LookSAM,
+)
 
 Build = Callable[..., SharpnessAware]
 """Wraps a base optimizer: `bisam.BiSAM` or any other variant, or a function with the same arguments."""
 
-METHODS: dict[str, Build] = {
+VARIANTS: dict[str, Build] = {
     "sam": SAM,
     "asam": ASAM,
     "bisam-log": BiSAM,
     "bisam-tanh": partial(BiSAM, phi="tanh"),
     "abisam-log": ABiSAM,
     "abisam-tanh": partial(ABiSAM, phi="tanh"),
+    "esam": ESAM,
+    "ebisam-log": EBiSAM,
+    "ebisam-tanh": partial(EBiSAM, phi="tanh"),
+    "ksam": KSAM,
     "fsam": FriendlySAM,
     "gsam": GSAM,
     "looksam": LookSAM,
@@ -28,7 +46,13 @@ METHODS: dict[str, Build] = {
     "rsam": RSAM,
     "wsam": WSAM,
 }
-"""Variants that see a batch through closures alone. ESAM, E-BiSAM and K-SAM choose samples and need `minimize`."""
+"""All of them: the one list of their names."""
+
+CHOOSING = ("esam", "ebisam-log", "ebisam-tanh", "ksam")
+"""Those that choose samples and need `minimize`."""
+
+METHODS = {name: variant for name, variant in VARIANTS.items() if name not in CHOOSING}
+"""Variants that see a batch through closures alone, as frameworks run them."""
 
 
 def find(method: str | Build) -> Build:

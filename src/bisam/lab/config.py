@@ -21,7 +21,7 @@ class Config:
     title: str = ""
     """Title of a table that is not registered: reports make that table from its records. Empty for a registered one."""
     row: str = ""
-    """Row of a table that is not registered."""
+    """Row of a table that is not registered, or whose rows differ in more than data, model and noise."""
     data: str = "cifar10"
     model: str = "resnet56"
     method: str = "bisam-log"
@@ -62,6 +62,10 @@ class Config:
     """Fraction of the samples in the descent of the efficient methods."""
     micro_batch: int | None = None
     """Samples that are perturbed together; None is the whole batch."""
+    every: int | None = None
+    """Perturb in every k-th step only; None is the method's own: 5 of LookSAM, 1 of the others."""
+    start: float = 0.0
+    """Part of all steps that come first and do not perturb: late sharpness. 0.9 perturbs in the last tenth."""
 
     noise: float = 0.0
     """Fraction of the training and validation labels that is moved to another class."""
@@ -91,7 +95,7 @@ class Config:
     precision: str = "bf16"
     """"bf16" for autocast, "fp32" for none."""
     compile: bool = False
-    """Whether torch.compile is applied to the model."""
+    """Whether the model is compiled: a ResNet on a GPU by Triton kernels of its own, others by torch.compile."""
     deterministic: bool = False
     """On CUDA: the same bits in every run, with slower algorithms. A CPU gives them anyway."""
 
@@ -227,6 +231,8 @@ _RANGES = [
     ("epochs", 1, 100_000),
     ("batch", 1, 1_000_000),
     ("micro_batch", 1, 1_000_000),
+    ("every", 1, 1_000_000),
+    ("start", 0, 0.999),
     ("lr", 0, 1000),
     ("warmup_epochs", 0, 100_000),
     ("warmup", 0, 1),

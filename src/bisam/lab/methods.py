@@ -1,4 +1,4 @@
-"""The methods that the paper compares: one `Method` each, in `METHODS`. A new one is one more entry."""
+"""The methods that the lab compares: one `Method` each, in `METHODS`. A new one is one more entry."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import torch
 from torch import nn
 
 import bisam
+from bisam.integrations.methods import VARIANTS
 from bisam.lab.config import Config, suggestion
 
 Build = Callable[[torch.optim.Optimizer, nn.Module, Config, dict[str, Any]], bisam.SharpnessAware]
 """Wraps the base optimizer of a model. The last argument has the options that all methods share, as keywords."""
+
+OF_ALL_VARIANTS = ("micro_batch", "every", "start")
+"""Fields of `Config` that are options of every variant: `build` gets those that its method uses among its options."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Method:
     """A row or column of the tables: how it is called, built and compared.
 
     >>> METHODS["bisam-tanh"].title, METHODS["bisam-tanh"].baseline, METHODS["bisam-tanh"].fields
-    ('BiSAM (tanh)', 'sam', ('rho', 'micro_batch', 'mu', 'alpha'))
+    ('BiSAM (tanh)', 'sam', ('rho', 'micro_batch', 'every', 'start', 'mu', 'alpha'))
     """
 
     name: str
@@ -32,13 +36,15 @@ class Method:
     fields: tuple[str, ...] = ()
     """Fields of `Config` that it uses and some other method does not."""
     passes: float = 2.0
-    """Cost of a step, in forward and backward passes of the batch."""
+    """Cost of a step that perturbs, in forward and backward passes of the batch. See `passes` for that of a run."""
     phi: str | None = None
     """φ of the ascent's lower bound, "log" or "tanh"; None for cross entropy."""
+    every: int = 1
+    """Which steps perturb where a configuration has no `every` of its own."""
 
     @property
     def perturbs(self) -> bool:
-        return self.passes > 1
+        return self.passes > 1 or "rho" in self.fields
 
 
 def _plain(
@@ -47,64 +53,48 @@ def _plain(
     return bisam.SAM(base, model, rho=0.0, **options)  # the base optimizer, bit for bit
 
 
-def _sam(
-    base: torch.optim.Optimizer, model: nn.Module, config: Config, options: dict[str, Any]
-) -> bisam.SharpnessAware:
-    return bisam.SAM(base, model, rho=config.rho, **options)
-
-
-def _asam(
-    base: torch.optim.Optimizer, model: nn.Module, config: Config, options: dict[str, Any]
-) -> bisam.SharpnessAware:
-    return bisam.ASAM(base, model, rho=config.rho, eta=config.eta, **options)
-
-
-def _esam(
-    base: torch.optim.Optimizer, model: nn.Module, config: Config, options: dict[str, Any]
-) -> bisam.SharpnessAware:
-    return bisam.ESAM(base, model, rho=config.rho, beta=config.beta, gamma=config.gamma, **options)
-
-
-def _bilevel(plain: Method, phi: str) -> Method:
-    """The same method with Q as the ascent's objective, compared with the plain one."""
+def _variant(name: str, title: str, *own: str, shared: Sequence[str] = OF_ALL_VARIANTS, **others: Any) -> Method:
+    """A variant of the library under the same name, with ρ and its `own` fields as its arguments."""
 
     def build(
         base: torch.optim.Optimizer, model: nn.Module, config: Config, options: dict[str, Any]
     ) -> bisam.SharpnessAware:
-        ascent = bisam.LowerBound(phi, config.mu, config.alpha)
-        return plain.build(base, model, config, {**options, "ascent": ascent})
+        return VARIANTS[name](base, model, **{field: getattr(config, field) for field in ("rho", *own)}, **options)
 
+    return Method(name, title, build, fields=("rho", *shared, *own), **others)
+
+
+def _bilevel(plain: Method, *own: str) -> tuple[Method, Method]:
+    """The same method with Q as the ascent's objective, −log and tanh, each compared with the plain one."""
     letter = plain.name.removesuffix("sam")  # "", "a" or "e"
     title = f"{letter.upper()}-BiSAM" if letter else "BiSAM"
-    return replace(
-        plain,
-        name=f"{letter}bisam-{phi}",
-        title=f"{title} ({'-log' if phi == 'log' else phi})",
-        build=build,
-        baseline=plain.name,
-        fields=(*plain.fields, "mu") if phi == "log" else (*plain.fields, "mu", "alpha"),
-        phi=phi,
-    )
+    log = _variant(f"{letter}bisam-log", f"{title} (-log)", *own, "mu", phi="log", baseline=plain.name)
+    tanh = _variant(f"{letter}bisam-tanh", f"{title} (tanh)", *own, "mu", "alpha", phi="tanh", baseline=plain.name)
+    return replace(log, passes=plain.passes), replace(tanh, passes=plain.passes)
 
 
 SGD = Method("sgd", "SGD", _plain, passes=1.0)
 ADAMW = Method("adamw", "AdamW", _plain, passes=1.0)
-SAM = Method("sam", "SAM", _sam, baseline="sgd", fields=("rho", "micro_batch"))
-ASAM = Method("asam", "ASAM", _asam, fields=("rho", "micro_batch", "eta"))
-ESAM = Method(
-    "esam",
-    "ESAM",
-    _esam,
-    fields=("rho", "micro_batch", "beta", "gamma"),
-    passes=1.83,  # one of the batch, a forward pass of it, and one of half of the samples
-)
+SAM = _variant("sam", "SAM", baseline="sgd")
+ASAM = _variant("asam", "ASAM", "eta")
+# a pass of the batch, a forward pass of it, and one of half of the samples
+ESAM = _variant("esam", "ESAM", "beta", "gamma", baseline="sam", passes=1.83)
+# a forward pass of the batch, and two passes of half of the samples
+KSAM = _variant("ksam", "K-SAM", baseline="sam", passes=1.33)
+LOOKSAM = _variant("looksam", "LookSAM", baseline="sam", every=5)
+MSAM = _variant("msam", "MSAM", shared=("every", "start"), baseline="sgd", passes=1.0)
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         SGD,
         ADAMW,
-        *(one for plain in (SAM, ASAM, ESAM) for one in (plain, _bilevel(plain, "log"), _bilevel(plain, "tanh"))),
+        *(SAM, *_bilevel(SAM)),
+        *(ASAM, *_bilevel(ASAM, "eta")),
+        *(ESAM, *_bilevel(ESAM, "beta", "gamma")),
+        KSAM,
+        LOOKSAM,
+        MSAM,
     )
 }
 
@@ -132,6 +122,30 @@ def uses(method: str, field: str) -> bool:
     return field not in of_some or field in METHODS[method].fields
 
 
+def every_of(config: Config) -> int:
+    """Which steps of a run perturb, once it has begun to: each k-th.
+
+    >>> every_of(Config(method="looksam")), every_of(Config(method="sam")), every_of(Config(method="sam", every=2))
+    (5, 1, 2)
+    """
+    own = METHODS[config.method].every if config.method in METHODS else 1
+    return own if config.every is None else config.every
+
+
+def passes(config: Config, begin: float = 0.0, end: float = 1.0) -> float:
+    """Forward and backward passes of the batch in a step, the mean over a part of the training; 1 for unknown methods.
+
+    >>> passes(Config(method="sam")), passes(Config(method="sam", start=0.75)), passes(Config(method="looksam"))
+    (2.0, 1.25, 1.2)
+    >>> passes(Config(method="sam", start=0.75), 0.0, 0.75), passes(Config(method="sam", start=0.75), 0.75, 1.0)
+    (1.0, 2.0)
+    """
+    if config.method not in METHODS:
+        return 1.0
+    late = max(0.0, end - max(begin, config.start)) / (end - begin)
+    return 1.0 + (METHODS[config.method].passes - 1.0) * late / every_of(config)
+
+
 def baseline_of(method: str, methods: Sequence[str]) -> str | None:
     """Which of these methods it is compared with: its baseline, where that is SGD also another base optimizer.
 
@@ -157,8 +171,13 @@ BASES: dict[str, Callable[[nn.Module, Config], torch.optim.Optimizer]] = {
 """The base optimizers, by their names in a configuration."""
 
 
-def optimizer(model: nn.Module, config: Config, sharpness: str | None = None) -> bisam.SharpnessAware:
-    """The optimizer of a run: its base optimizer, and cross entropy with label smoothing as the descent."""
+def optimizer(
+    model: nn.Module, config: Config, sharpness: str | None = None, *, steps: int | None = None
+) -> bisam.SharpnessAware:
+    """The optimizer of a run: its base optimizer, and cross entropy with label smoothing as the descent.
+
+    `steps` are those of the whole run. They may be left out where it perturbs from its first step on.
+    """
     method = find(config.method)
     if method.name in BASES and method.name != config.optimizer:
         raise ValueError(
@@ -167,11 +186,21 @@ def optimizer(model: nn.Module, config: Config, sharpness: str | None = None) ->
         )
     options: dict[str, Any] = {
         "descent": bisam.CrossEntropy(label_smoothing=config.label_smoothing),
-        "micro_batch": config.micro_batch,
         "autocast": torch.bfloat16 if config.precision == "bf16" else None,
+        **_of_all_variants(method, config, steps),
     }
     if config.clip_norm is not None:
         options["clip_norm"] = config.clip_norm
     if sharpness is not None:
         options["sharpness"] = sharpness
     return method.build(BASES[config.optimizer](model, config), model, config, options)
+
+
+def _of_all_variants(method: Method, config: Config, steps: int | None) -> dict[str, Any]:
+    """Of the options that every variant has, those that the method uses and the configuration sets."""
+    values: dict[str, Any] = {name: getattr(config, name) for name in OF_ALL_VARIANTS if name in method.fields}
+    if values.pop("start", 0.0):
+        if steps is None:
+            raise ValueError(f"start={config.start:g} is a part of the training: give the number of its steps")
+        values["start"] = round(config.start * steps)
+    return {name: value for name, value in values.items() if value is not None}

@@ -5,6 +5,7 @@ A recipe is a table: `cells` are its configurations by row (a model, or a noise 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -82,7 +83,8 @@ def table(
 ) -> Recipe:
     """A cell for each row and method, with the configuration that `config(row, method)` returns.
 
-    Rows must differ in data, model or noise. A new table is a function that returns one, in `RECIPES`.
+    Rows must differ in data, model or noise, or have their name in the field `row`. A new table is a function that
+    returns one, in `RECIPES`.
     """
     cells = {(r, m): replace(config(r, m), recipe=name, method=m) for r in rows for m in methods}
     return Recipe(name, title, published, seeds, cells)
@@ -155,6 +157,43 @@ def label_noise() -> Recipe:
     return table("label_noise", title, rates, FOUR_METHODS, config, published="tab:label_noise", seeds=6)
 
 
+FRONTIER_SETTINGS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "": (["sgd", "sam", "bisam-log", "esam", "ebisam-log", "ksam", "looksam", "msam"], {}),
+    "200epochs": (["sgd"], {"epochs": 200}),
+    "every5": (["sam", "bisam-log"], {"every": 5}),
+    "late50": (["sam", "bisam-log"], {"start": 0.5}),
+    "late25": (["sam", "bisam-log"], {"start": 0.75}),
+    "late10": (["sam", "bisam-log"], {"start": 0.9}),
+}
+"""The methods and changes of each setting of the frontier: late25 perturbs in the last 25 % of the steps."""
+
+
+def frontier() -> Recipe:
+    """What sharpness costs at least: one protocol for methods and settings that cost between SGD's time and SAM's.
+
+    A row is a model, -noise40 where 40 % of the labels are wrong, and a setting, as in resnet32-noise40-late25. Cells
+    of the first setting that `cifar10` and `label_noise` have too are the same training.
+    """
+
+    cells = {}
+    for model, noise in itertools.product(("resnet32", "vgg19bn"), (0.0, 0.4)):
+        for setting, (methods, changes) in FRONTIER_SETTINGS.items():
+            row = frontier_row(model, noise, setting)
+            for method in methods:
+                rho = 0.3 if method == "msam" else 0.05  # the default of bisam.MSAM
+                own = _cifar("cifar10", model, epochs=_epochs(method), noise=noise, rho=rho)
+                cells[row, method] = replace(own, recipe="frontier", row=row, method=method, **changes)
+    return Recipe("frontier", "What sharpness costs at least, on CIFAR-10", None, 3, cells)
+
+
+def frontier_row(model: str, noise: float, setting: str = "") -> str:
+    """
+    >>> frontier_row("vgg19bn", 0.4, "late10"), frontier_row("resnet32", 0.0)
+    ('vgg19bn-noise40-late10', 'resnet32')
+    """
+    return "-".join([model, *([f"noise{100 * noise:.0f}"] if noise else []), *([setting] if setting else [])])
+
+
 def demo() -> Recipe:
     """The last weights count: the best on validation data are early ones, before SGD has learnt the noise by heart.
 
@@ -186,7 +225,7 @@ def finetune() -> Recipe:
         )  # fmt: skip
 
     made = table(
-        "finetune", "ViT-B/16, fine-tuned", ["flowers", "pets"], FOUR_METHODS[1:], config, published="tab:finetune"
+        "finetune", "Fine-tuning on images", ["flowers", "pets"], FOUR_METHODS[1:], config, published="tab:finetune"
     )
     return replace(made, stands_in=True)
 
@@ -208,7 +247,7 @@ def glue() -> Recipe:
         )  # fmt: skip
 
     made = table(
-        "glue", "BERT-base on GLUE", tasks, ["adamw", "sam", "bisam-log"], config, published="tab:glue", seeds=10
+        "glue", "Fine-tuning on GLUE", tasks, ["adamw", "sam", "bisam-log"], config, published="tab:glue", seeds=10
     )
     short = {"accuracy": "acc", "f1": "f1", "mcc": "mcc"}
     labels = {
@@ -227,6 +266,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "adaptive": adaptive,
     "efficient": efficient,
     "label_noise": label_noise,
+    "frontier": frontier,
     "finetune": finetune,
     "glue": glue,
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote
@@ -78,6 +80,20 @@ def function(text: str) -> Callable[..., Any]:
     if not callable(found):
         raise ValueError(f"{path} has no function {name!r}: define it there, or name another as in {path}:function")
     return found
+
+
+@contextmanager
+def calling(text: str) -> Iterator[None]:
+    """Around a call of what `file.py:function` names: ValueError with the line of the file where it fails."""
+    try:
+        yield
+    except Exception as error:
+        path = Path(text.rpartition(":")[0]).expanduser().resolve()
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).resolve() == path
+        ]
+        line = f", in line {frames[-1].lineno}" if frames else ""
+        raise ValueError(f"{text} failed{line} ({type(error).__name__}: {error}): correct it first") from error
 
 
 def run_file(path: Path) -> Any:

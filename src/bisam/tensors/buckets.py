@@ -45,6 +45,14 @@ def norm_of(buckets: Iterable[list[Tensor]]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([part.to(parts[0].device) for part in parts]))
 
 
+def norm(tensors: Iterable[Tensor]) -> Tensor:
+    """The same of tensors of any kinds."""
+    kinds: dict[tuple[Any, ...], list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault(kind(tensor), []).append(tensor)
+    return norm_of(kinds.values())
+
+
 def _bucket_norm(bucket: list[Tensor]) -> Tensor:
     half = bucket[0].dtype in (torch.float16, torch.bfloat16)
     if is_sharded(bucket[0]):
@@ -73,6 +81,8 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
 def _tensor_dot(x: Tensor, y: Tensor) -> Tensor:
     if is_sharded(x) or x.dtype in (torch.float16, torch.bfloat16):
         return (x.float() * y.float() if x.dtype.itemsize < 4 else x * y).sum()
+    if all(tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) for tensor in (x, y)):
+        x, y = x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)  # in the order of memory: flattened without a copy
     if x.is_complex():  # as of the pairs of real numbers that they are
         return torch.vdot(x.flatten(), y.flatten()).real
     return torch.dot(x.flatten(), y.flatten())  # unlike a product and its sum, it needs no memory

@@ -102,9 +102,14 @@ _ZEROS = "_bisam_zeros"
 
 def mark(params: Iterable[Tensor], *, zeros: bool = False) -> None:
     """Mark the gradients as those of the last step, or as zeros. A gradient that is written to outdates its mark."""
-    for param in params:
-        if param.grad is not None:
-            setattr(param.grad, _ZEROS if zeros else _MARK, _version(param.grad))
+    mark_tensors((param.grad for param in params), zeros=zeros)
+
+
+def mark_tensors(found: Iterable[Tensor | None], *, zeros: bool = False) -> None:
+    """The same for gradients that are at hand."""
+    for gradient in found:
+        if gradient is not None:
+            setattr(gradient, _ZEROS if zeros else _MARK, _version(gradient))
 
 
 def unmark(gradient: Tensor) -> None:

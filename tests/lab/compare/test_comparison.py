@@ -278,18 +278,18 @@ def another_architecture(sam):
 
 def an_unknown_model(sam):
     edit(sam, "config.json", model="digitsnet2")
-    return "its model is not registered: no model is called 'digitsnet2': the nearest names are digitsnet"
+    return "its model cannot be made: no model is called 'digitsnet2': the nearest names are digitsnet"
 
 
 def a_model_from_a_file(sam):
     (sam / "net.py").write_text("raise SystemExit('this file was run')\n")
     edit(sam, "config.json", model=f"{sam / 'net.py'}:net")
-    return f"its model is {sam / 'net.py'}:net, and no code is run because a record names it"
+    return f"its model is {sam / 'net.py'}:net, code that is not run because a record names it: allow it by"
 
 
 def an_unknown_data_set(sam):
     edit(sam, "config.json", data="digit")
-    return "its data cannot be loaded: no data set is called 'digit'"
+    return "its data cannot be loaded: there is no data set 'digit'. Did you mean digits?"
 
 
 def other_data(sam):
@@ -377,7 +377,7 @@ def images_that_do_not_fit():
     [
         (too_little_memory, "digitsnet does not fit into the memory of cpu: use --device cpu"),
         (unreadable_files, "Stale file handle"),
-        (images_that_do_not_fit, "digitsnet does not accept the images of digits: "),
+        (images_that_do_not_fit, "digitsnet does not accept the data, digits: "),
     ],
 )
 def test_what_goes_wrong_while_it_is_looked_at_is_a_reason(runs, training, reason):
@@ -570,9 +570,9 @@ def test_of_a_data_set_on_disk_neighbours_are_taken_with_their_labels(tmp_path, 
     assert data.count == 24
     samples = data.training(None, torch.tensor([3, 5, 6]), CPU)
     assert torch.cat([labels for _, labels in samples]).tolist() == [3, 1, 2]
-    some, is_all = data.test(5, CPU)
+    some, is_all = data.test(None, 5, CPU)
     assert (sum(len(labels) for _, labels in some), is_all) == (5, False)
-    assert data.test(8, CPU)[1]
+    assert data.test(None, 8, CPU)[1]
 
 
 # What is measured.

@@ -5,8 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from bisam.lab.data import Batches
+from bisam.lab.data import Batches, on_device
 from bisam.lab.data.on_device import Normalization
+from bisam.lab.data.shards import Shard
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 PADDING, HEIGHT, WIDTH = 2, 6, 8
@@ -156,6 +157,30 @@ def test_an_epoch_goes_on_from_any_batch(augment):
     whole = list(made.epoch(4))
     for start in range(len(made) + 1):
         assert equal(whole[start:], list(made.epoch(4, start=start)))
+
+
+@pytest.mark.parametrize("start", [0, 2])
+@pytest.mark.parametrize("at_once", [2, 3, 100])
+def test_batches_that_are_put_together_at_a_time_are_those_made_singly(monkeypatch, at_once, start):
+    options = {"cutout": 3, "cutout_probability": 1.0, "drop_last": False, "batch": 7}
+    monkeypatch.setattr(on_device, "PIXELS_AT_ONCE", 1)
+    singly = list(batches(**options).epoch(3, start=start))
+    monkeypatch.setattr(on_device, "PIXELS_AT_ONCE", at_once * 7 * HEIGHT * WIDTH)
+    several = list(batches(**options).epoch(3, start=start))
+    assert equal(several, singly)
+    storages = [x.untyped_storage().data_ptr() for x, _ in several]
+    assert len(set(storages)) == -(-len(several) // at_once)
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for x, _ in several)
+
+
+def test_a_part_of_each_batch_is_put_together_without_the_others(monkeypatch):
+    monkeypatch.setattr(on_device, "PIXELS_AT_ONCE", 2**20)
+    whole, parts = batches(), [batches(), batches()]
+    for number, part in enumerate(parts):
+        part.shard = Shard(number, 2)
+    together_again = [together(pairs) for pairs in zip(*(part.epoch(1) for part in parts), strict=True)]
+    assert equal(together_again, list(whole.epoch(1)))
+    assert all(x.untyped_storage().nbytes() == x.nbytes for x, _ in parts[0].epoch(1))
 
 
 def test_epochs_may_be_read_at_the_same_time():

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,15 +13,20 @@ from PIL import Image
 
 from bisam.lab.config import Config
 from bisam.lab.data.batches import Rounds, TensorBatches
+from bisam.lab.data.columns import choose, values
 from bisam.lab.data.held_out import roles, stratified
 from bisam.lab.data.images import DataError
-from bisam.lab.data.named import place_of
+from bisam.lab.data.named import NAMED, SAMPLES, deviation, place_of
 from bisam.lab.data.own import from_parts, open_task
 from bisam.lab.data.own_source import OwnData
+from bisam.lab.data.pictures import decode
+from bisam.lab.data.sources import open_source
+from bisam.lab.data.tabular import read_hub
 from bisam.lab.data.task import Part
 from bisam.lab.data.tokens import tokenize, tokenizer
 
 CPU = torch.device("cpu")
+OFFICIAL = {"train": 1020, "validation": 1020, "test": 6149}
 
 
 @pytest.fixture
@@ -150,6 +156,61 @@ def test_named_data_are_found_in_a_folder(tmp_path):
     assert place_of("glue/rte", tmp_path) == f"{tmp_path}/rte?text=sentence1,sentence2&label=label&test=validation"
     with pytest.raises(ValueError, match="remove --data"):
         place_of("reviews.csv", tmp_path)
+
+
+def test_a_data_set_of_the_hub_with_columns_as_the_pets_have_them(tmp_path, monkeypatch):
+    """Through the package datasets, which takes a folder for a name of the hub."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    features = datasets.Features(
+        image=datasets.Image(),
+        label=datasets.ClassLabel(names=["beagle", "persian", "pug"]),
+        image_id=datasets.Value("string"),
+        label_cat_dog=datasets.ClassLabel(names=["cat", "dog"]),
+    )
+    for part, count in {"train": 12, "test": 6}.items():
+        rows = [
+            {"image": Image.new("RGB", (8, 9)), "label": row % 3, "image_id": f"{part}_{row}", "label_cat_dog": row % 2}
+            for row in range(count)
+        ]
+        made = datasets.Dataset.from_list(rows, features=features)
+        made.to_parquet(tmp_path / "pets" / "data" / f"{part}-00000-of-00001.parquet")
+    tables = read_hub(str(tmp_path / "pets"))
+    assert {part: len(table) for part, table in tables.parts.items()} == {"train": 12, "test": 6}
+    assert choose(tables, NAMED["pets"][1], "pets") == ("image", ["image"], "label")
+    assert tables.class_names["label"] == ["beagle", "persian", "pug"]
+    assert decode(values(tables.parts["test"], "image", ["image"], "pets", tmp_path), 8).shape == (6, 3, 8, 8)
+
+
+def test_parts_of_another_size_than_the_official_ones_are_noted(hub_layout, tmp_path):
+    for part in ("train", "validation", "test"):
+        images, labels = hub_layout.contents("test")
+        path = tmp_path / "flowers" / f"{part}-00000-of-00001.parquet"
+        hub_layout.write_file(path, [hub_layout.encoded(one) for one in images], labels, image="image")
+    lines = []
+    task = open_source("flowers", log=lines.append, folder=tmp_path).task
+    here = ", ".join(f"{part} {len(labels)}" for part in ("test", "train", "validation"))
+    assert lines == [
+        f"flowers has {here} samples here, and officially test 6,149, train 1,020, validation 1,020: the published "
+        "numbers are of the official parts"
+    ]
+    whole = replace(task, **{part: task.test.rows(torch.zeros(n, dtype=torch.long)) for part, n in OFFICIAL.items()})
+    assert deviation("flowers", whole) is None
+    assert deviation("my.csv", task) is None
+
+
+def test_every_data_set_of_the_tables_has_its_official_sizes():
+    assert SAMPLES.keys() == NAMED.keys()
+
+
+def test_secret_labels_have_a_remedy(tmp_path):
+    for part, labels in {"train": [0, 1] * 6, "validation": [0, 1], "test": [-1, -1]}.items():
+        table = {"sentence": ["a text"] * len(labels), "label": labels}
+        pq.write_table(pa.table(table), tmp_path / f"{part}.parquet")
+    with pytest.raises(DataError, match="they are secret: test another part, as in --test validation"):
+        open_task(str(tmp_path))
+    assert len(open_task(f"{tmp_path}?test=validation").test) == 2
 
 
 def test_parquet_needs_no_datasets_and_other_tables_name_what_to_install(numbers, tmp_path, monkeypatch):

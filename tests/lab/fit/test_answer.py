@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scipy.stats import t
 
 from bisam.lab.config import Config
 from bisam.lab.fitting.code import lines
@@ -14,7 +13,7 @@ from bisam.lab.recipes import Recipe
 from bisam.lab.records import Record
 from bisam.lab.tables import cells
 from bisam.lab.tables.answer import answer
-from bisam.lab.tables.statistics import MOST_SEEDS, difference, more_seeds
+from bisam.lab.tables.power import seeds_to_resolve
 
 OWN = Config(recipe="mine", title="Mine", row="net", data="a.csv", model="perceptron", epochs=1, batch=10)
 
@@ -72,24 +71,35 @@ def test_one_seed_and_equal_differences_have_no_interval():
     assert "two seeds or more that differ are needed" in same.sentence
 
 
-@pytest.mark.parametrize("gaps", [[1.0, -0.5, 2.0], [0.1, 0.9, -0.3, 0.4], [-1.0, 0.2, 0.1]])
-def test_more_seeds_of_the_same_scatter_resolve_it_and_no_fewer(gaps):
-    found = difference(dict(enumerate(gaps)), dict.fromkeys(range(len(gaps)), 0.0))
-    mean, deviation = statistics.fmean(gaps), statistics.stdev(gaps)
-    more = more_seeds(found)
+def test_equal_results_with_every_seed_need_other_test_samples():
+    found = answer(group({"sgd": [100.0, 100.0], "sam": [100.0, 100.0]}))
+    assert "both have the same result with every seed: more test samples, or harder ones" in found.sentence
 
-    def resolved(count):
-        return t.ppf(0.975, count - 1) * deviation / count**0.5 < abs(mean)
 
-    assert resolved(len(gaps) + more)
-    assert not resolved(len(gaps) + more - 1)
+def test_the_seeds_of_the_sentence_and_of_the_table_are_those_of_a_plan_for_this_difference():
+    """As `bisam plan` and the report have them: for a chance of 80 %."""
+    sgd, sam = [90.0, 91.0, 92.0], [90.5, 90.0, 94.0]
+    gaps = [ours - theirs for ours, theirs in zip(sam, sgd, strict=True)]
+    more = seeds_to_resolve(statistics.fmean(gaps), statistics.stdev(gaps)) - 3
+    found = answer(group({"sgd": sgd, "sam": sam}))
+    assert f"; about {more} more seeds would resolve a difference of this size with a chance of 80 %." in found.sentence
+    assert found.sheet.rows[1][-2] == str(more)
 
 
 def test_a_difference_far_below_its_scatter_is_out_of_reach():
-    found = difference({0: 1.0, 1: -1.0, 2: 0.001}, dict.fromkeys(range(3), 0.0))
-    assert more_seeds(found) is None
-    sentence = answer(group({"sgd": [90.0, 90.0, 90.0], "sam": [91.0, 89.0, 90.001]})).sentence
-    assert f"even {MOST_SEEDS} seeds would not" in sentence
+    found = answer(group({"sgd": [90.0, 90.0, 90.0], "sam": [91.0, 89.0, 90.001]}))
+    assert "; over 99,997 more seeds would resolve" in found.sentence
+    assert found.sheet.rows[1][-2] == "over 99,997"
+
+
+def test_runs_without_common_seeds_have_no_plan_but_the_remedy():
+    own = group({"sgd": [90.0, 91.0], "sam": [90.5, 93.0]})
+    shifted = {
+        cell: {seed + 2 * (cell[1] == "sam"): run for seed, run in runs.items()} for cell, runs in own.runs.items()
+    }
+    found = answer(replace(own, runs=shifted))
+    assert "train both with the same seeds" in found.sentence
+    assert found.sheet.rows[1][-2] == "?"
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.perturbs])

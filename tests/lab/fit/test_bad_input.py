@@ -56,7 +56,7 @@ def test_one_class_only(refused, tmp_path):
 def test_a_class_with_one_sample(refused, tmp_path):
     line = refused(table(tmp_path / "a.csv", {"x": NUMBERS, "label": ["a"] * 6 + ["b"] * 5 + ["c"]}))
     assert "class 'c' has one sample" in line
-    assert "add samples to it, or remove it" in line
+    assert "add samples, or remove the class" in line
 
 
 def test_a_class_with_one_image(refused, images):
@@ -71,6 +71,11 @@ def test_labels_with_many_fractions_are_regression(refused, tmp_path):
     line = refused(table(tmp_path / "a.csv", {"x": range(40), "label": values}))
     assert "40 different values. That is regression" in line
     assert "--label" in line
+
+
+def test_whole_numbers_that_occur_once_are_regression(refused, tmp_path):
+    line = refused(table(tmp_path / "a.csv", {"x": range(40), "label": range(0, 120, 3)}))
+    assert "the labels are numbers, most of which occur once. That is regression" in line
 
 
 def test_few_numbers_with_fractions_are_classes(tmp_path):
@@ -160,10 +165,14 @@ def test_an_empty_validation_part(refused, tmp_path):
     ("columns", "options", "message"),
     [
         ({"x": NUMBERS, "kind": [0, 1] * 6}, [], "name that of the classes by --label"),
-        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--label", "lable"], "has no column 'lable', it has x, label"),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--label", "lable"], "no column 'lable': did you mean 'label'?"),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--label", "kind"], "no column 'kind': it has x, label."),
+        ({"x;label": ["1;0", "2;1"] * 6}, [], "has one column, 'x;label': separate its columns by commas"),
+        ({"x": [], "label": []}, [], "has no rows below its header"),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--model", "nets.py"], "nets.py is a Python file: name the function"),
         ({"x": NUMBERS, "label": ["a", "", "b"] * 4}, [], "4 rows have no label, the first is row 1"),
         ({"x": [1.0, ""] * 6, "label": [0, 1] * 6}, [], "column 'x' lacks a finite number in 6 rows"),
-        ({"x": ["a", "b"] * 6, "label": [0, 1] * 6}, [], "column 'x' has"),
+        ({"x": ["a", "b"] * 6, "label": [0, 1] * 6}, [], "column 'x' has texts, not numbers: name a column of texts"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--model", "resnet57"], "no model is called 'resnet57'"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--methods", "sma"], "no method is called 'sma'"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--measure", "f2"], "no measure is called 'f2'"),
@@ -189,6 +198,33 @@ def test_a_name_of_the_hub_without_a_connection(refused, monkeypatch):
     line = refused("owner/nothing")
     assert "is neither a file nor a folder here, and as a data set of the hub it could not be loaded" in line
     assert "check the path, or the name and the connection" in line
+
+
+def test_labels_that_are_several_numbers(refused, tmp_path):
+    x = np.random.default_rng(0).normal(size=(12, 2))
+    np.savez(tmp_path / "a.npz", x=x, y=np.eye(2)[np.arange(12) % 2])
+    assert "labels of shape (12, 2), and each sample has one class: of one-hot labels give y.argmax(1)" in refused(
+        tmp_path / "a.npz"
+    )
+    rows = [{"x": number, "label": [number % 2, 0]} for number in range(12)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    assert "a label is [0, 0], and each sample has one class" in refused(tmp_path / "a.jsonl")
+
+
+def test_labels_of_shape_n_1_are_labels(tmp_path):
+    from bisam.lab.data.own import open_task
+
+    np.savez(tmp_path / "a.npz", x=np.ones((12, 2)), y=np.arange(12).reshape(12, 1) % 2)
+    assert open_task(str(tmp_path / "a.npz")).classes == ["0", "1"]
+
+
+def test_code_of_one_s_own_that_fails_is_one_line_with_its_place(refused, tmp_path, breast_cancer):
+    code = tmp_path / "own.py"
+    code.write_text("def data():\n    return {}['train']\n\ndef net(classes):\n    return undefined\n")
+    assert f"{code}:data failed, in line 2 (KeyError: 'train'): correct it first" in refused(f"{code}:data")
+    line = refused(breast_cancer, "--model", f"{code}:net")
+    assert f"{code}:net failed, in line 5 (NameError: name 'undefined' is not defined): correct it first" in line
+    assert f"{code} is a Python file: name the function in it that returns the data, as in {code}:data" in refused(code)
 
 
 def test_an_npz_with_objects_is_not_unpickled(refused, tmp_path):

@@ -184,6 +184,23 @@ def test_a_folder_of_images(bisam, images, tmp_path):
     assert f"by {abs(gap):.2f} points" in done.output.strip().splitlines()[-1]
 
 
+@pytest.mark.parametrize("name", ["pets", "digits"])
+def test_a_folder_comes_before_a_data_set_of_the_lab_of_the_same_name(bisam, images, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    images.rename(tmp_path / name)
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\ndef net(n):\n    return nn.Sequential(nn.Flatten(), nn.Linear(192, n))\n"
+    )
+    options = ["--methods", "sam", "--rho", 0.05, "--epochs", 1, "--batch", 8, "--seeds", "0", "--device", "cpu"]
+    done = bisam("fit", name, "--model", "net.py:net", "--set", "size=8", *options)
+    assert done.exit_code == 0, done.output
+    assert f"./{name}, train: 24 samples (image), 3 classes" in done.output
+    assert "hub" not in done.output
+    found = records.find(tmp_path / "runs")
+    assert {record.config["data"] for record in found} == {f"./{name}"}
+    assert {record.folder.parent.name.partition("-")[0] for record in found} == {name}
+
+
 def test_a_csv_of_text_with_a_pretrained_model(bisam, reviews, minilm, tmp_path):
     root = tmp_path / "runs"
     done = bisam(

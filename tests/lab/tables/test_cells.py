@@ -17,7 +17,7 @@ from bisam.lab.methods import uses
 from bisam.lab.recipes import RECIPES, find
 from bisam.lab.records import Record
 from bisam.lab.tables import cells
-from bisam.lab.tables.cells import collect, fill
+from bisam.lab.tables.cells import Group, borrow, collect, fill
 from bisam.lab.training.jobs import jobs_of
 
 EVERY_CELL = [(name, *cell) for name, make in RECIPES.items() for cell in make().cells]
@@ -181,6 +181,8 @@ numbers = {
     "beta": st.floats(1e-6, 1),
     "gamma": st.floats(1e-6, 1),
     "micro_batch": st.none() | st.integers(1, 1_000_000),
+    "every": st.none() | st.integers(1, 1_000_000),
+    "start": st.floats(0, 0.999),
     "validation": st.floats(0.001, 0.9),
     "select": st.sampled_from(["best", "last"]),
     "padding": st.integers(0, 64),
@@ -592,3 +594,17 @@ def test_the_command_of_a_run_leaves_out_what_its_method_has_no_use_for(recorded
     """Versions before this one gave SGD's runs the ρ of a changed table too."""
     changed = recorded("demo/40%/sgd", rho=0.3, epochs=3)
     assert command_of(changed) == "bisam train demo/40%/sgd --seeds 0 --set epochs=3"
+
+
+def test_a_table_borrows_equal_runs_of_another_and_keeps_its_own(recorded):
+    own = recorded("frontier/resnet32/sam", 0, 90.0)
+    theirs = [recorded("label_noise/0%/sam", seed, 80.0 + seed, compile=True) for seed in (0, 1)]
+    others = [recorded("label_noise/0%/sam", 2, 70.0, rho=0.1), recorded("label_noise/20%/sam", 3, 70.0)]
+    taken_out = replace(recorded("label_noise/0%/sam", 4, 70.0), not_counted="The wrong labels.")
+    group = fill(find("frontier"), [own, *theirs, *others, taken_out])
+    assert group.measured("resnet32", "sam") == {0: 90.0, 1: 81.0}
+    assert [run.record for run in group.borrowed] == theirs[1:]
+    assert {cell for cell, runs in group.runs.items() if runs} == {("resnet32", "sam")}
+    borrowing = Group(find("frontier"), "")
+    borrow(borrowing, collect([*theirs, *others, taken_out]).runs)
+    assert {cell: [*runs] for cell, runs in borrowing.runs.items() if runs} == {("resnet32", "sam"): [0, 1]}

@@ -4,7 +4,6 @@ import math
 import shlex
 import statistics
 
-import numpy as np
 import pytest
 from scipy.stats import t
 
@@ -13,7 +12,8 @@ from bisam.lab.recipes import find
 from bisam.lab.tables import effects
 from bisam.lab.tables.cells import collect
 from bisam.lab.tables.costs import PLAIN_STEP_MS
-from bisam.lab.tables.effects import MOST_SEEDS, paper_difference, seed_plans, seeds_to_resolve, sheet_of_plans
+from bisam.lab.tables.effects import paper_difference, seed_plans, sheet_of_plans
+from bisam.lab.tables.power import seeds_to_resolve
 
 
 def test_the_paper_s_interval_is_welch_s_by_hand():
@@ -28,26 +28,6 @@ def test_the_paper_s_interval_is_welch_s_by_hand():
 def test_the_paper_has_no_difference_where_it_has_not_both():
     assert paper_difference(find("cifar10"), "vgg19bn", "bisam-log", "asam") is None
     assert paper_difference(find("demo"), "40%", "sam", "sgd") is None
-
-
-@pytest.mark.parametrize("effect", [0.4, -0.7, 1.5])
-def test_with_the_seeds_needed_four_of_five_experiments_resolve_the_effect_and_with_fewer_less(effect):
-    """By simulation: paired differences of that mean and a standard deviation of 1."""
-    needed, draw = seeds_to_resolve(effect, 1.0), np.random.default_rng(0)
-
-    def share(count):
-        gaps = draw.normal(effect, 1.0, size=(40_000, count))
-        half = t.ppf(0.975, count - 1) * gaps.std(axis=1, ddof=1) / math.sqrt(count)
-        return (abs(gaps.mean(axis=1)) > half).mean()
-
-    assert share(needed) > 0.8 - 0.01
-    assert share(needed - 1) < 0.8 + 0.01
-
-
-def test_extreme_effects_have_bounded_numbers_of_seeds():
-    assert seeds_to_resolve(0.0, 1.0) == MOST_SEEDS
-    assert seeds_to_resolve(1e-9, 1.0) == MOST_SEEDS
-    assert seeds_to_resolve(100.0, 1e-6) == 2
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Before a table is trained: the seeds that a difference needs, the order of runs, and what a budget reaches."""
+"""Before a table is trained: the order of runs, and what a budget reaches."""
 
 import itertools
 import json
@@ -19,9 +19,9 @@ from bisam.lab.recipes import find
 from bisam.lab.tables import gpus, plan_sheets, planning
 from bisam.lab.tables.cells import collect
 from bisam.lab.tables.costs import hours_of_run
-from bisam.lab.tables.effects import MOST_SEEDS, POWER, seeds_to_resolve
 from bisam.lab.tables.footprint import estimated_mib
 from bisam.lab.tables.planning import Budget, Comparison
+from bisam.lab.tables.power import seeds_to_resolve
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 ROW = "cifar10/resnet56"
@@ -39,61 +39,6 @@ def comparison(row, method, baseline, needed):
     one = Comparison(row, row, method, baseline, SIZES[needed], 1.0, 3, is_resolved=False)
     assert one.needed == needed
     return one
-
-
-# Seeds that a difference needs.
-
-
-def power_by_integration(size, count):
-    """P(√n x̄ / s > t) for normal differences of mean `size` and deviation 1, as an integral over s, in float64."""
-    freedom = count - 1
-    s = np.linspace(1e-9, 1 + 12 / math.sqrt(freedom), 200_001)
-    half = freedom / 2
-    log_density = math.log(2) + half * math.log(half) - math.lgamma(half) + (freedom - 1) * np.log(s) - half * s**2
-    erfc = np.vectorize(math.erfc)
-    coarse = slice(None, None, 20)  # the integrand is smooth: Simpson on 10,001 points
-    s, density = s[coarse], np.exp(log_density[coarse])
-    limit = critical_value(freedom)
-    beyond = 0.5 * erfc((limit * s - size * math.sqrt(count)) / math.sqrt(2))
-    weights = np.ones(len(s))
-    weights[1:-1:2], weights[2:-1:2] = 4, 2
-    return float((weights * density * beyond).sum() * (s[1] - s[0]) / 3)
-
-
-def critical_value(freedom):
-    """The 97.5 % quantile of Student's t, by bisection of its integrated density."""
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
-
-    def below(limit):
-        x = np.linspace(0, limit, 20_001)
-        y = scale * (1 + x**2 / freedom) ** (-(freedom + 1) / 2)
-        return 0.5 + float((y[:-1] + y[1:]).sum() * (x[1] - x[0]) / 2)
-
-    low, high = 1.0, 20.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) < 0.975 else (low, middle)
-    return low
-
-
-@pytest.mark.parametrize("size", [0.15, 0.5, 1.0, 2.5])
-def test_seeds_are_the_fewest_with_which_the_paired_t_test_has_its_power(size):
-    count = seeds_to_resolve(size, 1.0)
-    assert power_by_integration(size, count) >= POWER
-    assert power_by_integration(size, count - 1) < POWER
-
-
-def test_simulated_experiments_resolve_as_often_as_planned():
-    count = seeds_to_resolve(0.9, 1.0)
-    draws = np.random.default_rng(0).normal(0.9, 1.0, (40_000, count))
-    t = math.sqrt(count) * draws.mean(1) / draws.std(1, ddof=1)
-    share = (t > critical_value(count - 1)).mean()
-    error = math.sqrt(POWER * (1 - POWER) / len(draws))
-    assert POWER - 4 * error < share < POWER + 0.05  # of one seed more or less, the chance changes by more than 0.03
-
-
-def test_no_effect_takes_more_seeds_than_anybody_trains():
-    assert seeds_to_resolve(0.0, 1.0) == seeds_to_resolve(1e-6, 1.0) == MOST_SEEDS
 
 
 # The order of runs.

@@ -119,14 +119,16 @@ def test_values_are_sorted_and_count_once():
 
 PAIRS = {
     "rho": (0.05, 0.5), "micro_batch": (None, 4), "mu": (1.0, 3.0), "alpha": (0.1, 2.0), "eta": (0.0, 0.5),
-    "beta": (0.5, 0.9), "gamma": (0.5, 0.25),
+    "beta": (0.5, 0.9), "gamma": (0.5, 0.25), "every": (1, 2), "start": (0.0, 0.4),
 }  # fmt: skip
 
 
-def weights_after_a_step(config):
+def weights_after_steps(config):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
-    methods.optimizer(model, config).minimize(torch.randn(8, 6), torch.arange(8) % 4)
+    optimizer = methods.optimizer(model, config, steps=5)
+    for _ in range(3):  # the first step of MSAM does not perturb: there is no momentum yet
+        optimizer.minimize(torch.randn(8, 6), torch.arange(8) % 4)
     return [param.tolist() for param in model.parameters()]
 
 
@@ -135,7 +137,7 @@ def test_the_fields_of_a_method_are_those_that_change_its_step(method):
     optimizer = method if method in methods.BASES else "sgd"
     config = Config(method=method, optimizer=optimizer, precision="fp32")
     steps = {
-        field: [weights_after_a_step(replace(config, **{field: value})) for value in pair]
+        field: [weights_after_steps(replace(config, **{field: value})) for value in pair]
         for field, pair in PAIRS.items()
     }
     assert {field for field, (one, other) in steps.items() if one != other} == {*methods.METHODS[method].fields}
@@ -492,10 +494,16 @@ def test_a_bar_is_named_by_the_values_of_its_run():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demo/40%/sam", "--over", "mu"], "SAM does not use mu: its own fields are rho, micro_batch. Sweep another"),
+        (
+            ["demo/40%/sam", "--over", "mu"],
+            "SAM does not use mu: its own fields are rho, micro_batch, every, start. Sweep another",
+        ),
         (["demo/40%/sgd", "--over", "rho"], "SGD does not use rho: it has no own fields."),
         (["demo/40%/bisam-log", "--over", "alpha"], "BiSAM (-log) does not use alpha: its own fields are rho, micro_"),
-        (["efficient/resnet56/esam", "--over", "eta"], "its own fields are rho, micro_batch, beta, gamma"),
+        (
+            ["efficient/resnet56/esam", "--over", "eta"],
+            "its own fields are rho, micro_batch, every, start, beta, gamma",
+        ),
         (["demo", "--over", "rho"], "SGD does not use rho"),
         (["demo", "--over", "alfa"], "no number of a run is called 'alfa': the nearest names are alpha"),
         (["demo", "--over", "model"], "model is not a number, and only numbers can be swept"),

@@ -475,7 +475,7 @@ def test_what_a_report_counts_already_is_not_reproduced_but_can_be_trained(tmp_p
     bisam("train", "demo/40%/sgd", "--set", "epochs=1", "--set", "deterministic=true", runs=tmp_path)
     part = ["--methods", "sgd", "--set", "epochs=1"]
     done = CliRunner().invoke(app, ["reproduce", "demo", "--seeds", "0,1", *part, "--runs", str(tmp_path)])
-    finished = f"{tmp_path / 'demo' / computed} is finished and has the same cell and seed"
+    finished = f"{tmp_path / 'demo' / computed} is finished and is the same training"
     said = f"{finished}, except for compile and deterministic"
     assert f"{said}: it counts\n" in done.stdout
     assert "1 of 2 runs are done already" in done.stdout
@@ -521,6 +521,23 @@ def test_a_run_of_another_row_is_not_taken_for_one_of_this(recorded, tmp_path):
     (done.folder / "config.json").write_text(json.dumps({"format": 1, "config": done.config.as_dict()}))
     (done.folder / "result.json").write_text(json.dumps({**record.result, "epochs": 0}))
     assert {folder.name for folder in twins(others)} == {"noise20-sam-seed0+noise=0.1"}
+
+
+def test_an_equal_run_of_another_table_is_not_trained_again(recorded, tmp_path):
+    """`frontier` has cells of `label_noise` and `cifar10`: the same training under another name."""
+    theirs = jobs_of(find("label_noise"), [0, 1], {"compile": "true"}, tmp_path)
+    for job in theirs:
+        job.folder.mkdir(parents=True)
+        record = recorded("label_noise/0%/sam")
+        (job.folder / "config.json").write_text(json.dumps({"format": 1, "config": job.config.as_dict()}))
+        (job.folder / "result.json").write_text(json.dumps({**record.result, "epochs": 0}))
+    jobs = jobs_of(find("frontier"), [1, 2], {}, tmp_path)
+    assert {ours.name: twin.folder.name for ours, twin in twins(jobs).items()} == {
+        f"resnet32{noise}-{method}-seed1": f"noise{rate}-{method}-seed1+compile=True"
+        for noise, rate in (("", "0"), ("-noise40", "40"))
+        for method in ("sgd", "sam", "bisam-log")
+    }
+    assert twins(jobs_of(find("frontier"), [1], {"epochs": "3"}, tmp_path)) == {}
 
 
 def test_ctrl_c_ends_a_command_that_is_loading_data(tmp_path):

@@ -10,7 +10,7 @@ import typer
 
 from bisam.lab import records
 from bisam.lab.cli import options as cli_options
-from bisam.lab.cli.options import Folder, Partial, errors_in_one_line
+from bisam.lab.cli.options import Partial, errors_in_one_line
 from bisam.lab.cli.output import console, counting, drawing_module, print_line, write_text
 from bisam.lab.compare import comparison
 from bisam.lab.compare import tables as comparison_tables
@@ -20,17 +20,30 @@ from bisam.lab.data.pools import Pool, open_pool
 RHO, SAMPLES = InspectionPlan().rho, InspectionPlan().samples
 PAGE = Path("compare.html")
 
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        parser=cli_options.folder,
+        help="Where the data are; without it, where they were, or the hub.",
+    ),
+]
+
 
 def compare(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Folders of two runs, or of the seeds of two groups.")
     ],
-    folder: Folder = None,
+    folder: Data = None,
     partial_data: Partial = False,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to diagnose the weights.")] = "auto",
     samples: Annotated[int, typer.Option(min=1, help="Training samples to diagnose them on.")] = SAMPLES,
     rho: Annotated[float, typer.Option(min=0, help="Radius of the perturbations, the same for both.")] = RHO,
     weights: Annotated[bool, typer.Option("--weights/--no-weights", help="Diagnose the weights too.")] = True,
+    run_code: Annotated[
+        bool, typer.Option("--run-code", help="Run the Python files that the records name as model or data.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="The page.")] = PAGE,
 ) -> None:
     """Two runs or two groups of seeds: how their configurations, results and the sharpness of their minima differ."""
@@ -41,12 +54,13 @@ def compare(
 
         @cache
         def load(name: str, part: bool) -> Pool:
-            return open_pool(name, part or partial_data, folder=folder, log=partial(errors.print, soft_wrap=True))
+            log = partial(errors.print, soft_wrap=True)
+            return open_pool(name, part or partial_data, folder=folder, log=log, run_code=run_code)
 
         first, second = comparison.groups(runs)
         models = [str(records.read(run).config.get("model")) for run in runs]
         with cli_options.threads_for(place, models), counting(errors) as progress:
-            found = comparison.compare(first, second, load, place, plan, progress)
+            found = comparison.compare(first, second, load, place, plan, progress, run_code=run_code)
         write_text(out, drawing_module("compare.page").write(found), given=out != PAGE)
         _show(found)
         print_line(f"wrote {out}")

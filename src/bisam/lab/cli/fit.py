@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,6 +31,7 @@ from bisam.lab.data.sources import own_data
 from bisam.lab.fitting import defaults
 from bisam.lab.fitting.plan import NAME as PLAN
 from bisam.lab.fitting.study import CODE, METHODS_OF_A_STUDY, Study
+from bisam.lab.methods import title_of
 from bisam.lab.tables.answer import Answer
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
 from bisam.lab.training.progress import Progress
@@ -110,6 +112,8 @@ def fit(
         place = cli_options.device("auto" if isinstance(spread, RayCluster) and device == "cuda" else device)
         given = {"epochs": epochs, "batch": batch, "lr": lr, "measures": measure or None}
         set_by_option = {field: str(value) for field, value in given.items() if value is not None}
+        if not (Path(data).expanduser().exists() or spec.is_function(data) or Path(data).suffix):
+            print_line(f"{data} is neither a file nor a folder here: looking for it on the hub")
         source = own_data(
             spec.data_name(data, {"label": label, "text": text, "image": image, "config": config, "test": test})
         )
@@ -156,7 +160,8 @@ def _write_page(study: Study) -> None:
 def _show(found: Answer, study: Study) -> None:
     console().print(found.sheet.rich())
     if found.best is not None:
-        print_line(f"weights of its best run on validation data: {study.folder / records.WEIGHTS}")
+        best = title_of(found.best.config.method)
+        print_line(f"weights of the best run of {best} on validation data: {study.folder / records.WEIGHTS}")
         print_line(f"to train in the same way ({study.folder / CODE}):")
         for line in (study.folder / CODE).read_text().splitlines():
             print_line(f"    {line}")

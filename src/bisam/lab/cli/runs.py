@@ -238,6 +238,6 @@ def _beside_twins(jobs: list[Job], progress: Progress, *, skip: bool) -> list[Jo
     twins = runs.twins(jobs)
     for job in (job for job in jobs if job.folder in twins):
         twin = twins[job.folder]
-        same = f"{twin.folder} is finished and has the same cell and seed, except for {' and '.join(cells.NUMERICS)}"
+        same = f"{twin.folder} is finished and is the same training, except for {' and '.join(cells.NUMERICS)}"
         progress.note(f"{same}: it counts" if skip else f"{same}: reports count one of the two")
     return [twins.get(job.folder, job) for job in jobs] if skip else jobs

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,13 @@ def compare(
     device: torch.device,
     plan: InspectionPlan | None,
     progress: OnProgress | None = None,
+    *,
+    run_code: bool = False,
 ) -> RunComparison:
     """Read two run folders, and diagnose their weights as planned; without a plan, the records only.
 
-    Instead of a folder there may be several, of runs that differ in the seed alone.
+    Instead of a folder there may be several, of runs that differ in the seed alone. A model of a Python file is made
+    only if `run_code`.
     """
     ours, theirs = ([one] if isinstance(one, Path) else [*one] for one in (first, second))
     names = _names(ours[0], theirs[0])
@@ -107,7 +111,7 @@ def compare(
         raise ValueError(f"{ours[0]} and {theirs[0]} are the same run: give two runs")
     comparison = RunComparison(a, b, changes(_without_seed(a), _without_seed(b)))
     if plan is not None:
-        _inspect(comparison, load, device, plan, progress)
+        _inspect(comparison, partial(trained, load=load, run_code=run_code), device, plan, progress)
     comparison.notes = _notes(comparison) + comparison.notes
     return comparison
 
@@ -243,9 +247,13 @@ def _without_common(a: str, b: str) -> tuple[str, str]:
 
 
 def _inspect(
-    comparison: RunComparison, load: Load, device: torch.device, plan: InspectionPlan, progress: OnProgress | None
+    comparison: RunComparison,
+    read: Callable[[Record], Trained],
+    device: torch.device,
+    plan: InspectionPlan,
+    progress: OnProgress | None,
 ) -> None:
-    runs = [_trained(side, load) for side in comparison.members]
+    runs = [_trained(side, read) for side in comparison.members]
     shared = _shared(comparison, [run for run in runs if run is not None], plan)
     for side, run in zip(comparison.members, runs, strict=True):
         if run is None:
@@ -258,9 +266,9 @@ def _inspect(
             side.missing = str(error)
 
 
-def _trained(side: Side, load: Load) -> Trained | None:
+def _trained(side: Side, read: Callable[[Record], Trained]) -> Trained | None:
     try:
-        return trained(side.record, load)
+        return read(side.record)
     except TrainedError as error:
         side.missing = str(error)
         return None

@@ -43,6 +43,9 @@ ASCENTS: dict[str, Objective | None] = {
 }
 """Objectives that perturbations maximise. Those with Q also give a bound of the 0-1 error."""
 
+LARGEST_BASIS = 4 * 2**30
+"""Bytes that the eigenvalues may take: each product with the Hessian keeps a vector as large as the weights."""
+
 TOLERATED = 0.01
 """Tolerated deviation from the recorded test error: bf16 against float32 makes less."""
 
@@ -167,7 +170,7 @@ def _inspected(
     run: Trained, rows: Tensor, device: torch.device, plan: InspectionPlan, progress: OnProgress | None
 ) -> Inspection:
     few = rows[: -(-len(rows) // 4)]
-    test, is_all = run.pool.test(plan.samples, device)
+    test, is_all = run.pool.test(run.config, plan.samples, device)
     look = _Diagnoses(
         run.model,
         run.pool.training(run.config, rows, device),
@@ -202,7 +205,7 @@ def _checked_point(run: Trained, look: _Diagnoses, samples: SampleBatches) -> Lo
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise InspectionError(f"{run.config.model} does not accept the images of {run.config.data}: {error}") from error
+        raise InspectionError(f"{run.config.model} does not accept the data, {run.config.data}: {error}") from error
     if not math.isfinite(found.loss):
         raise InspectionError(f"its training loss is {found.loss} at its weights: sharpness needs a finite one")
     return found
@@ -258,6 +261,8 @@ class _Diagnoses:
 
     def eigenvalues(self) -> list[float]:
         plan, progress = self.plan, self._progress_of("eigenvalues")
+        size = 4 * sum(param.numel() for param in self.model.parameters())
+        iterations = min(plan.iterations, max(LARGEST_BASIS // size, 2 * plan.eigenvalues))
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
@@ -265,7 +270,7 @@ class _Diagnoses:
                     self.model,
                     self.few,
                     plan.eigenvalues,
-                    iterations=plan.iterations,
+                    iterations=iterations,
                     tolerance=1e-3,
                     seed=plan.seed,
                     progress=progress,

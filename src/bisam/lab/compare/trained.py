@@ -10,7 +10,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from bisam.lab.config import Config, recorded
-from bisam.lab.data import split
 from bisam.lab.data.pools import Pool
 from bisam.lab.data.randomness import generator
 from bisam.lab.files import read_file
@@ -18,7 +17,7 @@ from bisam.lab.models import build
 from bisam.lab.records import WEIGHTS, Record
 from bisam.lab.records.checkpoint import unpack
 from bisam.lab.records.layout import LARGEST_STATE
-from bisam.lab.spec import PYTHON, parse_model
+from bisam.lab.spec import is_function
 
 Load = Callable[[str, bool], Pool]
 """Returns the data set of that name; with True, a part of it is accepted."""
@@ -42,18 +41,21 @@ class Trained:
     @property
     def rows(self) -> Tensor:
         """Rows of its training samples in the data set."""
-        return split(range(self.pool.count), self.config.validation, seed=self.config.seed)[0]
+        return self.pool.rows(self.config)
 
 
-def trained(record: Record, load: Load) -> Trained:
-    """Load a run from its folder; raises TrainedError if it cannot be."""
+def trained(record: Record, load: Load, *, run_code: bool = False) -> Trained:
+    """Load a run from its folder; raises TrainedError if it cannot be.
+
+    A model of a Python file is made only if `run_code`: the record that names it may come from anywhere.
+    """
     config, weights = config_of(record), _weights(record)
     try:
         data = load(config.data, config.partial_data)
     except (ValueError, OSError) as error:
         raise TrainedError(f"its data cannot be loaded: {error}") from error
     is_verified = _is_its_data(record, data)
-    return Trained(record, config, _model(config, data.classes, weights), data, is_verified)
+    return Trained(record, config, _model(config, data, weights, run_code=run_code), data, is_verified)
 
 
 def shared_rows(runs: Sequence[Trained], samples: int) -> Tensor:
@@ -107,14 +109,16 @@ def _is_its_data(record: Record, data: Pool) -> bool:
     return True
 
 
-def _model(config: Config, classes: int, weights: dict[str, Tensor]) -> nn.Module:
-    if parse_model(config.model).source == PYTHON:
-        raise TrainedError(f"its model is {config.model}, and no code is run because a record names it")
+def _model(config: Config, data: Pool, weights: dict[str, Tensor], *, run_code: bool) -> nn.Module:
+    if is_function(config.model) and not run_code:
+        raise TrainedError(
+            f"its model is {config.model}, code that is not run because a record names it: allow it by --run-code"
+        )
     try:
         with torch.random.fork_rng(devices=[]):
-            model = build(config.model, classes)
+            model = build(config.model, data.classes, data.features, pretrained=False)
     except ValueError as error:
-        raise TrainedError(f"its model is not registered: {error}") from error
+        raise TrainedError(f"its model cannot be made: {error}") from error
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -15,6 +15,14 @@ from bisam.lab.data.images import DataError
 MOST_FRACTIONS = 20
 """Different values of a label with fractions: more are a quantity, not classes."""
 
+REGRESSION = (
+    "That is regression, and sharpness-aware training with the 0-1 loss is for classes: give a column of classes by "
+    "--label"
+)
+
+SECRET = -1
+"""The label of test samples whose classes are not published, as in GLUE."""
+
 
 def number_classes(
     labels: Mapping[str, Sequence[Any]], where: str, names: Sequence[str] | None = None
@@ -30,6 +38,7 @@ def number_classes(
     """
     for part, values in labels.items():
         _check_present(values, f"{where}, {part}")
+        _check_single(values, f"{where}, {part}")
     values = labels["train"]
     if names is None and any(isinstance(value, float) and value != int(value) for value in values):
         _check_no_quantity(values, where)
@@ -39,6 +48,11 @@ def number_classes(
     numbers = {value: number for number, value in enumerate(ordered)}
     for part, found in labels.items():
         unknown = [value for value in found if value not in numbers]
+        if part == "test" and len(unknown) == len(found) and set(unknown) == {SECRET}:
+            raise DataError(
+                f"{where}: all labels of the test part are {SECRET}, so they are secret: test another part, as in "
+                "--test validation"
+            )
         if unknown:
             raise DataError(
                 f"{where}: the label {unknown[0]!r} is in the {part} part and not in the training part: remove these "
@@ -56,12 +70,17 @@ def _check_present(values: Sequence[Any], where: str) -> None:
         )
 
 
+def _check_single(values: Sequence[Any], where: str) -> None:
+    several = next((value for value in values if isinstance(value, (list, dict))), None)
+    if several is not None:
+        raise DataError(f"{where}: a label is {several!s:.40}, and each sample has one class: give a text or a number")
+
+
 def _check_no_quantity(values: Sequence[Any], where: str) -> None:
     different = len(set(values))
     if different > MOST_FRACTIONS:
         raise DataError(
-            f"{where}: the labels are numbers with fractions and {different} different values. That is regression, and "
-            "sharpness-aware training with the 0-1 loss is for classes: give a column of classes by --label"
+            f"{where}: the labels are numbers with fractions and {different} different values. {REGRESSION}"
         )
 
 
@@ -74,11 +93,13 @@ def _check_counts(counts: Mapping[Any, int], ordered: Sequence[Any], where: str)
         missing = next(value for value in ordered if not counts.get(value))
         raise DataError(f"{where}: class {missing!r} has no training sample: add some, or remove the class")
     single = [value for value in present if counts[value] == 1]
+    if len(single) > len(present) / 2 and all(isinstance(value, (int, float)) for value in present):
+        raise DataError(f"{where}: the labels are numbers, most of which occur once. {REGRESSION}")
     if single:
-        more = f" and {len(single) - 1} more" if len(single) > 1 else ""
+        more = f" and {len(single) - 1} more have" if len(single) > 1 else " has"
         raise DataError(
-            f"{where}: class {_plain(single[0])!r}{more} has one sample, which cannot be both trained on and tested: "
-            "add samples to it, or remove it"
+            f"{where}: class {_plain(single[0])!r}{more} one sample, which cannot be both trained on and tested: add "
+            "samples, or remove the class"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,24 @@ TEXTS = ("text", "sentence", "sentence1", "sentence2")
 IMAGES = ("image", "img")
 """Names of columns that are taken where none is given."""
 
+MOST_LISTED = 10
+"""Columns that an error lists."""
+
 
 def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind, list[str], str]:
     """The kind of data, the columns of the inputs, and the column of the label."""
     columns = tables.columns
     label = options.get("label") or next((name for name in LABELS if name in columns), "")
+    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t|"):
+        raise DataError(f"{where} has one column, {columns[0]!r:.60}: separate its columns by commas (.tsv: by tabs)")
     if not label:
-        raise DataError(f"{where} has the columns {', '.join(columns)}: name that of the classes by --label")
+        raise DataError(f"{where} has the columns {_listed(columns)}: name that of the classes by --label")
     for option in ("label", "text", "image"):
         for name in filter(None, options.get(option, "").split(",")):
             if name not in columns:
-                raise DataError(f"{where} has no column {name!r}, it has {', '.join(columns)}: correct --{option}")
+                near = difflib.get_close_matches(name, columns, n=1)
+                meant = f"did you mean {near[0]!r}?" if near else f"it has {_listed(columns)}."
+                raise DataError(f"{where} has no column {name!r}: {meant} Correct --{option}")
     if options.get("image"):
         return "image", [options["image"]], label
     if options.get("text"):
@@ -43,6 +51,23 @@ def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind
     if texts:
         return "text", texts, label
     return "rows", [name for name in columns if name != label], label
+
+
+def _listed(columns: Sequence[str]) -> str:
+    """
+    >>> _listed([f"c{number}" for number in range(20)])
+    'c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 10 more'
+    """
+    first = ", ".join(columns[:MOST_LISTED])
+    return first if len(columns) <= MOST_LISTED else f"{first} and {len(columns) - MOST_LISTED} more"
+
+
+def _content(kind: pa.DataType) -> str:
+    """
+    >>> _content(pa.large_string()), _content(pa.int64())
+    ('texts', 'int64')
+    """
+    return "texts" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else str(kind)
 
 
 def values(table: pa.Table, kind: Kind, names: Sequence[str], where: str, folder: Path) -> Any:
@@ -68,8 +93,8 @@ def _numbers(table: pa.Table, names: Sequence[str], where: str) -> Tensor:
             pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
         ):
             raise DataError(
-                f"{where}: column {name!r} has {column.type}, not numbers: name a column of texts by --text, one of "
-                "images by --image, or remove it"
+                f"{where}: column {name!r} has {_content(column.type)}, not numbers: name a column of texts by --text, "
+                "one of images by --image, or remove it"
             )
         numbers = np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float32)
         faulty = np.flatnonzero(~np.isfinite(numbers))

@@ -16,7 +16,7 @@ TEST = 0.2
 """Part of the samples that is held out for the test where there is no test part."""
 
 WORDS = {
-    "train": ("train", "training"),
+    "train": ("train", "training", "trainval"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }

@@ -11,6 +11,9 @@ from torch import Tensor
 from bisam.lab.data.randomness import generator
 from bisam.lab.data.shards import WHOLE
 
+PIXELS_AT_ONCE = 2**20
+"""Pixels of the batches that are put together at a time: eight of 128 images of 32×32. Larger batches come singly."""
+
 
 class Normalization:
     """uint8 (B, H, W, C) → (pixel/255 − mean)/std, (B, C, H, W)."""
@@ -137,13 +140,29 @@ class Batches:
         plan = _moved(torch.stack([order, first, 1 - 2 * mirrored]), self.device)
         holes = self._holes(draws) if self.cutout else None
         pixels = self._pixels.view(-1, self._pixels.shape[-1])
-        for rows in self._slices(start):
+        for several in self._neighbours(start):
+            rows = slice(several[0].start, several[-1].stop)
             order, first, step = plan[:, rows]
             places = torch.addcmul(first.view(-1, 1, 1) + self._rows_down, step.view(-1, 1, 1), self._across)
             x = self._normalize(pixels.index_select(0, places.view(-1)).view(*places.shape, -1))
             if holes is not None:
                 x = x.masked_fill_(self._inside(holes[:, rows]), 0)
-            yield x, self._labels.index_select(0, order)
+            labels = self._labels.index_select(0, order)
+            for one in several:
+                own = slice(one.start - rows.start, one.stop - rows.start)
+                yield x[own], labels[own]
+
+    def _neighbours(self, start: int) -> Iterator[list[slice]]:
+        """The rows of a few batches at a time: to launch as many kernels for each would keep the host busy."""
+        waiting: list[slice] = []
+        most = PIXELS_AT_ONCE // (self.batch * self._height * self._width) if self.shard == WHOLE else 1
+        for rows in self._slices(start):
+            waiting.append(rows)
+            if len(waiting) >= most:
+                yield waiting
+                waiting = []
+        if waiting:
+            yield waiting
 
     def _slices(self, start: int) -> Iterator[slice]:
         for number in range(start, len(self)):

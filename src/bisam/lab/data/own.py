@@ -37,6 +37,8 @@ def open_task(name: str) -> Task:
         return _from_tables(name, tabular.read_tables(path), options, place)
     if path.is_dir():
         return _from_folder(name, path)
+    if path.suffix == ".py":
+        raise DataError(f"{place} is a Python file: name the function in it that returns the data, as in {place}:data")
     if path.suffix or place.startswith((".", "/", "~")):
         raise DataError(
             f"{place} is not there, or of a kind that is not read: give a folder of class folders, a CSV, Parquet or "
@@ -64,13 +66,25 @@ def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Tas
     for part, (x, y) in raw.items():
         kind, inputs[part] = _inputs(x, f"{where}, {part}")
         kinds.add(kind)
-        labels[part] = y.tolist() if isinstance(y, (Tensor, np.ndarray)) else list(y)
+        labels[part] = _labels(y, f"{where}, {part}")
         if len(labels[part]) != len(inputs[part]):
             raise DataError(f"{where}, {part}: {len(inputs[part])} inputs have {len(labels[part])} labels: one of each")
     if len(kinds) > 1:
         raise DataError(f"{where}: its parts are of different kinds, {', '.join(sorted(kinds))}: give one kind")
     (only,) = kinds
     return _task(name, only, inputs, labels, where, [])
+
+
+def _labels(y: Any, where: str) -> list[Any]:
+    """One label for each sample, from an array with one axis, or a second one of length 1."""
+    if not isinstance(y, (Tensor, np.ndarray)):
+        return list(y)
+    if y.ndim > 1 and y.shape[1:] != (1,) * (y.ndim - 1):
+        raise DataError(
+            f"{where}: labels of shape {tuple(y.shape)}, and each sample has one class: of one-hot labels give "
+            "y.argmax(1)"
+        )
+    return y.reshape(-1).tolist()
 
 
 def _inputs(x: Any, where: str) -> tuple[Kind, Any]:
@@ -121,7 +135,9 @@ def _load_npz(path: Path) -> dict[str, Any]:
 
 def _from_function(name: str, place: str) -> Task:
     """From a function that returns (x, y) for each part in a dict, or (train, test), or (train, validation, test)."""
-    made = spec.function(place)()
+    make = spec.function(place)
+    with spec.calling(place):
+        made = make()
     if isinstance(made, Mapping):
         raw = dict(made)
     elif isinstance(made, (tuple, list)) and len(made) in (2, 3):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bisam.lab import spec
 from bisam.lab.config import Config
 from bisam.lab.data import pictures, tokens
 from bisam.lab.data.batches import Batched, Parts, Rounds, TensorBatches
@@ -41,7 +42,7 @@ class OwnData:
         task = self.task
         validation = [] if task.validation is None else [("validation", task.validation)]
         lines = [
-            f"{task.name}, {name}: {len(part)} samples ({task.kind}), {self.classes} classes"
+            f"{spec.parse_data(task.name).place}, {name}: {len(part)} samples ({task.kind}), {self.classes} classes"
             for name, part in (("train", task.train), *validation, ("test", task.test))
         ]
         return [*lines, *task.notes, f"sha256 of the contents: {self.checksum}"]
@@ -67,6 +68,16 @@ class OwnData:
             self._evaluated(test, self.task.test.labels, config, device),
         )
 
+    def training_rows(self, config: Config) -> Tensor:
+        """Rows of the training part that are not for validation."""
+        return self._rows(config)[0]
+
+    def plain(self, name: str, rows: Tensor, config: Config, device: torch.device, batch: int) -> Batched:
+        """These rows of a part in their order, without augmentation, with the labels that a run has seen."""
+        part: Part = getattr(self.task, name)
+        labels = self._rows(config)[2] if name == "train" else part.labels
+        return self._evaluated(_rows(self._inputs(name, config), rows), labels[rows], config, device, batch)
+
     def _rows(self, config: Config) -> tuple[Tensor, Tensor, Tensor]:
         """Training rows, validation rows, and the labels of the training part."""
         task = self.task
@@ -85,22 +96,26 @@ class OwnData:
 
     def _trained(self, inputs: Any, labels: Tensor, config: Config, device: torch.device) -> Batched:
         if self.task.kind == "image":
-            return self._images(inputs, labels, config, device, train=True)
+            return self._images(inputs, labels, config, device, batch=config.batch, train=True)
         return TensorBatches(
             inputs, labels, batch=config.batch, device=device, seed=config.seed, shuffle=True, drop_last=True,
             trim=device.type == "cpu",  # on a GPU all batches have one shape, so that one graph fits them
         )  # fmt: skip
 
-    def _evaluated(self, inputs: Any, labels: Tensor, config: Config, device: torch.device) -> Batched:
+    def _evaluated(
+        self, inputs: Any, labels: Tensor, config: Config, device: torch.device, batch: int | None = None
+    ) -> Batched:
+        batch = batch or EVALUATION_BATCH[self.task.kind]
         if self.task.kind == "image":
-            return self._images(inputs, labels, config, device, train=False)
-        batch = EVALUATION_BATCH[self.task.kind]
+            return self._images(inputs, labels, config, device, batch=batch)
         return TensorBatches(inputs, labels, batch=batch, device=device, seed=config.seed, trim=True)
 
-    def _images(self, pixels: Tensor, labels: Tensor, config: Config, device: torch.device, *, train: bool) -> Batched:
+    def _images(
+        self, pixels: Tensor, labels: Tensor, config: Config, device: torch.device, *, batch: int, train: bool = False
+    ) -> Batched:
         mean, std = self._statistics(config)
         return Batches(
-            pixels, labels, batch=config.batch if train else EVALUATION_BATCH["image"], mean=mean, std=std,
+            pixels, labels, batch=batch, mean=mean, std=std,
             device=device, seed=config.seed, augment=train, padding=config.padding, flip=config.flip,
             cutout=config.cutout, cutout_probability=config.cutout_probability, drop_last=train,
         )  # fmt: skip

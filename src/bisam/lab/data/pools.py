@@ -1,45 +1,57 @@
-"""Any samples of a data set, without augmentation: what diagnoses look at a run with."""
+"""Any samples of a data set, without augmentation: the data of diagnoses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from bisam.lab.config import Config
-from bisam.lab.data.catalogue import find
+from bisam.lab.data.catalogue import find, is_registered
 from bisam.lab.data.images import ImageSplits
-from bisam.lab.data.labels import with_noise
+from bisam.lab.data.labels import split, with_noise
 from bisam.lab.data.loading import load
+from bisam.lab.data.named import place_again
 from bisam.lab.data.on_device import Batches
+from bisam.lab.data.own import open_task
+from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.sources import OnDisk
 from bisam.lab.data.stream import Stream
 
 BATCH = {"memory": 125, "disk": 32}
 """Batch size of the diagnoses: second derivatives take several times the memory of a training step."""
 
-SampleBatches = list[tuple[Tensor, Tensor]]
-"""Images and labels in batches, on the device."""
+BATCH_OF_OWN = {"image": 32, "rows": 1000, "text": 32}
+"""The same for one's own data, by kind."""
+
+SampleBatches = list[tuple[Any, Tensor]]
+"""Inputs and labels in batches, on the device."""
 
 
 class Pool(Protocol):
     """A data set that returns any of its samples, without augmentation."""
 
     classes: int
+    features: int | None
+    """Numbers in a row; None for images and texts."""
     checksum: str
     count: int
     """Number of training samples, including those for validation."""
     scattered: bool
     """Whether random rows are as fast to read as neighbouring ones."""
 
+    def rows(self, config: Config) -> Tensor:
+        """Rows of the samples that a run was trained on."""
+        ...
+
     def training(self, config: Config, rows: Tensor, device: torch.device) -> SampleBatches:
         """These samples, with the labels that the run was trained on."""
         ...
 
-    def test(self, most: int, device: torch.device) -> tuple[SampleBatches, bool]:
+    def test(self, config: Config, most: int, device: torch.device) -> tuple[SampleBatches, bool]:
         """Test samples, at most `most` of a large data set, and whether these are all of them."""
         ...
 
@@ -48,17 +60,21 @@ class PoolInMemory:
     """A small data set."""
 
     scattered = True
+    features: int | None = None
 
     def __init__(self, data: ImageSplits) -> None:
         self._data = data
         self.classes, self.checksum, self.count = data.classes, data.checksum, len(data.train)
+
+    def rows(self, config: Config) -> Tensor:
+        return split(range(self.count), config.validation, seed=config.seed)[0]
 
     def training(self, config: Config, rows: Tensor, device: torch.device) -> SampleBatches:
         images = self._data.train
         labels = with_noise(images.labels, config.noise, self.classes, seed=config.seed)
         return self._batches(images.pixels[rows], labels[rows], device)
 
-    def test(self, most: int, device: torch.device) -> tuple[SampleBatches, bool]:
+    def test(self, config: Config, most: int, device: torch.device) -> tuple[SampleBatches, bool]:
         return self._batches(self._data.test.pixels, self._data.test.labels, device), True
 
     def _batches(self, pixels: Tensor, labels: Tensor, device: torch.device) -> SampleBatches:
@@ -73,6 +89,7 @@ class PoolOnDisk:
     """A large one, of which neighbours are taken: its files are read in large pieces, and have the classes mixed."""
 
     scattered = False
+    features: int | None = None
 
     def __init__(self, name: str, folder: Path | None, *, partial: bool) -> None:
         self._name, self._folder, self._partial = name, folder, partial
@@ -80,10 +97,13 @@ class PoolOnDisk:
         self.classes, self.checksum = whole.classes, whole.checksum
         self.count = len(self._stream("train", None, torch.device("cpu")).samples)
 
+    def rows(self, config: Config) -> Tensor:
+        return split(range(self.count), config.validation, seed=config.seed)[0]
+
     def training(self, config: Config, rows: Tensor, device: torch.device) -> SampleBatches:
         return list(self._stream("train", rows, device).epoch(0))
 
-    def test(self, most: int, device: torch.device) -> tuple[SampleBatches, bool]:
+    def test(self, config: Config, most: int, device: torch.device) -> tuple[SampleBatches, bool]:
         count = len(self._stream("test", None, device).samples)
         rows = torch.arange(min(most, count))
         return list(self._stream("test", rows, device).epoch(0)), len(rows) == count
@@ -95,8 +115,37 @@ class PoolOnDisk:
         )  # fmt: skip
 
 
-def open_pool(name: str, partial: bool, *, folder: Path | None, log: Callable[[str], None]) -> Pool:
-    """The data set of that name, from a folder or the hub, as for a training."""
+class PoolOfOwn:
+    """One's own data: images, rows of numbers or texts."""
+
+    scattered = True
+
+    def __init__(self, source: OwnData) -> None:
+        self._source, self._batch = source, BATCH_OF_OWN[source.task.kind]
+        self.classes, self.features, self.checksum = source.classes, source.features, source.checksum
+        self.count = len(source.task.train)
+
+    def rows(self, config: Config) -> Tensor:
+        return self._source.training_rows(config)
+
+    def training(self, config: Config, rows: Tensor, device: torch.device) -> SampleBatches:
+        return list(self._source.plain("train", rows, config, device, self._batch).epoch(0))
+
+    def test(self, config: Config, most: int, device: torch.device) -> tuple[SampleBatches, bool]:
+        rows = torch.arange(len(self._source.task.test))
+        return list(self._source.plain("test", rows, config, device, self._batch).epoch(0)), True
+
+
+def open_pool(
+    name: str, partial: bool, *, folder: Path | None, log: Callable[[str], None], run_code: bool = False
+) -> Pool:
+    """The data set of that name, from a folder or the hub, as for a training.
+
+    One's own data is read from where its name says, or from `folder`. A Python file that the name has is run only if
+    `run_code`: the name may come from a record, and a record from anywhere.
+    """
+    if not is_registered(name):
+        return PoolOfOwn(OwnData(open_task(place_again(name, folder, run_code=run_code))))
     if find(name).is_streamed:
         return PoolOnDisk(name, folder, partial=partial)
     return PoolInMemory(load(name, folder, log=log, partial=partial))

@@ -17,7 +17,7 @@ from bisam.lab.data.catalogue import find, is_registered
 from bisam.lab.data.images import ImageSplits
 from bisam.lab.data.labels import split, with_noise
 from bisam.lab.data.loading import load
-from bisam.lab.data.named import place_of
+from bisam.lab.data.named import NAMED, deviation, place_of
 from bisam.lab.data.on_device import Batches
 from bisam.lab.data.own import open_task
 from bisam.lab.data.own_source import OwnData
@@ -145,15 +145,25 @@ def open_source(name: str, *, log: Callable[[str], None], folder: Path | None = 
     A name that is not registered is one's own data: see `bisam.lab.data.own`.
     """
     if not is_registered(name):
-        return OwnData(open_task(place_of(name, folder)))
+        task = open_task(place_of(name, folder))
+        if (line := deviation(name, task)) is not None:
+            log(line)
+        return OwnData(task)
     if find(name).is_streamed:
         return OnDisk(name, folder, partial=partial)
     return InMemory(load(name, folder, log=log, partial=partial))
 
 
 def own_data(name: str) -> OwnData:
-    """One's own data by name: see `bisam.lab.data.own`. ValueError for a data set of the lab."""
-    if is_registered(spec.parse_data(name).place):
+    """One's own data by name: see `bisam.lab.data.own`. ValueError for a data set of the lab.
+
+    A file or folder comes before a data set of the lab of the same name, and is recorded as ./NAME.
+    """
+    place, options = spec.parse_data(name)
+    is_known = is_registered(place) or place in NAMED
+    if is_known and Path(place).exists():
+        return OwnData(open_task(spec.data_name(f"./{place}", options)))
+    if is_registered(place):
         raise ValueError(f"{name} is a data set of the lab, which its recipes train on: see bisam list")
     return OwnData(open_task(place_of(name)))
 

@@ -138,6 +138,8 @@ def _read(files: Sequence[Path]) -> tuple[pa.Table, dict[str, list[str]]]:
         except Exception as error:  # of pandas, of pyarrow, of datasets
             cause = error.__cause__ or error
             reason = next(iter(str(cause).splitlines()), "")[:200]
+            if "corresponds to no data" in reason:
+                raise DataError(f"{files[0]} has no rows below its header: add some") from error
             raise DataError(f"{files[0]} cannot be read as {builder} ({reason}): correct the file") from error
         return _arrow(datasets, found)
 

@@ -42,9 +42,9 @@ def planned(wanted: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Co
     for budget in _smaller(wanted):
         if seconds(budget, costs, searched) <= limit:
             return budget
-    least = seconds(budget, costs, searched)
+    least = seconds(budget, costs, searched)  # of one epoch
     raise ValueError(
-        f"the least that can be compared, {budget.seeds} seeds of {budget.epochs} epochs without a search of ρ, takes "
+        f"the least that can be compared, {budget.seeds} seeds of 1 epoch without a search of ρ, takes "
         f"about {math.ceil(least / 60)} minutes: give --minutes {math.ceil(1.2 * least / 60)}, or a smaller model"
     )
 
@@ -81,7 +81,7 @@ def given_up(wanted: Budget, planned: Budget) -> list[str]:
     """
     found = []
     if planned.epochs < wanted.epochs:
-        found.append(f"{planned.epochs} epochs instead of {wanted.epochs}")
+        found.append(f"{planned.epochs} epoch{'s' * (planned.epochs > 1)} instead of {wanted.epochs}")
     if planned.seeds < wanted.seeds:
         found.append(f"{planned.seeds} seeds instead of {wanted.seeds}")
     if planned.grid == 0 < wanted.grid:

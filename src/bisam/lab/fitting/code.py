@@ -7,6 +7,7 @@ from bisam.lab.methods import METHODS
 
 CLASSES = {
     "sam": "SAM", "bisam": "BiSAM", "asam": "ASAM", "abisam": "ABiSAM", "esam": "ESAM", "ebisam": "EBiSAM",
+    "ksam": "KSAM", "looksam": "LookSAM", "msam": "MSAM",
 }  # fmt: skip
 
 
@@ -25,7 +26,7 @@ def lines(config: Config) -> str:
             "import bisam, torch",
             f"base = {_base(config)}",
             f"optimizer = {_optimizer(config)}",
-            f"for x, y in loader:  # {config.epochs} epochs, {_schedule(config)}",
+            f"for x, y in loader:  # {config.epochs} epoch{'s' * (config.epochs > 1)}, {_schedule(config)}",
             "    optimizer.minimize(x, y)",
         ]
     )
@@ -51,8 +52,10 @@ def _optimizer(config: Config) -> str:
             options.append(f"{name}={getattr(config, name):g}")
     if config.label_smoothing:
         options.append(f"descent=bisam.CrossEntropy(label_smoothing={config.label_smoothing:g})")
-    if config.micro_batch is not None:
-        options.append(f"micro_batch={config.micro_batch}")
+    shared = [name for name in ("micro_batch", "every") if name in fields and getattr(config, name) is not None]
+    options += [f"{name}={getattr(config, name)}" for name in shared]
+    if "start" in fields and config.start:
+        options.append(f"start=round({config.start:g} * {config.epochs} * len(loader))")
     if config.clip_norm is not None:
         options.append(f"clip_norm={config.clip_norm:g}")
     if config.precision == "bf16":

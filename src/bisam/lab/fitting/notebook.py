@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bisam.lab import records
 from bisam.lab.config import Config
+from bisam.lab.data.named import IN_MEMORY
 from bisam.lab.data.own import from_parts, pair
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.sources import Source
@@ -132,7 +133,7 @@ def fit(
     name = getattr(model, "__name__", "model").strip("<>")
     given = {"train": train, "validation": validation, "test": test}
     parts = {part: pair(data, part) for part, data in given.items() if data is not None}
-    source = OwnData(from_parts("data", parts, "the data"))
+    source = OwnData(from_parts(IN_MEMORY, parts, "the data"))
     root = Path(tempfile.mkdtemp(prefix="bisam-") if runs is None else runs)
     study = Study(
         source, name, root, torch.device(device),

@@ -36,7 +36,7 @@ def search(
         return build(config, source).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def optimizer(model: nn.Module, rho: float) -> bisam.SharpnessAware:
-        made = methods.optimizer(model, replace(config, rho=rho))
+        made = methods.optimizer(model, replace(config, rho=rho), steps=steps)
         return _scheduled(made, config, steps)
 
     return find_rho(

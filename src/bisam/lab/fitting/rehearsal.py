@@ -57,7 +57,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def _measured(config: Config, source: Source, device: torch.device, build: Build) -> Cost:
-    training = TrainingRun(config, source, device, build)
+    training = TrainingRun(replace(config, start=0.0), source, device, build)  # what it needs once it perturbs
     batches = training.batches.epoch(0)
     times = []
     for x, y in itertools.islice(batches, STEPS + 1):

@@ -34,18 +34,22 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
 FOR_ROWS: dict[str, Callable[[int, int], nn.Module]] = {"perceptron": Perceptron}
 """Networks for rows of numbers, from the number of columns and of classes."""
 
-ELSEWHERE: dict[str, Callable[[str, int], nn.Module]] = {
+ELSEWHERE: dict[str, Callable[[str, int, bool], nn.Module]] = {
     spec.TIMM: from_timm.build,
     spec.TRANSFORMERS: from_transformers.build,
     spec.PYTHON: from_file.build,
 }
-"""Where other networks come from: `timm:NAME`, `transformers:NAME-OR-FOLDER`, `file.py:function`."""
+"""Where other networks come from: `timm:NAME`, `transformers:NAME-OR-FOLDER`, `file.py:function`.
+
+The last argument is whether they are pretrained.
+"""
 
 
-def build(name: str, classes: int, features: int | None = None) -> nn.Module:
+def build(name: str, classes: int, features: int | None = None, *, pretrained: bool = True) -> nn.Module:
     """A new network of that name, with weights drawn from torch's global generator where they are not pretrained.
 
-    `features` is the number of columns, for rows of numbers.
+    `features` is the number of columns, for rows of numbers. With `pretrained=False` no file of weights is read: for a
+    network that gets others.
 
     >>> sum(p.numel() for p in build("resnet20", 10).parameters())
     269722
@@ -55,11 +59,13 @@ def build(name: str, classes: int, features: int | None = None) -> nn.Module:
     """
     source, own = spec.parse_model(name)
     if source in ELSEWHERE:
-        return ELSEWHERE[source](own, classes)
+        return ELSEWHERE[source](own, classes, pretrained)
     if name in FOR_ROWS:
         if features is None:
             raise ValueError(f"{name} is for rows of numbers, and these data have none: use another model")
         return FOR_ROWS[name](features, classes)
+    if name.endswith(".py"):
+        raise ValueError(f"{name} is a Python file: name the function in it that returns the network, as in {name}:net")
     if name not in MODELS:
         raise ValueError(f"no model is called {name!r}: {suggestion(name, [*MODELS, *FOR_ROWS])}")
     return MODELS[name](classes)

@@ -25,10 +25,10 @@ def timm() -> Any:
         ) from None
 
 
-def build(name: str, classes: int) -> nn.Module:
+def build(name: str, classes: int, pretrained: bool = True) -> nn.Module:
     package = timm()
     try:
-        return package.create_model(name, pretrained=True, num_classes=classes)
+        return package.create_model(name, pretrained=pretrained, num_classes=classes)
     except Exception as error:  # no such model, no network, no weights
         reason = next(iter(str(error).splitlines()), "")[:160]
         raise ValueError(

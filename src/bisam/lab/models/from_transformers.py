@@ -12,7 +12,7 @@ from torch import nn
 from bisam.lab import spec
 
 
-def build(name: str, classes: int) -> nn.Module:
+def build(name: str, classes: int, pretrained: bool = True) -> nn.Module:
     """With a new head of that many classes: for images if the network reads them, else for texts."""
     transformers = _package()
     place = spec.folder_or_name(name)
@@ -22,7 +22,10 @@ def build(name: str, classes: int) -> nn.Module:
             reads_images = type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
             kind = "ImageClassification" if reads_images else "SequenceClassification"
             auto = getattr(transformers, f"AutoModelFor{kind}")
-            model = auto.from_pretrained(place, config=config, ignore_mismatched_sizes=True)
+            if pretrained:
+                model = auto.from_pretrained(place, config=config, ignore_mismatched_sizes=True)
+            else:
+                model = auto.from_config(config)
     except Exception as error:  # no such folder, no such name, no network, no such head
         reason = next(iter(str(error).splitlines()), "")[:160]
         raise ValueError(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bisam.lab.models.initialization import he_convolutions
+
+if TYPE_CHECKING:
+    from bisam.lab.models.fused.residual import Network
 
 
 def shortcut(x: Tensor, channels: int) -> Tensor:
@@ -56,7 +60,22 @@ class ResNet(nn.Module):
         self.classifier = nn.Linear(64, classes)
         he_convolutions(self, "fan_in")
         nn.init.kaiming_normal_(self.classifier.weight)
+        self._fused: Network | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._fused is not None and self._fused.fits(x):
+            return self.classifier(self._fused(x))
         x = self.blocks(F.relu(self.norm(self.conv(x))))
         return self.classifier(x.mean((2, 3)))
+
+    def fuse(self) -> None:
+        """Compute training passes on a GPU, under autocast to bfloat16, by a few Triton kernels a layer."""
+        from bisam.lab.models.fused.residual import Layer, Network  # which imports Triton
+
+        layers = [Layer(self.conv, self.norm, input=-1)]
+        for block in self.blocks:
+            assert isinstance(block, BasicBlock)
+            last = len(layers) - 1
+            layers.append(Layer(block.conv1, block.norm1, input=last))
+            layers.append(Layer(block.conv2, block.norm2, input=last + 1, shortcut=last))
+        self._fused = Network(layers)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from bisam.lab.measures import title_of as title_of_measure
 from bisam.lab.methods import perturbs, title_of, uses
 from bisam.lab.tables.cells import Group, Run, text_of
-from bisam.lab.tables.statistics import MOST_SEEDS, Difference, difference, more_seeds, signed
+from bisam.lab.tables.power import POWER, count_text, more_seeds
+from bisam.lab.tables.statistics import Difference, difference, signed
 from bisam.lab.tables.summary import OPEN, Sheet, diverged, milliseconds, spread
 
 
@@ -70,9 +71,7 @@ def _gap(gap: Difference | None) -> list[str]:
 
 def _more(gap: Difference) -> str:
     count = more_seeds(gap)
-    if gap.low is None:
-        return "?"
-    return f"over {MOST_SEEDS - min(gap.runs)}" if count is None else str(count)
+    return "?" if count is None else count_text(count, present=gap.runs[0])
 
 
 def _sentence(
@@ -89,12 +88,16 @@ def _sentence(
 def _advice(gap: Difference) -> str:
     if gap.resolved:
         return ""
+    if gap.low is None and gap.paired and gap.mean == 0:
+        return "; both have the same result with every seed: more test samples, or harder ones, are needed"
     if gap.low is None:
         return "; two seeds or more that differ are needed"
     count = more_seeds(gap)
     if count is None:
-        return f"; even {MOST_SEEDS} seeds would not resolve a difference of this size"
-    return f"; about {count} more seed{'s' * (count > 1)} would resolve a difference of this size"
+        return "; train both with the same seeds, which are compared more exactly"
+    needed = count_text(count, present=gap.runs[0])
+    seeds = f"{'' if needed.startswith('over') else 'about '}{needed} more seed{'s' * (count > 1)}"
+    return f"; {seeds} would resolve a difference of this size with a chance of {100 * POWER:.0f} %"
 
 
 def _best_on_validation(group: Group, row: str) -> Run | None:

@@ -217,16 +217,44 @@ def _complete(changed: Group, theirs: Sequence[str], others: Mapping[Cell, Mappi
 
 
 def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
-    """The cells of one recipe with runs of it, changed or not."""
+    """The cells of one recipe with runs of it, changed or not, and with runs of other tables that it can borrow."""
     group = Group(recipe, "")
-    for record in records:
-        run = _run(record)
-        place = None if isinstance(run, str) or record.not_counted else _place(run.config, record.folder, recipe)
-        if place is not None and not isinstance(run, str):
+    runs = [run for run in map(_run, records) if not isinstance(run, str) and not run.record.not_counted]
+    for run in runs:
+        place = _place(run.config, run.record.folder, recipe) if run.config.recipe == recipe.name else None
+        if place is not None:
             cell, changes = place
             group.changes = ", ".join(changes.values()) or group.changes
             group.runs[cell][run.config.seed] = run
+    borrow(group, runs)
     return group
+
+
+def borrow(group: Group, runs: Iterable[Run]) -> None:
+    """Add runs of other tables of the lab that are the same training as a cell of this one, which lacks that seed."""
+    cells = {training_of(config): cell for cell, config in group.recipe.cells.items()}
+    for run in runs:
+        config = run.config
+        cell = cells.get(training_of(replace(config, seed=0))) if config.recipe in RECIPES else None
+        if cell is None or config.recipe == group.recipe.name or run.record.not_counted:
+            continue
+        earlier = group.runs[cell].get(config.seed)
+        if earlier is None or (earlier.record.result is None and run.record.result is not None):
+            group.runs[cell][config.seed] = run
+            group.borrowed.append(run)
+
+
+def training_of(config: Config) -> Config:
+    """The same for two runs that are the same training: without the table that they are of, and `NUMERICS`."""
+    return replace(without_numerics(config), recipe="", title="", row="")
+
+
+def tables_with(configs: Iterable[Config]) -> list[str]:
+    """The tables of the lab that have a cell which is the same training as one of these, whatever its seed."""
+    wanted = {training_of(replace(config, seed=0)) for config in configs}
+    return [
+        name for name, make in RECIPES.items() if any(training_of(own) in wanted for own in _made(make).cells.values())
+    ]
 
 
 def command(run: Run) -> str:
@@ -288,13 +316,16 @@ def place_of(config: Config, folder: Path, recipe: Recipe | None = None) -> tupl
 
 
 def folder_name(row: str, own: Config, changed: Config) -> str:
-    """
+    """The name of a run's folder, of characters that every file system takes.
+
     >>> folder_name("80%", Config(method="sam"), Config(method="sam", epochs=3))
     'noise80-sam-seed0+epochs=3'
+    >>> folder_name("rte", Config(method="sam"), Config(method="sam", model="transformers:org/bert"))
+    'rte-sam-seed0+model=transformers-org-bert'
     """
     name = f"noise{row.rstrip('%')}" if row.endswith("%") else re.sub(r"[^\w.%=-]+", "-", row)
     before, now = own.as_dict(), changed.as_dict()
-    changes = {key: str(value).replace("/", "-") for key, value in now.items() if value != before[key]}
+    changes = {key: re.sub(r'[\\/:*?"<>|]', "-", str(value)) for key, value in now.items() if value != before[key]}
     extra = "".join(f"+{key}={value}" for key, value in changes.items())
     return f"{name}-{own.method}-seed{own.seed}{extra}"
 

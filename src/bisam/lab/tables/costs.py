@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from bisam.lab.config import Config
 from bisam.lab.data import DATA_SETS
-from bisam.lab.methods import METHODS
+from bisam.lab.methods import METHODS, passes
 from bisam.lab.recipes import Recipe
 
 # Milliseconds of a captured plain step at batch 128 in bf16, compiled but for densenet121, from
@@ -38,7 +38,7 @@ def hours_of_run(config: Config, plain_ms: Mapping[str, float] = PLAIN_STEP_MS) 
         return None
     images = DATA_SETS[config.data].samples["train"] * (1 - config.validation)
     steps = config.epochs * math.floor(images / config.batch)
-    return steps * plain_ms[config.model] * METHODS[config.method].passes / 3.6e6
+    return steps * plain_ms[config.model] * passes(config) / 3.6e6
 
 
 def describe(recipe: Recipe) -> str:

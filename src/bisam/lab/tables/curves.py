@@ -8,8 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
+from bisam.lab.config import Config
 from bisam.lab.measures import MEASURES
-from bisam.lab.methods import METHODS, title_of
+from bisam.lab.methods import passes, title_of
 from bisam.lab.tables.cells import Run, number
 
 Rows = list[dict[str, Any]]
@@ -112,8 +113,8 @@ def bands(rows: Rows) -> Rows:
 
 
 def passes_of(method: str) -> float:
-    """Passes over the batch of one step: gradient evaluations of an epoch, in epochs."""
-    return METHODS[method].passes if method in METHODS else 1.0
+    """Passes over the batch of one step: gradient evaluations of an epoch, in epochs. Without `every` and `start`."""
+    return passes(Config(method=method))
 
 
 def label(run: Run) -> str:

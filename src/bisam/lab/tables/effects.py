@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import statistics
 from collections.abc import Iterable, Sequence
@@ -13,14 +12,9 @@ from bisam.lab.recipes import Recipe
 from bisam.lab.tables import published
 from bisam.lab.tables.cells import Group
 from bisam.lab.tables.costs import hours
-from bisam.lab.tables.statistics import LEVEL, Difference, difference_of_means, signed
+from bisam.lab.tables.power import MOST_SEEDS, POWER, count_text, deviation_range, seeds_to_resolve
+from bisam.lab.tables.statistics import Difference, difference_of_means, signed
 from bisam.lab.tables.summary import OPEN, MethodDifference, Sheet, comparisons
-
-POWER = 0.8
-"""Chance to resolve an effect that is there, as sample sizes are usually planned."""
-
-MOST_SEEDS = 100_000
-"""Larger numbers of seeds are shown as more than this."""
 
 
 def paper_difference(recipe: Recipe, label: str, method: str, baseline: str) -> Difference | None:
@@ -31,47 +25,6 @@ def paper_difference(recipe: Recipe, label: str, method: str, baseline: str) -> 
     cells = [table.cells.get(label, {}).get(name) for name in (method, baseline)]
     ours, theirs = cells
     return None if ours is None or theirs is None else difference_of_means(ours, theirs, table.seeds)
-
-
-def seeds_to_resolve(effect: float, deviation: float) -> int:
-    """Pairs of runs with which a paired t test (95 %, two-sided) finds this effect with a chance of 80 %.
-
-    >>> [seeds_to_resolve(effect, 1.0) for effect in (0.5, 0.8, 1.0)]
-    [34, 15, 10]
-    """
-    size = abs(effect) / deviation
-    if size == 0 or (2.8 / size) ** 2 > MOST_SEEDS:
-        return MOST_SEEDS
-    enough = 2
-    while _power(size, enough) < POWER:
-        enough *= 2
-    too_few = enough // 2
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        too_few, enough = (too_few, middle) if _power(size, middle) >= POWER else (middle, enough)
-    return enough
-
-
-def _power(size: float, count: int) -> float:
-    from scipy.stats import nct, t  # here: it is slow to import, and training does not need it
-
-    freedom, shift = count - 1, size * math.sqrt(count)
-    limit = float(t.ppf((1 + LEVEL) / 2, freedom))
-    power = float(nct.sf(limit, freedom, shift))
-    return 1.0 if math.isnan(power) else power  # so far out that its tail cannot be computed
-
-
-def deviation_range(deviation: float, count: int) -> tuple[float, float]:
-    """The 95 % interval of a standard deviation that was estimated from `count` normal values.
-
-    >>> "{:.2f} {:.2f}".format(*deviation_range(1.0, 3))
-    '0.52 6.28'
-    """
-    from scipy.stats import chi2
-
-    freedom = count - 1
-    low, high = (float(chi2.ppf(q, freedom)) for q in ((1 + LEVEL) / 2, (1 - LEVEL) / 2))
-    return deviation * math.sqrt(freedom / low), deviation * math.sqrt(freedom / high)
 
 
 @dataclass(frozen=True)
@@ -166,7 +119,7 @@ def sheet_of_plans(plans: Sequence[SeedPlan], measure: str = "test accuracy") ->
             signed(plan.effect),
             f"{plan.deviation:.2f}, from {plan.pairs}" + (f"\nwith {plan.group.changes}" if plan.group.changes else ""),
             str(plan.present),
-            f"{_count(plan.needed)}\n95 %: {_count(few)} to {_count(many)}",
+            f"{count_text(plan.needed)}\n95 %: {count_text(few)} to {count_text(many)}",
             OPEN if spent is None else f"{spent:.1f}" if spent < 100 else f"{spent:,.0f}",
             plan.command if plan.needed < MOST_SEEDS else OPEN,
         ])  # fmt: skip
@@ -176,7 +129,3 @@ def sheet_of_plans(plans: Sequence[SeedPlan], measure: str = "test accuracy") ->
         "pairs measure poorly. Hours are those of the missing runs on one H200."
     ]
     return Sheet("Seeds needed to resolve the paper's effect", head, rows, notes)
-
-
-def _count(number: int) -> str:
-    return f"over {MOST_SEEDS:,}" if number >= MOST_SEEDS else f"{number:,}"

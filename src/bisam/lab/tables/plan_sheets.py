@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Sequence
 
 from bisam.lab.config import Config
-from bisam.lab.tables.effects import MOST_SEEDS, POWER
 from bisam.lab.tables.footprint import estimated_mib
 from bisam.lab.tables.gpus import Gpu
 from bisam.lab.tables.planning import Choice, Comparison, Plan, end_of, hours_on, missing_seeds
+from bisam.lab.tables.power import MOST_SEEDS, POWER
 from bisam.lab.tables.statistics import signed
 from bisam.lab.tables.summary import OPEN, Sheet
 

@@ -14,8 +14,9 @@ from bisam.lab.recipes import Recipe
 from bisam.lab.tables import published
 from bisam.lab.tables.cells import Cell, Group
 from bisam.lab.tables.costs import hours_of_run
-from bisam.lab.tables.effects import MOST_SEEDS, paper_difference, seeds_to_resolve
+from bisam.lab.tables.effects import paper_difference
 from bisam.lab.tables.gpus import Gpu
+from bisam.lab.tables.power import MOST_SEEDS, seeds_to_resolve
 from bisam.lab.tables.statistics import difference
 
 

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 LEVEL = 0.95
 
-MOST_SEEDS = 1000
-"""Seeds that `more_seeds` considers."""
-
 ARITHMETIC = 1e-12
 """Relative rounding error: equal differences of accuracies are seldom the same float."""
 
@@ -28,6 +25,8 @@ class Difference:
     """Number of runs of each group."""
     paired: bool
     """Whether runs of the same seed were compared with each other."""
+    deviation: float | None = None
+    """Standard deviation of the difference of a pair; None without pairs or an interval."""
 
     @property
     def resolved(self) -> bool:
@@ -82,7 +81,8 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Differ
         gaps = [ours[seed] - theirs[seed] for seed in common]
         mean, error, freedom = statistics.fmean(gaps), _squared_error(gaps) ** 0.5, len(gaps) - 1.0
         low, high = _interval(mean, error, freedom, [*ours.values(), *theirs.values()])
-        return Difference(mean, low, high, (len(gaps), len(gaps)), paired=True)
+        deviation = None if low is None else statistics.stdev(gaps)
+        return Difference(mean, low, high, (len(gaps), len(gaps)), paired=True, deviation=deviation)
     if not ours or not theirs:
         return None
     first, second = [*ours.values()], [*theirs.values()]
@@ -130,28 +130,6 @@ def _welch(
     shares = [square / total for square in squares] if total else [1.0, 0.0]  # of tiny ones the squares would be 0
     freedom = 1 / sum(share**2 / (count - 1) for share, count in zip(shares, runs, strict=True))
     return _interval(mean, total**0.5, freedom, values)
-
-
-def more_seeds(found: Difference) -> int | None:
-    """How many more seeds would resolve a difference of this size and scatter; 0 if it is resolved.
-
-    None where more than `MOST_SEEDS` would be needed, or the scatter is not known.
-
-    >>> more_seeds(difference({0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.0, 1: 1.5, 2: 1.0}))
-    3
-    """
-    if found.resolved:
-        return 0
-    if found.low is None or found.high is None or not found.mean:
-        return None
-    from scipy.stats import t
-
-    count, half = min(found.runs), (found.high - found.low) / 2
-    deviation = half * count**0.5 / float(t.ppf((1 + LEVEL) / 2, count - 1))
-    for seeds in range(count + 1, MOST_SEEDS + 1):
-        if float(t.ppf((1 + LEVEL) / 2, seeds - 1)) * deviation < abs(found.mean) * seeds**0.5:
-            return seeds - count
-    return None
 
 
 def _squared_error(values: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from typing import get_args, get_type_hints
 
 from bisam.lab.config import Config
 from bisam.lab.measures import title_of
-from bisam.lab.methods import METHODS, uses
+from bisam.lab.methods import METHODS, every_of, uses
 from bisam.lab.recipes import Recipe
 from bisam.lab.tables.cells import NUMERICS, Cell, Collection, Group, Run, changes_of, place_of, text_of
 from bisam.lab.tables.statistics import Difference, difference
@@ -268,9 +268,11 @@ def value_of(config: Config, field: str) -> float:
     10.0
     """
     found = getattr(config, field)
-    if found is None:
-        found = config.batch if field == "micro_batch" else PAPER_MU[METHODS[config.method].phi or "log"]
-    return found
+    if found is not None:
+        return found
+    if field == "every":
+        return every_of(config)
+    return config.batch if field == "micro_batch" else PAPER_MU[METHODS[config.method].phi or "log"]
 
 
 def name_of_cell(recipe: str, cell: Cell) -> str:

@@ -32,8 +32,9 @@ class Verdict:
 
     @property
     def measure(self) -> str:
-        """What the tables compare, such as "test accuracy"."""
-        return ", ".join(dict.fromkeys(measure_of(group) for group, _ in self.placed))
+        """What the tables compare: "test accuracy", or "test results" where they compare several measures."""
+        found = {measure_of(group) for group, _ in self.placed}
+        return found.pop() if len(found) == 1 else "test results"
 
     @property
     def resolved(self) -> int:

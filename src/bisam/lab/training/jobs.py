@@ -18,7 +18,7 @@ from bisam.lab.config import Config
 from bisam.lab.data.sources import Source
 from bisam.lab.methods import uses
 from bisam.lab.recipes import Recipe
-from bisam.lab.tables.cells import collect, folder_name, place_of, without_numerics
+from bisam.lab.tables.cells import collect, folder_name, place_of, tables_with, training_of, without_numerics
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job, signals, train
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import ALONE, Ranks
@@ -58,18 +58,34 @@ def _listed(methods: Sequence[str]) -> str:
 
 
 def twins(jobs: Sequence[Job]) -> dict[Path, Job]:
-    """For the folder of each unfinished job, a finished run of the same cell and seed that differs in `NUMERICS`."""
+    """For the folder of each unfinished job, a finished run of the same training, but for `NUMERICS`.
+
+    It has the same cell and seed, or is a run of another table of the lab, beside this one, that has an equal cell.
+    """
     done: dict[Any, Job] = {}
     ended: set[Path] = set()
-    for parent in dict.fromkeys(job.folder.parent for job in jobs if job.folder.parent.is_dir()):
+    for parent in _tables(jobs):
         folders = [path for path in sorted(parent.iterdir()) if (path / records.CONFIG).is_file()]
         for run in collect(map(records.read, folders)).runs:
             if run.record.result is not None:
                 ended.add(run.record.folder)
                 if not run.record.not_counted and not _is_damaged(run.record):
                     done.setdefault(_cell_of(run.config, run.record.folder), Job(run.config, run.record.folder))
-    found = {job.folder: done.get(_cell_of(job.config, job.folder)) for job in jobs if job.folder not in ended}
-    return {folder: twin for folder, twin in found.items() if twin is not None}
+                    done.setdefault(training_of(run.config), Job(run.config, run.record.folder))
+    found: dict[Path, Job] = {}
+    for job in jobs:
+        own, equal = done.get(_cell_of(job.config, job.folder)), done.get(training_of(job.config))
+        twin = own or (equal if equal is not None and equal.folder.parent != job.folder.parent else None)
+        if twin is not None and job.folder not in ended:
+            found[job.folder] = twin
+    return found
+
+
+def _tables(jobs: Sequence[Job]) -> list[Path]:
+    """The folders of these runs, and those beside them of tables that have an equal cell."""
+    own = dict.fromkeys(job.folder.parent for job in jobs)
+    beside = [parent.parent / name for parent in own for name in tables_with(job.config for job in jobs)]
+    return [folder for folder in dict.fromkeys([*own, *beside]) if folder.is_dir()]
 
 
 def _cell_of(config: Config, folder: Path) -> tuple[Any, Config]:

@@ -19,7 +19,7 @@ import torch
 from bisam.capture import CapturedSteps, capture_together
 from bisam.lab.config import Config
 from bisam.lab.data.sources import Source
-from bisam.lab.methods import METHODS
+from bisam.lab.methods import passes
 from bisam.lab.models import FOR_ROWS, MODELS
 from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, check_result, checkpoint, config_differences
 from bisam.lab.records.metrics import is_epoch
@@ -198,12 +198,18 @@ def _epoch(crew: Sequence[ActiveRun], step: CapturedSteps, progress: Progress, s
                 one.batch = number
             return
     _clock(crew, began)
-    alike = len({(one.training.config.model, METHODS[one.training.config.method].passes) for one in crew}) == 1
+    alike = len({(one.training.config.model, _passes(one)) for one in crew}) == 1
     for one in crew:
         metrics = one.training.end_epoch(one.epoch, together=len(crew), alike=alike)
         one.run.metrics.append(metrics)
         one.epoch, one.batch = one.epoch + 1, 0
         progress.epoch(one.training.config, one.run.folder, metrics)
+
+
+def _passes(one: ActiveRun) -> float:
+    """What a step of its epoch costs: those before `start` are plain."""
+    config = one.training.config
+    return passes(config, one.epoch / config.epochs, (one.epoch + 1) / config.epochs)
 
 
 def _steps(active: Sequence[ActiveRun], progress: Progress) -> CapturedSteps:

@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from rich.table import Table
 
 from bisam.lab.config import Config
-from bisam.lab.methods import METHODS
+from bisam.lab.methods import passes
 
 
 class Overall:
@@ -35,7 +35,7 @@ class Overall:
             self._began = self._clock()
         for config, epoch in epochs.items():
             if epoch > self._epochs.get(config, 0):
-                self._before += (epoch - self._epochs.get(config, 0)) * _passes(config)
+                self._before += _passes(config, epoch) - _passes(config, self._epochs.get(config, 0))
             self._epochs[config] = epoch
 
     def epoch(self, config: Config, epochs: int) -> None:
@@ -68,8 +68,8 @@ class Overall:
         return table
 
     def _seconds_left(self) -> float | None:
-        total = sum(config.epochs * _passes(config) for config in self._epochs)
-        done = sum(epochs * _passes(config) for config, epochs in self._epochs.items())
+        total = sum(_passes(config, config.epochs) for config in self._epochs)
+        done = sum(_passes(config, epochs) for config, epochs in self._epochs.items())
         trained = done - self._before
         if self._began is None or trained <= 0:
             return None
@@ -85,5 +85,6 @@ def clock_time(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
-def _passes(config: Config) -> float:
-    return METHODS[config.method].passes if config.method in METHODS else 1.0
+def _passes(config: Config, epochs: int) -> float:
+    """Passes of the first epochs: with `start`, these cost less than the others."""
+    return epochs * passes(config, 0.0, epochs / config.epochs) if epochs else 0.0

@@ -218,7 +218,7 @@ def _tested(result: dict[str, Any]) -> str:
 def _status(metrics: dict[str, Any]) -> str:
     parts = [
         f"validation {metrics['validation_accuracy']:.2f} %",
-        f"loss {metrics['loss']:.3f}",
+        f"loss {metrics.get('loss', metrics.get('perturbed_loss', math.nan)):.3f}",  # MSAM's is at w + ε alone
         f"flips {metrics['flips']:.1f}" if "flips" in metrics else "",
         f"{metrics['samples_per_second']:,.0f} samples/s",
     ]

@@ -16,6 +16,7 @@ from bisam.lab.config import Config, rate
 from bisam.lab.data.randomness import mixed
 from bisam.lab.data.shards import Shard
 from bisam.lab.data.sources import Batched, Source
+from bisam.lab.models.compiling import compile_model
 from bisam.lab.training.ranks import ALONE, Ranks
 from bisam.objectives import logits_of
 from bisam.plan import Batch
@@ -28,8 +29,18 @@ def build_by_name(config: Config, source: Source) -> nn.Module:
     return models.build(config.model, source.classes, source.features)
 
 
-SUMS = ["steps", "loss", "perturbed_loss", "error", "perturbed_error", "flips", "ascent_norm"]
-"""Telemetry that is summed over the steps of an epoch, on the device."""
+COUNTS = {
+    "steps": (),
+    "steps_at_weights": ("loss", "error"),
+    "steps_perturbed": ("perturbed_loss", "perturbed_error", "flips", "ascent_norm"),
+}
+"""Counters of an epoch's steps: of all, of those with a pass at w, of those with one at w + ε, and what each measures.
+
+MSAM has no pass at w; a plain step, as before `start`, has none at w + ε.
+"""
+
+SUMS = [*COUNTS, *(name for names in COUNTS.values() for name in names)]
+"""What is summed over the steps of an epoch, on the device."""
 
 CLASSES_FOR_TOP5 = 100
 """Report top-5 accuracy for data sets with at least this many classes: there guessing gets at most 5 %."""
@@ -73,12 +84,13 @@ class TrainingRun:
             self.model: nn.Module = build(config, source)
             self.model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             wrapped = ranks.wrapped(self.model)
-            self.optimizer = methods.optimizer(wrapped, config, ranks.sharpness(config))
+            steps = config.epochs * len(self.batches)
+            self.optimizer = methods.optimizer(wrapped, config, ranks.sharpness(config), steps=steps)
         self._check_fits()
         for batches in (parts.train, parts.validation, parts.test):
             batches.shard = Shard(ranks.rank, ranks.count)
         if config.compile:
-            self.model.compile(dynamic=False)  # one compilation for each batch size: ESAM has two
+            compile_model(self.model, device, bf16=config.precision == "bf16")
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.sums = {name: torch.zeros((), device=device) for name in SUMS}
         self.best = Best()
@@ -87,11 +99,12 @@ class TrainingRun:
 
     def add_up(self) -> None:
         """Add the telemetry of a step to the sums; captured in the graph of the step."""
-        self.sums["steps"].add_(1)
         telemetry = self.optimizer.telemetry
-        for name in SUMS[1:]:
-            value = getattr(telemetry, name)
-            if value is not None:
+        for counter, names in COUNTS.items():
+            known = {name: value for name in names if (value := getattr(telemetry, name)) is not None}
+            if known or counter == "steps":
+                self.sums[counter].add_(1)
+            for name, value in known.items():
                 self.sums[name].add_(value)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -114,11 +127,9 @@ class TrainingRun:
         `together` is how many runs shared the device, `alike` whether their steps cost the same.
         """
         steps = self.sums["steps"].item()
-        means = self._means(steps)
+        means = self._means()
         for total in self.sums.values():
             total.zero_()
-        if not methods.find(self.config.method).perturbs:  # there is no w + ε to measure at
-            means = {name: means[name] for name in ("loss", "error")}
         validation = self.measured(self.validation, "validation")
         accuracy, score = validation["validation_accuracy"], validation[f"validation_{self.config.primary}"]
         if not self.diverged and (score > self.best.score or self.config.select == "last"):
@@ -138,13 +149,18 @@ class TrainingRun:
             "samples_per_second": steps * self.config.batch / seconds if seconds > 0 else math.inf,
         }
 
-    def _means(self, steps: float) -> dict[str, float]:
-        """Telemetry of a step of all ranks: flips are counted, the other numbers are means over the samples."""
-        totals = torch.stack([total for name, total in self.sums.items() if name != "steps"])
+    def _means(self) -> dict[str, float]:
+        """Telemetry of a step of all ranks: flips are counted, the other numbers are means over the samples.
+
+        A mean is over the steps that measure its number; what no step has measured is left out.
+        """
+        totals = torch.stack([*self.sums.values()])
         self.ranks.sum_(totals)
-        names = [name for name in self.sums if name != "steps"]
-        found = {name: total / steps for name, total in zip(names, totals.tolist(), strict=True)}
-        return {name: value if name == "flips" else value / self.ranks.count for name, value in found.items()}
+        sums = dict(zip(self.sums, totals.tolist(), strict=True))
+        means = {name: sums[name] / sums[one] for one, names in COUNTS.items() for name in names if sums[one]}
+        if "loss" not in means:  # without a pass at w nothing has turned from right to wrong
+            means.pop("flips", None)
+        return {name: value * self.ranks.count if name == "flips" else value for name, value in means.items()}
 
     @property
     def diverged(self) -> bool:
@@ -247,14 +263,20 @@ class TrainingRun:
         """Resume from `state()`. Returns what differs from an uninterrupted run; empty if nothing does."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        sums = state["sums"]
         for name, total in self.sums.items():
-            total.copy_(state["sums"][name])
+            total.copy_(sums[name] if name in sums else self._counted(name, sums["steps"]))
         self.best = self._loaded_best(state["best"])
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
         if state["generator"].shape != self.generator.get_state().shape:
             return f"it was trained on another kind of device: on {self.device.type} dropout restarts from the seed"
         self.generator.set_state(state["generator"])
         return ""
+
+    def _counted(self, counter: str, steps: Tensor) -> Tensor:
+        """A counter that a checkpoint of an older version lacks: there every step was perturbed, or none."""
+        is_counted = counter == "steps_at_weights" or methods.find(self.config.method).perturbs
+        return steps if is_counted else torch.zeros_like(steps)
 
     def _loaded_best(self, state: dict[str, Any]) -> Best:
         weights, others = state["weights"], state.get("others", {})  # older checkpoints have accuracy alone

@@ -1,0 +1,345 @@
+"""The frontier: accuracy from the ledger against time from benchmarks/results, as a table, a picture and advice.
+
+What was not measured is shown as such: no sentence here is about a setting without records.
+
+python docs/scripts/frontier.py    # draws docs/images/frontier.svg, once there is something to draw
+"""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import ledger
+import vl_convert
+from ledger import markdown
+
+from bisam.capture.steps import MOST_GRAPHS
+from bisam.lab.config import Config
+from bisam.lab.files import write_atomically
+from bisam.lab.methods import title_of
+from bisam.lab.models import build
+from bisam.lab.recipes import FRONTIER_SETTINGS, find, frontier_row
+from bisam.lab.report.charts import COLOURS, MORE_COLOURS
+from bisam.lab.tables.cells import Collection, Group, borrow
+from bisam.lab.tables.statistics import Difference, difference, interval_of_mean, signed
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks/results"
+PICTURE = ROOT / "docs/images/frontier.svg"
+
+MODELS = {"resnet32": "ResNet-32", "vgg19bn": "VGG19-BN"}
+PLACES = [(model, noise) for model in MODELS for noise in (0.0, 0.4)]
+KINDS = {
+    "": "all steps", "200epochs": "200 epochs", "every5": "every fifth step", "late50": "last 50 %",
+    "late25": "last 25 %", "late10": "last 10 %",
+}  # fmt: skip
+"""Which steps perturb, by setting."""
+EPOCHS = 200
+"""Of the SGD training that times are relative to."""
+GOAL = 1.15
+BUDGETS = (1.0, 1.1, GOAL, 1.25, 1.5, 2.1)
+
+Timing = Mapping[str, Mapping[str, Any]]
+"""Ratios to SGD by model, as benchmarks/bench_frontier.py writes them."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of one method, with one model and noise rate."""
+
+    setting: str
+    method: str
+    config: Config
+    time: float | None
+    """Of a training, relative to SGD's of 200 epochs; None where it was not measured."""
+    accuracies: Mapping[int, float]
+    """Test accuracy in per cent, by seed."""
+    of_sam: Mapping[int, float]
+    under_way: int = 0
+
+    @property
+    def title(self) -> str:
+        return name_of(self.setting, self.method)
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.accuracies.values()) if self.accuracies else None
+
+    @cached_property
+    def to_sam(self) -> Difference | None:
+        """None for SAM itself, and where one of the two has no runs."""
+        return None if self.is_sam else difference(self.accuracies, self.of_sam)
+
+    @property
+    def is_sam(self) -> bool:
+        return (self.setting, self.method) == ("", "sam")
+
+    @property
+    def words(self) -> str:
+        """Such as "94.20 (94.02 to 94.38), n = 3"."""
+        if self.mean is None:
+            return "under way" if self.under_way else "not run yet"
+        low, high = interval_of_mean([*self.accuracies.values()])
+        interval = "" if low is None else f" ({low:.2f} to {high:.2f})"
+        return f"{self.mean:.2f}{interval}, n = {len(self.accuracies)}{' ▼' * self.is_below_sam}"
+
+    @property
+    def is_below_sam(self) -> bool:
+        """Whether it is resolved that SAM is better."""
+        return self.to_sam is not None and self.to_sam.resolved and self.to_sam.mean < 0
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether there is an interval of the difference to SAM, and it does not lie below 0."""
+        return self.to_sam is not None and self.to_sam.high is not None and self.to_sam.high >= 0
+
+
+def name_of(setting: str, method: str) -> str:
+    if method == "sgd":
+        return f"SGD, {200 if setting else 400} epochs"
+    return f"{title_of(method)}, {KINDS[setting]}" if setting else title_of(method)
+
+
+def timing(path: Path = RESULTS / "frontier_h200.json") -> Timing:
+    """Empty until it is measured."""
+    return json.loads(path.read_text())["models"] if path.exists() else {}
+
+
+def relative_time(config: Config, ratios: Mapping[str, Mapping[str, float]] | None) -> float | None:
+    """The time of a training ÷ that of SGD's 200 epochs: plain steps first, then those of the method."""
+    if config.method == "sgd":
+        return config.epochs / EPOCHS
+    step = (ratios or {}).get(f"{config.method} every{config.every}" if config.every else config.method)
+    if step is None:
+        return None
+    return config.epochs / EPOCHS * (config.start + (1 - config.start) * step["median"])
+
+
+def filled(found: Collection) -> Group:
+    """The recipe's table with its own runs, and with equal ones of other tables."""
+    recipe = find("frontier")
+    own = [group for group in found.groups if group.recipe.name == recipe.name and not group.changes]
+    group = Group(recipe, "")
+    for other in own:
+        for cell, runs in other.runs.items():
+            group.runs[cell].update(runs)
+    borrow(group, found.runs)
+    return group
+
+
+def points(group: Group, times: Timing, model: str, noise: float) -> list[Point]:
+    """All settings with a model and a noise rate."""
+    sam = group.measured(frontier_row(model, noise), "sam")
+    made = []
+    for setting, (methods, _) in FRONTIER_SETTINGS.items():
+        for method in methods:
+            row = frontier_row(model, noise, setting)
+            config = group.recipe.cells[row, method]
+            time = relative_time(config, times.get(model, {}).get("ratio"))
+            under_way = sum(run.record.result is None for run in group.of(row, method))
+            made.append(Point(setting, method, config, time, group.measured(row, method), sam, under_way))
+    return made
+
+
+def by_place(found: Collection, times: Timing | None) -> dict[tuple[str, float], list[Point]]:
+    """All settings, by model and noise rate; `times` are those of the benchmark where none are given."""
+    group, times = filled(found), timing() if times is None else times
+    return {place: points(group, times, *place) for place in PLACES}
+
+
+def place_name(model: str, noise: float) -> str:
+    return f"{MODELS[model]}, {100 * noise:.0f} % wrong labels"
+
+
+def counted() -> dict[str, dict[str, float]]:
+    """FLOPs of a step ÷ those of SGD's, by model and setting."""
+    return json.loads((RESULTS / "frontier_flops.json").read_text())["models"]
+
+
+def table(found: Collection, times: Timing | None = None) -> str:
+    """A line for each setting, cheapest first: FLOPs and time ÷ SGD's 200 epochs, and test accuracies."""
+    work_of = {name: {"median": ratio} for name, ratio in counted()["resnet32"].items()}
+    columns = by_place(found, times)
+    head = ["setting", "FLOPs ÷ SGD, ResNet-32", *(f"time ÷ SGD, {title}" for title in MODELS.values())]
+    head += [place_name(*place) for place in PLACES]
+    rows = []
+    for settings in zip(*columns.values(), strict=True):
+        first = settings[0]
+        work = relative_time(first.config, work_of)
+        measured = [next(one.time for one in settings if one.config.model == model) for model in MODELS]
+        cells = [f"{work:.2f}", *("not measured" if time is None else f"{time:.2f}" for time in measured)]
+        rows.append((work, [first.title, *cells, *(one.words for one in settings)]))
+    return markdown(head, [row for _, row in sorted(rows, key=lambda pair: pair[0])])
+
+
+def advice(found: Collection, times: Timing | None = None) -> str:
+    """For each budget the setting with the best accuracy that was measured within it."""
+    places = by_place(found, times)
+    rows = [[f"{budget:g} × SGD", *(_best(settings, budget) for settings in places.values())] for budget in BUDGETS]
+    return markdown(["to pay at most", *(place_name(*place) for place in places)], rows)
+
+
+def _best(settings: Iterable[Point], budget: float) -> str:
+    within = [one for one in settings if one.time is not None and one.time <= budget and one.mean is not None]
+    if not within:
+        return "not measured"
+    best = max(within, key=lambda one: (one.mean, -one.time))
+    gap = best.to_sam
+    beside = "" if gap is None or not gap.interval else f"; − SAM: {signed(gap.mean)} ({gap.interval})"
+    return f"{best.title}: {best.mean:.2f}, n = {len(best.accuracies)}{beside}"
+
+
+def goal(found: Collection, times: Timing | None = None) -> str:
+    """Whether a setting within 1.15 × SGD's time keeps up with SAM, with each model and noise rate."""
+    lines = [f"Goal: a setting within {GOAL} × SGD's time whose accuracy is not resolvably below SAM's.", ""]
+    lines += [f"- {place_name(*place)}: {_reached(settings)}." for place, settings in by_place(found, times).items()]
+    return "\n".join(lines)
+
+
+def _reached(settings: list[Point]) -> str:
+    sam = next(one for one in settings if one.is_sam)
+    if not sam.accuracies:
+        return "not measured, SAM has no finished runs"
+    cheap = [one for one in settings if one.time is not None and one.time <= GOAL]
+    known = [one for one in cheap if one.to_sam is not None and one.to_sam.high is not None]
+    if not known:
+        return f"not measured, no setting within {GOAL} × SGD has both a time and two seeds or more"
+    keeping = [one for one in known if one.keeps_up]
+    if not keeping:
+        below = ", ".join(f"{one.title} {signed(one.to_sam.mean)} ({one.to_sam.interval})" for one in known)
+        return f"not reached: {below}"
+    return "reached by " + ", ".join(
+        f"{one.title} at {one.time:.2f} × SGD, {signed(one.to_sam.mean)} ({one.to_sam.interval}, {one.to_sam.n})"
+        for one in keeping
+    )
+
+
+def where(path: Path = RESULTS / "frontier_h200.json") -> str:
+    """Where the times are from."""
+    if not path.exists():
+        return "Times: not measured yet."
+    result = json.loads(path.read_text())
+    receipt = result["receipt"]
+    rounds = {entry["rounds"] for entry in result["models"].values()}
+    widths = [
+        100 * (ratio["most"] - ratio["least"]) / ratio["median"]
+        for entry in result["models"].values()
+        for ratio in entry["ratio"].values()
+    ]
+    return (
+        f"Times: {receipt['gpu']}, torch {receipt['torch']}, {receipt['date']}, commit {receipt['commit']}; the median "
+        f"of {', '.join(map(str, sorted(rounds)))} rounds, whose ratios spread over {statistics.median(widths):.1f} % "
+        f"in the median setting and {max(widths):.1f} % at most."
+    )
+
+
+FORMS = {
+    "sam": "SAM",
+    "esam": "ESAM, eager",
+    "esam captured": "ESAM, captured or compiled",
+    "esam beta=1": "ESAM, choice of samples alone (β = 1)",
+    "esam gamma=1": "ESAM, choice of tensors alone (γ = 1)",
+}
+TIMED = {
+    "sam": "SAM, captured and compiled",
+    "esam": "ESAM, captured and compiled",
+    "esam uncompiled": "ESAM, captured, not compiled",
+    "esam uncompiled, fixed tensors": "the same with one choice of tensors for all steps, whose gradients are saved",
+}
+
+
+def efficient(times: Timing | None = None) -> str:
+    """What each form of ESAM's step costs: FLOPs, and time where it was measured."""
+    times, work = timing() if times is None else times, counted()
+    rows = [[f"FLOPs: {title}", *(f"{work[model][name]:.2f}" for model in MODELS)] for name, title in FORMS.items()]
+    for name, title in TIMED.items():
+        ratios = [times.get(model, {}).get("ratio", {}).get(name) for model in MODELS]
+        rows.append([f"time: {title}", *("not measured" if one is None else f"{one['median']:.2f}" for one in ratios)])
+    return markdown(["a step, ÷ SGD's", *MODELS.values()], rows)
+
+
+def pool() -> str:
+    """What a pool of captured choices would be, in numbers."""
+    work = counted()["resnet32"]
+    tensors = len([*build("resnet32", 10).parameters()])
+    never = 1 - (1 - 0.5**MOST_GRAPHS) ** tensors
+    setups = [entry["setup_s"] for entry in json.loads((RESULTS / "bench_h200.json").read_text())["epoch"].values()
+              if entry["compiled"]]  # fmt: skip
+    compiling = [setup["sgd"] for setup in setups]
+    recording = [seconds for setup in setups for name, seconds in setup.items() if name != "sgd"]
+    saved = work["esam captured"] - work["esam"]
+    share = 100 * saved / work["esam captured"]
+    return (
+        f"On ResNet-32 that is {saved:.2f} of SGD's step, {share:.0f} % of ESAM's. A pool of {MOST_GRAPHS} graphs, "
+        f"each with a choice drawn up front, would leave at least one of its {tensors} tensors unperturbed in a whole "
+        f"training with probability {never:.2f}. To draw a new choice is to record a new graph, {min(recording):.1f} "
+        f"to {max(recording):.1f} s for the compiled models of [speed](speed.md), and to compile the model for it, "
+        f"{min(compiling):.0f} to {max(compiling):.0f} s."
+    )
+
+
+def shown(found: Collection, times: Timing | None = None) -> str:
+    """The picture's line, where it has anything to show."""
+    if not any(map(_drawn, by_place(found, times).values())):
+        return "There is no picture yet: no setting has both a time and runs."
+    return "![Test accuracy against time relative to SGD, with 95 % intervals](images/frontier.svg)"
+
+
+def _drawn(settings: Iterable[Point]) -> list[dict[str, Any]]:
+    rows = []
+    for one in settings:
+        if one.time is not None and one.mean is not None:
+            low, high = interval_of_mean([*one.accuracies.values()])
+            span = {} if low is None else {"low": low, "high": high}
+            kind = KINDS[""] if one.method == "sgd" else KINDS[one.setting]
+            rows.append({"time": one.time, "mean": one.mean, "method": title_of(one.method), "kind": kind, **span})
+    return rows
+
+
+def picture(found: Collection, times: Timing | None = None) -> bytes | None:
+    """The picture as SVG, a panel for each model and noise rate; None where there is nothing to show."""
+    rows = {place: _drawn(settings) for place, settings in by_place(found, times).items()}
+    if not any(rows.values()):
+        return None
+    methods = list(dict.fromkeys(method for names, _ in FRONTIER_SETTINGS.values() for method in names))
+    own = dict.fromkeys((COLOURS["plain"], COLOURS["sam"], COLOURS["log"], *MORE_COLOURS, "#0b7285"))
+    colours = alt.Scale(domain=[title_of(method) for method in methods], range=[*own])
+    kinds = [kind for kind in KINDS.values() if kind != KINDS["200epochs"]]
+    shapes = alt.Scale(domain=kinds, range=["circle", "square", "triangle-up", "diamond", "triangle-down"])
+    panels = [_panel(rows[place], place_name(*place), colours, shapes) for place in PLACES if rows[place]]
+    drawn = alt.concat(*panels, columns=2).properties(background="white")
+    return vl_convert.vegalite_to_svg(drawn.to_dict()).encode()
+
+
+def _panel(rows: list[dict[str, Any]], title: str, colours: alt.Scale, shapes: alt.Scale) -> alt.LayerChart:
+    base = alt.Chart(alt.Data(values=rows))
+    span = alt.Scale(domain=[0.95, 2.2], nice=False)
+    x = alt.X("time:Q", title="time ÷ SGD, 200 epochs", scale=span)
+    scale = alt.Scale(zero=False, padding=12)
+    colour = alt.Color("method:N", title=None, scale=colours)
+    limit = alt.Chart(alt.Data(values=[{"at": GOAL}])).mark_rule(strokeDash=[3, 3], color="#7d8590")
+    intervals = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5)
+    marks = base.mark_point(size=70, filled=True, opacity=1)
+    y = alt.Y("mean:Q", title="test accuracy, per cent", scale=scale)
+    layers = alt.layer(
+        limit.encode(x=alt.X("at:Q", scale=span)),
+        intervals.encode(
+            x=x, y=alt.Y("low:Q", title="test accuracy, per cent", scale=scale), y2="high:Q", color=colour
+        ),
+        marks.encode(x=x, y=y, color=colour, shape=alt.Shape("kind:N", title=None, scale=shapes)),
+    )
+    return layers.properties(title=title, width=300, height=230)
+
+
+if __name__ == "__main__":
+    drawn = picture(ledger.read())
+    if drawn is None:
+        print("no setting of the frontier has both a time and runs: there is nothing to draw yet")
+    else:
+        write_atomically(PICTURE, drawn)
+        print(f"wrote {PICTURE.relative_to(ROOT)}")

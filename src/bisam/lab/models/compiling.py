@@ -1,0 +1,24 @@
+"""Compiled models: by Triton kernels of their own, where there are some, and else by torch.compile."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+
+from bisam.lab.models.resnet import ResNet
+
+
+def compile_model(model: nn.Module, device: torch.device, *, bf16: bool) -> None:
+    """Compile the training passes of a model that runs on this device, under autocast to bfloat16 or not."""
+    if isinstance(model, ResNet) and bf16 and _has_kernels(device):
+        model.fuse()
+    else:
+        model.compile(dynamic=False)  # one compilation for each batch size: ESAM has two
+
+
+def _has_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels run there: with tensor cores that multiply bfloat16."""
+    is_gpu = device.type == "cuda" and torch.version.hip is None
+    return is_gpu and find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -1,0 +1,1 @@
+"""Residual networks with batch norm as a few Triton kernels a layer."""

@@ -1,0 +1,252 @@
+"""ResNets as Triton kernels against their own modules: interpreted in float32 on a CPU, in bfloat16 on CUDA."""
+
+import copy
+from statistics import mean
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bisam
+from bisam.lab.models import compiling
+from bisam.lab.models.compiling import compile_model
+from bisam.lab.models.resnet import ResNet
+from bisam.lab.models.vgg import VGG
+
+pytest.importorskip("triton", reason="Triton is not on this platform")
+from bisam.lab.models.fused import residual
+from bisam.lab.models.fused.residual import Launch
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch.compile's own imports
+CUDA = torch.cuda.is_available()
+needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+
+
+def network(depth=8, seed=0):
+    """A ResNet whose norms scale and shift, channels_last, in training."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = ResNet(depth, 10).to(memory_format=torch.channels_last)
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.normal_(module.weight)
+                nn.init.normal_(module.bias)
+    return model
+
+
+def images(count, side, seed=1):
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+def off(found, wanted):
+    """Relative distances between two lists of tensors."""
+    return [((a.double() - b.double()).norm() / b.double().norm()).item() for a, b in zip(found, wanted, strict=True)]
+
+
+def gradients_off(model, exact):
+    return off(*([p.grad for p in each.parameters()] for each in (model, exact)))
+
+
+def buffers_off(model, exact):
+    return off(model.buffers(), exact.buffers())
+
+
+# three images of 8×8 are 192, 48 and 12 pixels: whole tiles and parts of one; one place of a weight at a time and three
+LAUNCHES = {
+    "CONVOLVE": {16: Launch(128, 3, 2), 32: Launch(32, 1, 2), 64: Launch(16, 1, 2)},
+    "OF_INPUT": {16: Launch(128, 3, 2), 32: Launch(32, 1, 2), 64: Launch(16, 3, 2)},
+    "OF_WEIGHT": {16: Launch(64, 3, 2, parts=2), 32: Launch(32, 3, 2, parts=4), 64: Launch(16, 1, 2, parts=4)},
+}
+
+
+@pytest.fixture(scope="module")
+def passes():
+    """A pass of ResNet-8 by the kernels in float32, and by the modules in float64."""
+    if CUDA:
+        pytest.skip("interpreted on a CPU only: in float32 a GPU would be given launches that are not for it")
+    fused, exact = network(), network().double()
+    fused.fuse()
+    fused._fused.dtype = torch.float32
+    x, weights = images(3, 8), torch.randn(3, 10, generator=torch.Generator().manual_seed(2))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, launches in LAUNCHES.items():
+            patch.setattr(residual, name, launches)
+        outputs = fused.classifier(fused._fused(x)), exact(x.double())
+        for output in outputs:
+            (output * weights).sum().backward()
+    return fused, exact, outputs
+
+
+def test_the_kernels_give_the_outputs_of_the_modules(passes):
+    fused, wanted = passes[2]
+    torch.testing.assert_close(fused.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_kernels_give_the_gradient_of_every_parameter(passes):
+    fused, exact, _ = passes
+    assert max(gradients_off(fused, exact)) < 1e-5
+    assert all(param.grad.stride() == param.stride() for param in fused.parameters())
+
+
+def test_the_kernels_update_the_running_statistics(passes):
+    fused, exact, _ = passes
+    assert max(buffers_off(fused, exact)) < 1e-6
+    assert fused.norm.num_batches_tracked.item() == 1
+    assert not torch.equal(fused.norm.running_var, torch.ones(16))
+
+
+def test_on_a_cpu_a_fused_network_runs_its_modules():
+    fused, plain = network(), network()
+    fused.fuse()
+    x = images(2, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(fused(x), plain(x))
+    assert fused.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_a_copy_of_a_fused_network_computes_with_its_own_parameters():
+    fused = network()
+    fused.fuse()
+    twin = copy.deepcopy(fused)
+    assert {id(p) for p in twin._fused.parameters()} <= {id(p) for p in twin.parameters()}
+
+
+@pytest.fixture
+def autocast_of_cuda():
+    """Autocast of a device that need not be there."""
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    yield
+    torch.set_autocast_enabled("cuda", before[0])
+    torch.set_autocast_dtype("cuda", before[1])
+
+
+def shaped(*shape, **changes):
+    """What `fits` reads of a tensor on a GPU."""
+    usual = {"is_cuda": True, "dim": lambda: len(shape), "shape": shape, "requires_grad": False}
+    return SimpleNamespace(**{**usual, **changes})
+
+
+@pytest.mark.parametrize(
+    ("x", "fits"),
+    [
+        (shaped(2, 3, 32, 32), True),
+        (shaped(2, 1, 28, 28), True),
+        (shaped(2, 3, 30, 32), False),  # a stride would leave half a pixel
+        (shaped(2, 4, 32, 32), False),
+        (shaped(3, 32, 32), False),
+        (shaped(2, 3, 32, 32, is_cuda=False), False),
+        (shaped(2, 3, 32, 32, requires_grad=True), False),  # the kernels compute no gradient of the images
+    ],
+)
+def test_the_kernels_are_for_images_on_a_gpu(autocast_of_cuda, x, fits):
+    model = network()
+    model.fuse()
+    assert model._fused.fits(x) is fits
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.eval(),
+        lambda model: model.blocks[1].norm2.eval(),
+        lambda model: setattr(model.norm, "momentum", None),
+        lambda _: torch.set_autocast_enabled("cuda", False),
+        lambda _: torch.set_autocast_dtype("cuda", torch.float16),
+    ],
+    ids=["evaluation", "a norm in evaluation", "cumulative averages", "no autocast", "autocast to another type"],
+)
+def test_the_kernels_are_for_training_in_bfloat16(autocast_of_cuda, change):
+    model = network()
+    model.fuse()
+    assert model._fused.fits(shaped(2, 3, 32, 32))
+    change(model)
+    assert not model._fused.fits(shaped(2, 3, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("build", "on_gpu", "bf16", "fused"),
+    [
+        (lambda: ResNet(8, 10), True, True, True),
+        (lambda: ResNet(8, 10), True, False, False),
+        (lambda: ResNet(8, 10), False, True, False),
+        (lambda: VGG(10), True, True, False),
+    ],
+)
+def test_resnets_are_compiled_by_their_own_kernels_and_others_by_torch(monkeypatch, build, on_gpu, bf16, fused):
+    monkeypatch.setattr(compiling, "_has_kernels", lambda device: on_gpu)
+    model = build()
+    compile_model(model, torch.device("cpu"), bf16=bf16)
+    assert (getattr(model, "_fused", None) is not None) is fused
+    assert (model._compiled_call_impl is not None) is not fused
+
+
+def test_a_cpu_has_no_kernels():
+    assert not compiling._has_kernels(torch.device("cpu"))
+
+
+# On CUDA, as it is used.
+
+
+def on_cuda(depth, seed=0):
+    return network(depth, seed).to("cuda", memory_format=torch.channels_last)
+
+
+@needs_cuda
+@pytest.mark.parametrize(("depth", "count", "side"), [(8, 128, 32), (20, 45, 12)])
+def test_on_cuda_it_is_as_near_to_float64_as_autocast_is(depth, count, side):
+    fused, plain = on_cuda(depth), on_cuda(depth)
+    exact = on_cuda(depth).double()
+    fused.fuse()
+    x, y = images(count, side).to("cuda", memory_format=torch.channels_last), torch.arange(count, device="cuda") % 10
+    with torch.autocast("cuda", torch.bfloat16):
+        assert fused._fused.fits(x)
+        for model in (fused, plain):
+            F.cross_entropy(model(x), y).backward()
+    F.cross_entropy(exact(x.double()), y).backward()
+    # in the mean: rounding errors of one parameter's gradient differ more than that from one algorithm to the next
+    assert mean(gradients_off(fused, exact)) < 1.25 * mean(gradients_off(plain, exact))
+    assert max(buffers_off(fused, exact)) < 1.5 * max(buffers_off(plain, exact))
+
+
+@needs_cuda
+def test_on_cuda_equal_inputs_give_equal_bits():
+    x, y = images(128, 32).to("cuda", memory_format=torch.channels_last), torch.arange(128, device="cuda") % 10
+    found = []
+    for _ in range(2):
+        model = on_cuda(8)
+        model.fuse()
+        with torch.autocast("cuda", torch.bfloat16):
+            F.cross_entropy(model(x), y).backward()
+        found.append([*(p.grad for p in model.parameters()), *model.buffers()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@needs_cuda
+@pytest.mark.parametrize("count", [1, 3])
+def test_on_cuda_captured_steps_are_the_eager_ones(count):
+    def trainings():
+        models = [on_cuda(8, seed) for seed in range(count)]
+        for model in models:
+            model.fuse()
+        bases = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True) for model in models]
+        optimizers = [
+            bisam.BiSAM(base, model, autocast=torch.bfloat16) for base, model in zip(bases, models, strict=True)
+        ]
+        return models, optimizers
+
+    (models, optimizers), (eager_models, eager_optimizers) = trainings(), trainings()
+    step = bisam.capture_together(optimizers)
+    assert step.eager_because is None
+    for number in range(6):
+        x, y = images(64, 32, seed=number).cuda(), torch.arange(64, device="cuda") % 10
+        losses = step([(x, y)] * count)
+        wanted = [optimizer.minimize(x, y) for optimizer in eager_optimizers]
+        torch.testing.assert_close(losses, wanted, rtol=1e-3, atol=1e-3)
+    for model, eager in zip(models, eager_models, strict=True):
+        assert (
+            max(off(model.parameters(), eager.parameters())) < 1e-3
+        )  # ρ and the rate are rounded otherwise on the device

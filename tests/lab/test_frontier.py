@@ -1,0 +1,120 @@
+"""The frontier's table, advice and goal: what they say follows from records and times, and from nothing else."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from bisam.lab.recipes import find
+from bisam.lab.tables.cells import collect
+
+ROOT = Path(__file__).parents[2]
+TIMES = {
+    model: {"ratio": {name: {"median": ratio} for name, ratio in ratios.items()}}
+    for model, ratios in {
+        "resnet32": {"sgd": 1.0, "sam": 2.1, "sam every5": 1.3, "bisam-log": 2.2, "esam": 1.9},
+        "vgg19bn": {"sgd": 1.0, "sam": 2.0},
+    }.items()
+}
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    sys.path.insert(0, str(ROOT / "docs/scripts"))
+    try:
+        import frontier
+    finally:
+        sys.path.pop(0)
+    return frontier
+
+
+@pytest.fixture(scope="module")
+def found(recorded):
+    """SAM of another table, a late SAM within its scatter, one far below it, and a run under way."""
+    values = {
+        "label_noise/0%/sam": [95.0, 95.2, 95.1],
+        "frontier/resnet32-late10/sam": [95.0, 95.3, 94.9],
+        "frontier/resnet32-late25/sam": [93.0, 93.1, 93.2],
+        "frontier/resnet32-200epochs/sgd": [94.0, 94.1, 93.9],
+        "frontier/resnet32-late50/sam": [96.0],
+        "cifar10/vgg19bn/sam": [94.0, 94.1],
+    }
+    runs = [recorded(cell, seed, value) for cell, of_seeds in values.items() for seed, value in enumerate(of_seeds)]
+    return collect([*runs, recorded("frontier/resnet32/msam", 0, None)])
+
+
+def by_setting(table):
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+
+def test_the_time_of_a_training_is_that_of_its_plain_steps_and_its_perturbed_ones(frontier):
+    cells, ratios = find("frontier").cells, TIMES["resnet32"]["ratio"]
+    expected = {
+        ("resnet32-200epochs", "sgd"): 1.0, ("resnet32", "sgd"): 2.0, ("resnet32", "sam"): 2.1,
+        ("resnet32-every5", "sam"): 1.3, ("resnet32-late10", "sam"): 0.9 + 0.1 * 2.1,
+        ("resnet32-late25", "bisam-log"): 0.75 + 0.25 * 2.2, ("resnet32-every5", "bisam-log"): None,
+    }  # fmt: skip
+    for cell, time in expected.items():
+        assert frontier.relative_time(cells[cell], ratios) == (None if time is None else pytest.approx(time))
+
+
+def test_every_setting_has_a_line_and_what_was_not_measured_is_said(frontier, found):
+    rows = by_setting(frontier.table(found, TIMES))
+    assert len(rows) == 17
+    work = [float(row["FLOPs ÷ SGD, ResNet-32"]) for row in rows.values()]
+    assert work == sorted(work)
+    ours = "ResNet-32, 0 % wrong labels"
+    assert rows["SAM"][ours] == "95.10 (94.85 to 95.35), n = 3"  # of label_noise
+    assert rows["SAM, last 25 %"][ours].endswith("n = 3 ▼")
+    assert rows["SAM, last 10 %"][ours].endswith("n = 3")
+    assert rows["SAM, last 50 %"][ours] == "96.00, n = 1"
+    assert rows["MSAM"][ours] == "under way"
+    assert rows["MSAM"]["time ÷ SGD, ResNet-32"] == "not measured"
+    assert rows["SAM, last 10 %"]["time ÷ SGD, ResNet-32"] == "1.11"
+    assert rows["SAM, last 10 %"]["time ÷ SGD, VGG19-BN"] == "1.10"
+    assert rows["SAM, last 10 %"]["FLOPs ÷ SGD, ResNet-32"] == "1.10"
+    assert {row["VGG19-BN, 40 % wrong labels"] for row in rows.values()} == {"not run yet"}
+
+
+def test_advice_is_the_best_of_what_was_measured_within_the_budget(frontier, found):
+    rows = by_setting(frontier.advice(found, TIMES))
+    ours = "ResNet-32, 0 % wrong labels"
+    assert rows["1 × SGD"][ours].startswith("SGD, 200 epochs: 94.00, n = 3; − SAM: −1.10 (")
+    assert rows["1.1 × SGD"][ours].startswith("SGD, 200 epochs: ")  # the last 10 % cost 1.11
+    assert rows["1.15 × SGD"][ours].startswith("SAM, last 10 %: 95.07, n = 3; − SAM: −0.03 (")
+    assert rows["2.1 × SGD"][ours] == "SAM, last 50 %: 96.00, n = 1"
+    assert rows["1.5 × SGD"]["VGG19-BN, 0 % wrong labels"] == "not measured"
+    assert rows["2.1 × SGD"]["VGG19-BN, 0 % wrong labels"] == "SAM: 94.05, n = 2"
+    without_times = by_setting(frontier.advice(found, {}))
+    assert without_times["1.15 × SGD"][ours].startswith("SGD, 200 epochs: ")  # its time is 1 by definition
+
+
+def test_the_goal_is_reached_where_a_cheap_setting_is_not_resolvably_below_sam(frontier, found, recorded):
+    lines = frontier.goal(found, TIMES).splitlines()[2:]
+    assert lines[0].startswith("- ResNet-32, 0 % wrong labels: reached by SAM, last 10 % at 1.11 × SGD, −0.03 (")
+    assert lines[1] == "- ResNet-32, 40 % wrong labels: not measured, SAM has no finished runs."
+    assert lines[2].startswith("- VGG19-BN, 0 % wrong labels: not measured, no setting within 1.15 × SGD has both")
+    below = [recorded("frontier/resnet32/sam", seed, 95.0 + seed / 10) for seed in range(3)]
+    below += [recorded("frontier/resnet32-late10/sam", seed, 94.0 + seed / 9) for seed in range(3)]
+    line = frontier.goal(collect(below), TIMES).splitlines()[2]
+    assert line.startswith("- ResNet-32, 0 % wrong labels: not reached: SAM, last 10 % −0.99 (")
+
+
+def test_the_picture_has_a_mark_for_each_setting_with_a_time_and_runs(frontier, found):
+    drawn = frontier.picture(found, TIMES).decode()
+    assert drawn.count('aria-roledescription="point"') == 6  # four times and SGD's with ResNet-32, one with VGG19-BN
+    assert "images/frontier.svg" in frontier.shown(found, TIMES)
+    nothing = collect([])
+    assert frontier.picture(nothing, TIMES) is None
+    assert "no picture yet" in frontier.shown(nothing, TIMES)
+
+
+def test_the_picture_of_the_docs_is_up_to_date(frontier):
+    """`make docs` draws it, once there is something to draw."""
+    drawn = frontier.picture(frontier.ledger.read())
+    there = frontier.PICTURE.read_bytes() if frontier.PICTURE.exists() else None
+    # but for numbers that increase from one drawing of a process to the next
+    shown, made = (None if one is None else re.sub(rb"clip\d+", b"clip", one) for one in (there, drawn))
+    assert shown == made
