@@ -115,6 +115,9 @@ def command(network):
     return run
 
 
+OF_THE_PLACE = ("seconds", "samples_per_second", "together", "alike")
+
+
 def outcomes(root):
     """What must not depend on the place of a training, by the name of the run: all but times and places."""
     found = {}
@@ -123,7 +126,7 @@ def outcomes(root):
         assert [*record.folder.glob(f"{records.CHECKPOINTS}/*")] == []
         rows = [*record.metrics, record.result]
         assert [row["epoch"] for row in record.metrics] == [*range(6)]
-        timeless = [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in rows]
+        timeless = [{k: v for k, v in row.items() if k not in OF_THE_PLACE} for row in rows]
         name = f"{record.folder.parent.name}/{record.folder.name}"
         assert name not in found
         found[name] = json.dumps(timeless), (record.folder / records.WEIGHTS).read_bytes()

@@ -7,8 +7,6 @@ import pytest
 
 from bisam.lab import records
 
-pytestmark = pytest.mark.xdist_group("ray")  # one cluster for all
-
 
 def test_a_killed_worker_is_retried_by_ray_ctrl_c_saves_and_the_table_ends_with_the_same_bits(
     command, cluster, network, expected, of_table, tmp_path
