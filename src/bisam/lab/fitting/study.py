@@ -17,6 +17,7 @@ import torch
 from bisam.lab import records, spec
 from bisam.lab.config import Config
 from bisam.lab.data.own_source import OwnData
+from bisam.lab.data.sources import open_source
 from bisam.lab.files import write_atomically
 from bisam.lab.fitting import budget as budgets
 from bisam.lab.fitting import defaults, radius
@@ -27,6 +28,7 @@ from bisam.lab.fitting.rehearsal import Cost, is_out_of_memory, rehearse
 from bisam.lab.methods import BASES, METHODS, find, title_of, uses
 from bisam.lab.models.pretraining import expected
 from bisam.lab.recipes import Recipe
+from bisam.lab.records.storage import Storage
 from bisam.lab.tables import cells
 from bisam.lab.tables.answer import Answer, answer
 from bisam.lab.training import jobs as runs
@@ -34,6 +36,8 @@ from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import ALONE, Ranks, unlike_fields
 from bisam.lab.training.run import Build, build_by_name
+from bisam.lab.workers import watch
+from bisam.lab.workers.watch import Place
 
 METHODS_OF_A_STUDY = ("base", "sam", "bisam-log")
 """What is compared where no methods are named; "base" is the base optimizer alone."""
@@ -173,13 +177,21 @@ class Study:
         *,
         together: int = 1,
         checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
+        place: Place | None = None,
+        storage: Storage | None = None,
     ) -> None:
-        """Train what is missing."""
+        """Train what is missing. Workers of a `place` open the data and the model by their names."""
         try:
-            runs.run(
-                self.jobs(plan), lambda _: self.source, self.device, progress, together=together,
-                checkpoint_seconds=checkpoint_seconds, build=self.build, ranks=self.ranks,
-            )  # fmt: skip
+            if place is None:
+                runs.run(
+                    self.jobs(plan), lambda _: self.source, self.device, progress, together=together,
+                    checkpoint_seconds=checkpoint_seconds, build=self.build, ranks=self.ranks,
+                )  # fmt: skip
+            else:
+                watch.run(
+                    self.jobs(plan), open_source, place, progress, root=self.root, storage=storage,
+                    together=together, checkpoint_seconds=checkpoint_seconds,
+                )  # fmt: skip
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

@@ -91,6 +91,11 @@ def train(
     def stopped() -> bool:
         return ranks.any(bool(stopping))
 
+    def save() -> None:
+        _save(active, source.checksum)
+        for one in active:
+            progress.saved(one.training.config)
+
     with ExitStack() as stack:
         stack.enter_context(_numerics(jobs[0].config))
         while waiting or active:
@@ -104,10 +109,10 @@ def train(
                     continue
             except BaseException:
                 if ranks.is_first and not ranks.shard:  # others may not be here to give their parts
-                    _save(active, source.checksum)  # no run is within a step here
+                    save()  # no run is within a step here
                 raise
             if stop or ranks.of_first(time.monotonic() - saved > checkpoint_seconds):
-                _save(active, source.checksum)
+                save()
                 saved = time.monotonic()
             if stop:
                 where = f"in epoch {max(one.epoch for one in active) + 1}" if active else "between two runs"
