@@ -190,6 +190,22 @@ def test_a_class_that_the_loss_ignores_is_ignored_by_q():
     assert whole.item() == pytest.approx(part.item())
 
 
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_what_a_layer_masks_is_left_out_of_q_as_of_the_loss(one_hot):
+    inputs = keras.Input((5,), dtype="int32")
+    model = SharpnessAwareModel(inputs, layers.Dense(3)(layers.Embedding(7, 4, mask_zero=True)(inputs)))
+    loss = losses.CategoricalCrossentropy if one_hot else losses.SparseCategoricalCrossentropy
+    model.compile(optimizers.SGD(0.1), loss(from_logits=True), rho=0.1)
+    y_pred = model(torch.tensor([[1, 2, 3, 0, 0], [4, 5, 0, 0, 0]]))
+    for padding in (0, 2):  # of the labels
+        y = torch.tensor([[0, 1, 2, padding, padding], [2, 1, padding, padding, padding]])
+        targets = torch.nn.functional.one_hot(y, 3) if one_hot else y
+        whole = model._ascent(model.sharpness_aware, y_pred, targets, None)
+        kept = y_pred[[0, 0, 0, 1, 1], [0, 1, 2, 0, 1]]
+        part = model._ascent(model.sharpness_aware, kept, torch.tensor([0, 1, 2, 2, 1]), None)
+        assert whole.item() == pytest.approx(part.item())
+
+
 def test_sequential_and_subclassed_models_take_the_mixin_and_frozen_layers_stay():
     class Ours(SharpnessAwareMixin, keras.Sequential):
         pass

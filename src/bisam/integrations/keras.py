@@ -201,13 +201,18 @@ class SharpnessAwareMixin(Mixed):
             )
         logits = self.logits_of(y_pred)
         logits = logits.reshape(-1, logits.shape[-1])
-        if y.numel() == logits.numel():
-            return optimizer.criterion(logits, y.reshape(logits.shape).to(logits.dtype))
-        labels = y.reshape(-1).long()
+        is_one_hot = y.numel() == logits.numel()
+        targets = y.reshape(logits.shape).to(logits.dtype) if is_one_hot else y.reshape(-1).long()
+        mask = getattr(y_pred, "_keras_mask", None)
+        if mask is not None:  # the loss of Keras leaves out what a layer has masked, such as padding
+            kept = mask.reshape(-1).bool()
+            logits, targets = logits[kept], targets[kept]
+        if is_one_hot:
+            return optimizer.criterion(logits, targets)
         ignored = getattr(self.loss, "ignore_class", None)
         if ignored is not None:
-            labels = labels.masked_fill(labels == ignored, IGNORED)
-        return optimizer.criterion(logits, labels)
+            targets = targets.masked_fill(targets == ignored, IGNORED)
+        return optimizer.criterion(logits, targets)
 
     @torch.no_grad()
     def _observe(self, loss: Tensor, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:

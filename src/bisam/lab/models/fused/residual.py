@@ -164,13 +164,13 @@ class Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, network: Network, x: Tensor, *params: Tensor) -> Tensor:
-        with torch.cuda.device_of(x):  # Triton launches on the current device, which need not be that of x
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # Triton launches on the current device
             return _forward(ctx, network, x, params)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_means: Tensor) -> Any:
-        with torch.cuda.device_of(of_means):
+        with torch.cuda.device_of(of_means):  # type: ignore[no-untyped-call]
             return _backward(ctx, of_means)
 
 
