@@ -227,6 +227,7 @@ def test_the_kernels_are_for_training_in_bfloat16(autocast_of_cuda, change):
         (lambda: ResNet(8, 10), True, False, False),
         (lambda: ResNet(8, 10), False, True, False),
         (lambda: VGG(10), True, True, False),
+        (lambda: nn.SyncBatchNorm.convert_sync_batchnorm(ResNet(8, 10)), True, True, False),
     ],
 )
 def test_resnets_are_compiled_by_their_own_kernels_and_others_by_torch(monkeypatch, build, on_gpu, bf16, fused):

@@ -12,7 +12,8 @@ from bisam.lab.models.resnet import ResNet
 
 def compile_model(model: nn.Module, device: torch.device, *, bf16: bool) -> None:
     """Compile the training passes of a model that runs on this device, under autocast to bfloat16 or not."""
-    if isinstance(model, ResNet) and bf16 and _has_kernels(device):
+    has_usual_norms = not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    if isinstance(model, ResNet) and has_usual_norms and bf16 and _has_kernels(device):
         model.fuse()
     else:
         model.compile(dynamic=False)  # one compilation for each batch size: ESAM has two
