@@ -152,6 +152,22 @@ def test_a_saved_model_resumes_bit_for_bit(method, options, tmp_path):
     assert history["loss"][0] > 0
 
 
+def test_a_model_that_is_saved_between_two_updates_updates_when_keras_does_with_what_it_has(tmp_path):
+    x, y = samples(8)
+    found = []
+    for count in (2, None):
+        model = make()
+        base = optimizers.SGD(0.1, gradient_accumulation_steps=count)
+        model.compile(base, cross_entropy(), method="bisam-log", rho=0.1)
+        if count is not None:
+            fit(model, (x, y))  # one micro-batch of two
+            model.save(tmp_path / "between.keras")
+            model = keras.saving.load_model(tmp_path / "between.keras")
+        fit(model, (x[::-1].copy(), y[::-1].copy()))
+        found.append(model)
+    assert_same(*found)
+
+
 def test_a_model_is_saved_before_compile_and_loaded_without_it(tmp_path):
     model = make()
     model.save(tmp_path / "new.keras")

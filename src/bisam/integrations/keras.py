@@ -148,7 +148,9 @@ class SharpnessAwareMixin(Mixed):
         """
         own, optimizer = self._stepping, self.sharpness_aware
         own.waiting.append(MicroBatch(data))
-        if len(own.waiting) < (self.optimizer.gradient_accumulation_steps or 1):
+        count = self.optimizer.gradient_accumulation_steps or 1
+        # by the counter of Keras: in a model that was loaded between two updates, fewer than `count` wait
+        if count > 1 and (int(self.optimizer._iterations) + 1) % count:
             self._apply(waits=True)
             return self.get_metrics_result()
         batches, own.waiting = own.waiting, []
@@ -159,7 +161,7 @@ class SharpnessAwareMixin(Mixed):
             nonlocal passes
             is_first, passes = passes == 0, passes + 1
             with nullcontext() if is_first else self._unchanged_state():
-                losses = [self._run(optimizer, batch, observed=is_first) for batch in batches]
+                losses = [self._run(optimizer, batch, count / len(batches), observed=is_first) for batch in batches]
             return torch.stack(losses).mean()
 
         optimizer.backward(run)
@@ -180,8 +182,8 @@ class SharpnessAwareMixin(Mixed):
             )
         return y_pred if config.get("from_logits") else y_pred.clamp_min(keras.backend.epsilon()).log()
 
-    def _run(self, optimizer: SharpnessAware, batch: MicroBatch, *, observed: bool) -> Tensor:
-        """Forward and backward pass of one micro-batch. Returns the loss of Keras."""
+    def _run(self, optimizer: SharpnessAware, batch: MicroBatch, factor: float, *, observed: bool) -> Tensor:
+        """Forward and backward pass of one micro-batch, whose gradient is multiplied by `factor`. Returns the loss."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*batch.arguments())
         y_pred = self(x, training=True)
         loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
@@ -190,7 +192,7 @@ class SharpnessAwareMixin(Mixed):
         objective = loss
         if optimizer.criterion.bilevel and optimizer.phase == "ascent":
             objective = self._ascent(optimizer, y_pred, y, sample_weight)
-        self.optimizer.scale_loss(objective).backward()
+        self.optimizer.scale_loss(objective * factor).backward()
         return loss.detach()
 
     def _ascent(self, optimizer: SharpnessAware, y_pred: Any, y: Any, sample_weight: Any) -> Tensor:
