@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+import bisam
 from bisam.tensors import buckets, distributed
 
 import ranks
@@ -609,6 +610,47 @@ def peak_of_a_norm():
             held += event.nbytes()
             peak = max(peak, held)
     return peak / sum(buckets.local(shard).nbytes for shard in shards)
+
+
+# A search of ρ
+
+
+def search_for_rho(wrap):
+    """With validation data that give no finite loss, except in the first rank."""
+
+    def make_optimizer(model, rho):
+        wrapped = DistributedDataParallel(model) if wrap == "replicas" else sharded(model)
+        return bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), wrapped, rho=rho, sharpness="global")
+
+    x, y = data(9)
+    return bisam.find_rho(
+        lambda: mlp().double(),
+        make_optimizer,
+        [tuple(ranks.mine(t) for t in data(seed)) for seed in range(2)],
+        [(x if dist.get_rank() == 0 else x * float("nan"), y)],
+        rhos=(0, 0.1),
+        epochs=6,  # longer than the interval between two checks of the weights
+        repeats=2,
+    )
+
+
+@pytest.mark.parametrize("wrap", ["replicas", pytest.param("shards", marks=on_cpu)])
+def test_ranks_that_search_for_rho_find_what_the_first_one_and_one_process_find(wrap):
+    first, second = ranks.run(search_for_rho, wrap)
+    assert first == second
+    alone = bisam.find_rho(
+        lambda: mlp().double(),
+        lambda model, rho: bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model, rho=rho),
+        [data(0), data(1)],
+        [data(9)],
+        rhos=(0, 0.1),
+        epochs=6,
+        repeats=2,
+    )
+    assert (first.rho, first.steps) == (alone.rho, alone.steps)
+    for ours, theirs in zip(first.points, alone.points, strict=True):
+        assert ours.accuracies == theirs.accuracies
+        assert ours.losses == pytest.approx(theirs.losses, rel=1e-9)
 
 
 # Choices

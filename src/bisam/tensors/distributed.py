@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from bisam.tensors.buckets import is_sharded, kind
 from bisam.tensors.gradients import Gradients
+
+T = TypeVar("T")
 
 
 def ranks() -> int:
@@ -33,9 +35,9 @@ class GradientSync:
         modules = list(model.modules()) if model is not None else []
         self.replicas = [m for m in modules if isinstance(m, nn.parallel.DistributedDataParallel)]
         _refuse_flat_shards(modules)
-        self._sharded = any(
-            is_sharded(parameter) for module in modules for parameter in module.parameters(recurse=False)
-        )
+        params: list[Any] = [param for module in modules for param in module.parameters(recurse=False)]
+        self._meshes = [param.device_mesh for param in params if is_sharded(param)]
+        self._sharded = bool(self._meshes)
         if sharpness == "local" and self._sharded:
             raise ValueError(
                 'sharpness="local" has no meaning for sharded parameters: no rank holds a whole gradient of its own. '
@@ -86,6 +88,15 @@ class GradientSync:
     def averages(self) -> bool:
         """Whether the ranks, if there are several, end up with the same gradients."""
         return ranks() == 1 or bool(self.replicas) or self._sharded
+
+    def of_first(self, value: T) -> T:
+        """The first rank's value, in all ranks that train this model together: a decision that they must share."""
+        groups = [self._group] if self.replicas else _groups_of(self._meshes[:1])
+        for group in groups:
+            box = [value]
+            dist.broadcast_object_list(box, dist.get_global_rank(group, 0), group=group)
+            value = box[0]
+        return value
 
     def unrecordable(self) -> str | None:
         """Why a CUDA graph cannot hold the collectives of a step, if so."""
@@ -155,6 +166,10 @@ class GradientSync:
     @property
     def _group(self) -> Any:
         return self.replicas[0].process_group
+
+
+def _groups_of(meshes: Sequence[Any]) -> list[Any]:
+    return [mesh.get_group(dimension) for mesh in meshes for dimension in range(mesh.ndim)]
 
 
 def _backend(replica: nn.parallel.DistributedDataParallel) -> str:

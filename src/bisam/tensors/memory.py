@@ -21,8 +21,11 @@ class Memory:
         self.generator = torch.Generator().manual_seed((torch.initial_seed() ^ 0x5A4D) % 2**63)
 
     def of(self, name: str, params: Sequence[Tensor]) -> list[Tensor]:
-        """The tensor of that name of each parameter, zeros at first; this rank's shard, where there are shards."""
-        return self._table(name, params, lambda param: torch.zeros_like(buckets.local(param.detach())))
+        """The tensor of that name of each parameter, zeros at first; this rank's shard, where there are shards.
+
+        It is kept as a DTensor there, so that a checkpoint can gather it.
+        """
+        return buckets.locals_of(self._table(name, params, lambda param: torch.zeros_like(param.detach())))
 
     def counts(self, name: str, params: Sequence[Tensor]) -> list[Tensor]:
         """A number for each parameter, 0 at first, on its device: the same on every rank."""

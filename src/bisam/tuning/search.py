@@ -59,6 +59,9 @@ def find_rho(
     A training whose weights, or validation loss, are not finite any more is cut short. Its ρ has diverged: it is not
     tried again and never chosen.
 
+    With several ranks, all of them call it, each with its own batches, and `make_optimizer` wraps the model. What the
+    first rank finds on its validation data counts in all of them.
+
     Examples:
         >>> import bisam, torch
         >>> batch = torch.randn(64, 4), torch.arange(64) % 3

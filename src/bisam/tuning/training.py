@@ -19,6 +19,7 @@ from bisam.engine.objective_options import setting
 from bisam.engine.optimizer import SharpnessAware
 from bisam.objectives import as_target, correct, logits_of
 from bisam.plan import Batch
+from bisam.tensors.buckets import full
 from bisam.tuning.randomness import Randomness
 
 MakeOptimizer = Callable[[Any, float], SharpnessAware]
@@ -81,6 +82,7 @@ class Trainings:
             return None
         seen = []
         outcome = self._validate(model, optimizer, self._pass("validation_batches", model, seen))
+        outcome = optimizer._sync.of_first(outcome)
         self._pairing.check("validation_batches", 0, seen)
         return outcome if math.isfinite(outcome.loss) else None
 
@@ -99,9 +101,9 @@ class Trainings:
         for number, batch in enumerate(batches, start=1):
             optimizer.minimize(batch.x, batch.y)  # not step(closure): some variants have to see the samples
             self._tick()
-            if number % STEPS_BETWEEN_LOOKS == 0 and not _is_finite(model):
+            if number % STEPS_BETWEEN_LOOKS == 0 and not _is_finite(model, optimizer):
                 return False
-        return _is_finite(model)
+        return _is_finite(model, optimizer)
 
     def _validate(self, model: nn.Module, optimizer: SharpnessAware, batches: Iterable[Batch]) -> Outcome:
         model.eval()
@@ -226,6 +228,7 @@ def _look(model: nn.Module, optimizer: SharpnessAware, batch: Batch) -> _Look:
     return _Look(loss, of_each_sample.cpu().double(), int(counted.sum()))
 
 
-def _is_finite(model: nn.Module) -> bool:
+def _is_finite(model: nn.Module, optimizer: SharpnessAware) -> bool:
     params = list(model.parameters())
-    return bool(torch.stack([torch.isfinite(param).all().to(params[0].device) for param in params]).all())
+    finite = [full(torch.isfinite(param).all()).to(params[0].device) for param in params]
+    return optimizer._sync.of_first(bool(torch.stack(finite).all()))

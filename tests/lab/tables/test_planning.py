@@ -128,6 +128,11 @@ def test_all_that_a_budget_allows_ends_within_it():
     assert {c.comparison.name for c in few} < {c.comparison.name for c in more.affordable}
 
 
+def test_more_gpus_than_a_machine_has_are_those_of_a_cluster():
+    assert not any("--on" in command for command in plan_sheets.commands(plan("cifar10", gpus_=8, hours=25)))
+    assert all(command.endswith(" --on ray") for command in plan_sheets.commands(plan("cifar10", gpus_=9, hours=25)))
+
+
 def test_an_effect_of_ones_own_takes_the_place_of_the_papers():
     assert {one.comparison.effect for one in plan(effect=0.25).choices} == {0.25}
 

@@ -3,8 +3,7 @@
 import os
 import re
 import signal
-import subprocess
-import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from typer.testing import CliRunner
 
 from bisam.lab import records
@@ -21,17 +21,23 @@ from bisam.lab.config import Config
 from bisam.lab.data.batches import Rounds, TensorBatches
 from bisam.lab.data.shards import Shard
 from bisam.lab.data.sources import open_source
+from bisam.lab.models import compiling
+from bisam.lab.models.resnet import ResNet
 from bisam.lab.recipes import find
 from bisam.lab.training import jobs
 from bisam.lab.training.loop import Stopped
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import ALONE, RankLost, Ranks, joined, unlike_fields
 from bisam.lab.training.run import TrainingRun
+from bisam.tensors.buckets import locals_of
 
 import ranks
+from torchrun import DYING_NET, torchrun
 
 CPU = torch.device("cpu")
 EPOCHS = 2
+GLOBAL, SHARDS = {"perturb": "global"}, {"shard": True}
+on_cpu = pytest.mark.skipif(torch.__version__ < "2.7", reason="torch 2.6 cannot run fully_shard on a CPU")
 
 
 def without_batch_norm(config, source):
@@ -43,23 +49,26 @@ def with_batch_norm(config, source):
 
 
 class Stopping(Progress):
-    """Sends this process SIGTERM when the first epoch ends, in one rank."""
+    """Sends this process SIGTERM in the middle of the second epoch, in one rank."""
 
     def __init__(self, rank):
         super().__init__(Console(quiet=True))
-        self._rank = rank
+        self._rank, self._steps = rank, 0
 
-    def epoch(self, *arguments):
-        super().epoch(*arguments)
-        if self._rank == (dist.get_rank() if dist.is_initialized() else 0):
+    def step(self, number):
+        super().step(number)
+        self._steps += 1
+        if self._steps == 6 and self._rank == (dist.get_rank() if dist.is_initialized() else 0):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(root, method="sam", perturb="rank", stop_rank=None, build=without_batch_norm, **changes):
-    """Of the demo, in all processes that there are. Returns what each of them found in its temporary folder."""
+def train(root, method="sam", stop_rank=None, build=without_batch_norm, ranked=None, **changes):
+    """Of the demo, in all processes that there are; `ranked` are options of those that torchrun starts."""
     fields = {"epochs": str(EPOCHS), "epoch_steps": "4", **changes}
-    with joined(CPU, perturb=perturb) as group:
-        recipe = find(f"demo/40%/{method}")
+    with joined(CPU, **(ranked or {})) as group:
+        sam = find("demo/40%/sam")
+        cells = {(row, method): replace(config, method=method) for (row, _), config in sam.cells.items()}
+        recipe = replace(sam, cells=cells)
         made = jobs.jobs_of(recipe, [0], fields, Path(root), group)
         group.refuse_unlike(unlike_fields([job.config for job in made], {}))
         progress = Progress(Console(quiet=True)) if stop_rank is None else Stopping(stop_rank)
@@ -85,17 +94,24 @@ def assert_alike(one, other):
         torch.testing.assert_close(weights[name], others[name], rtol=1e-4, atol=1e-5)
     assert len(first.metrics) == len(second.metrics) == EPOCHS
     for ours, theirs in zip(first.metrics, second.metrics, strict=True):
-        for name in ("loss", "error", "flips", "ascent_norm", "perturbed_loss", "validation_accuracy", "lr"):
-            assert ours.get(name) == pytest.approx(theirs.get(name), rel=1e-3, abs=1e-4), name
+        names = {"loss", "error", "flips", "ascent_norm", "perturbed_loss", "validation_accuracy", "lr"}
+        assert ours.keys() == theirs.keys()
+        for name in names & ours.keys():
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), name
 
 
 # The mathematics.
 
 
-def test_two_ranks_with_global_perturbation_train_as_one_process(tmp_path):
-    assert ranks.run(train, str(tmp_path / "two"), "bisam-log", "global") == ["done", "done"]
-    train(tmp_path / "one", "bisam-log")
+@pytest.mark.parametrize("method", ["sam", "bisam-log"])
+def test_two_ranks_with_global_perturbation_train_as_one_process(tmp_path, method):
+    assert ranks.run(_train, str(tmp_path / "two"), method, GLOBAL) == ["done", "done"]
+    train(tmp_path / "one", method)
     assert_alike(tmp_path / "one", tmp_path / "two")
+
+
+def _train(root, method, ranked, options=None):
+    return train(root, method, ranked=ranked, **(options or {}))
 
 
 def test_two_ranks_that_perturb_by_themselves_train_as_one_process_with_micro_batches(tmp_path):
@@ -134,65 +150,143 @@ def test_shards_are_the_parts_of_a_batch_in_order():
     assert [sum(of_batch, []) for of_batch in zip(*parts, strict=True)] == labels(Shard())  # noqa: RUF017
 
 
+def test_a_rank_without_a_text_has_an_empty_batch():
+    texts = {"input_ids": torch.ones(1, 5, dtype=torch.long), "attention_mask": torch.ones(1, 5, dtype=torch.long)}
+    batches = TensorBatches(texts, torch.tensor([1]), batch=4, device="cpu", seed=0, trim=True)
+    batches.shard = Shard(0, 2)
+    ((inputs, labels),) = batches.epoch(0)
+    assert (len(inputs["input_ids"]), len(labels)) == (0, 0)
+
+
+# FSDP2.
+
+
+@on_cpu
+@pytest.mark.parametrize("method", ["sam", "bisam-log"])
+def test_two_ranks_with_half_of_each_parameter_train_as_one_process(tmp_path, method):
+    assert ranks.run(_train, str(tmp_path / "two"), method, SHARDS) == ["done", "done"]
+    train(tmp_path / "one", method)
+    assert_alike(tmp_path / "one", tmp_path / "two")
+    record, _ = result(tmp_path / "two")
+    assert (record.receipt["shard"], record.receipt["perturb"]) == (True, "global")
+
+
+def hold_shards():
+    """What is cut of a model with blocks, the parts that a rank has, and samples that do not suffice for all ranks."""
+    with joined(CPU, **SHARDS) as group:
+        config = group.adapted(Config(method="sam", data="digits", batch=64, precision="fp32", label_smoothing=0.0))
+        run = TrainingRun(config, open_source("digits", log=print), CPU, with_blocks, group)
+        cut = [name for name, module in run.model.named_modules() if isinstance(module, FSDPModule)]
+        run.optimizer._sync.forget_gathered()
+        parts = sum(part.numel() for part in locals_of(run.model.parameters()))
+        one = TensorBatches(torch.randn(1, 1, 8, 8), torch.tensor([1]), batch=4, device="cpu", seed=0)
+        one.shard = Shard(group.rank, group.count)
+        accuracy = run.measured(one, "test")["test_accuracy"]
+        found = run.diverged
+        run.optimizer._sync.forget_gathered()
+        next(run.model.parameters()).detach().to_local().fill_(float("nan") if group.is_first else 0.0)
+        return cut, parts, accuracy, (found, run.diverged), run.optimizer._sync.unrecordable()
+
+
+def with_blocks(config, source):
+    convolutions = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 16))
+    blocks = nn.Sequential(OneLayer(16), OneLayer(16))
+    return nn.Sequential(convolutions, blocks, OneLayer(16), nn.Linear(16, source.classes))
+
+
+class OneLayer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + torch.tanh(self.layer(x))
+
+
+@on_cpu
+def test_each_rank_holds_a_part_of_every_block(tmp_path):
+    whole = sum(param.numel() for param in with_blocks(None, open_source("digits", log=print)).parameters())
+    for cut, parts, accuracy, diverged, why_not_captured in ranks.run(hold_shards):
+        assert cut == ["", "1.0", "1.1"]
+        assert parts == whole / 2
+        assert accuracy in (0.0, 100.0)
+        assert diverged == (False, True)
+        assert "FSDP2 gathers and frees sharded parameters from the host" in why_not_captured
+
+
+def compiled(wrap):
+    """How a ResNet is compiled where there are kernels for it."""
+    model, calls = ResNet(8, 10), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "_has_kernels", lambda device: True)
+        patch.setattr(ResNet, "fuse", lambda self: calls.append("kernels"))
+        patch.setattr(nn.Module, "compile", lambda self, **options: calls.append("torch"))
+        compiling.compile_model(wrap(model), CPU, bf16=True)
+    return calls
+
+
+def compiled_shards():
+    with joined(CPU, **SHARDS) as group:
+        return compiled(group.wrapped)
+
+
+def test_kernels_compute_whole_models_with_norms_of_one_process_alone():
+    assert compiled(lambda model: model) == ["kernels"]
+    assert compiled(nn.SyncBatchNorm.convert_sync_batchnorm) == ["torch"]
+
+
+@on_cpu
+def test_kernels_do_not_compute_shards():
+    assert ranks.run(compiled_shards) == [["torch"], ["torch"]]
+
+
 # Interruptions.
 
 
-@pytest.mark.parametrize("first", ["two ranks", "one process"])
-def test_a_run_resumes_on_another_number_of_ranks(tmp_path, first):
+BISAM = "bisam-log", {}
+LOOKSAM = "looksam", {"every": "4"}  # what it remembers is used when it resumes
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [
+        ("replicas", "one process", BISAM),
+        ("one process", "replicas", BISAM),
+        pytest.param("shards", "one process", LOOKSAM, marks=on_cpu),
+        pytest.param("one process", "shards", LOOKSAM, marks=on_cpu),
+        pytest.param("shards", "replicas", BISAM, marks=on_cpu),
+    ],
+)
+def test_a_run_resumes_on_other_ranks_from_the_middle_of_an_epoch(tmp_path, first, second, what):
     """The signal reaches one rank only; both stop after the same step."""
-    ways = {
-        "two ranks": lambda **options: ranks.run(_train, str(tmp_path / "run"), options),
-        "one process": lambda **options: [train(tmp_path / "run", "bisam-log", **options)] * 2,
-    }
-    second = "one process" if first == "two ranks" else "two ranks"
-    stop_rank = 1 if first == "two ranks" else 0
-    assert ways[first](stop_rank=stop_rank, perturb="global") == ["stopped", "stopped"]
+    ways = {"replicas": GLOBAL, "shards": SHARDS}
+    method, fields = what
+
+    def trained(way, **options):
+        if way in ways:
+            return ranks.run(_train, str(tmp_path / "run"), method, ways[way], {**options, **fields})
+        return [train(tmp_path / "run", method, **options, **fields)] * 2
+
+    assert trained(first, stop_rank=1 if first in ways else 0) == ["stopped", "stopped"]
     assert len(records.read(next((tmp_path / "run/demo").iterdir())).metrics) == 1
-    assert ways[second](perturb="global") == ["done", "done"]
-    train(tmp_path / "whole", "bisam-log")
+    assert trained(second) == ["done", "done"]
+    train(tmp_path / "whole", method, **fields)
     assert_alike(tmp_path / "whole", tmp_path / "run")
 
 
-def _train(root, options):
-    return train(root, "bisam-log", **options)
-
-
-NET = """
-import os, signal, sys
-from pathlib import Path
-from torch import nn
-
-class Net(nn.Sequential):
-    calls = 0
-
-    def forward(self, x):
-        Net.calls += self.training
-        marker = Path({marker!r})
-        if os.environ.get("RANK") == "1" and Net.calls == 12 and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().forward(x)
-
-def net(classes):
-    return Net(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, classes))
-"""
-
-
 def test_three_ranks_that_torchrun_starts_again_end_as_one_process(tmp_path):
-    """One of them is killed in its second epoch of four steps, two passes each."""
-    (tmp_path / "net.py").write_text(NET.format(marker=str(tmp_path / "killed")))
+    """One of them is killed in its second epoch; the others print why they stop."""
+    (tmp_path / "net.py").write_text(DYING_NET.format(folder=str(tmp_path), inputs=64))
     options = [
         "demo/40%/sam", "--model", f"{tmp_path / 'net.py'}:net", "--device", "cpu", "--checkpoint-seconds", "0",
         "--set", f"epochs={EPOCHS}", "--set", "epoch_steps=4", "--set", "batch=66",
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--max-restarts", "1"]
-    start += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    command = [*start, "-m", "bisam", "train", *options, "--perturb", "global", "--runs", tmp_path / "three"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, cwd=tmp_path)
+    command = ["train", *options, "--perturb", "global", "--runs", tmp_path / "three"]
+    done = torchrun(3, *command, restarts=1, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "killed").exists()
-    assert "exitcode: -9) local_rank: 1" in done.stderr
+    for rank in (0, 2):
+        assert done.stderr.count(f"Error: rank {rank} stops: another process of this training has ended") == 1
     assert "resumes at epoch 2, batch 1" in done.stdout
     assert len(re.findall(r"test accuracy [\d.]+ %", done.stdout)) == 1  # of the first rank
     alone = CliRunner().invoke(app, ["train", *options, "--runs", str(tmp_path / "one")])
@@ -236,8 +330,8 @@ def train_unlike(root):
         train(root, lr="0.2" if dist.get_rank() == 0 else "0.1")
     with joined(CPU) as group, pytest.raises(ValueError, match="2 ranks train one run at a time: remove --together 3"):
         jobs.run([], open_source, CPU, Progress(Console(quiet=True)), together=3, ranks=group)
-    with joined(CPU, sync_batchnorm=True) as group, pytest.raises(ValueError, match="SyncBatchNorm on CUDA only"):
-        group.wrapped(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="SyncBatchNorm on CUDA only"), joined(CPU, sync_batchnorm=True):
+        pass
     with joined(CPU), pytest.raises(RuntimeError, match="of one's own"):
         raise RuntimeError("of one's own")
     with pytest.raises(RankLost, match="another process of this training has ended"), joined(CPU):
@@ -251,4 +345,9 @@ def test_ranks_that_were_started_unlike_are_refused_before_the_first_step(tmp_pa
 
 def test_a_perturbation_that_there_is_not_is_refused():
     with pytest.raises(ValueError, match="--perturb is rank or global, got 'none'"), joined(CPU, perturb="none"):
+        pass
+
+
+def test_one_process_has_nothing_to_divide():
+    with pytest.raises(ValueError, match="start them with torchrun, or remove --shard"), joined(CPU, shard=True):
         pass

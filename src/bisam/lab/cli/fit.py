@@ -10,16 +10,38 @@ import typer
 from bisam.lab import records, spec
 from bisam.lab.cli import options as cli_options
 from bisam.lab.cli import report as cli_report
-from bisam.lab.cli.options import RUNS, Changes, Every, Place, Root, TensorBoard, Together, Track, errors_in_one_line
-from bisam.lab.cli.output import console, counting, print_line
+from bisam.lab.cli.options import (
+    AT_RUNS,
+    RETRIES,
+    Changes,
+    Every,
+    GpusPerRun,
+    On,
+    Perturb,
+    Place,
+    Retries,
+    RunsAt,
+    Shard,
+    SyncBatchNorm,
+    TensorBoard,
+    Together,
+    Track,
+    Workers,
+    errors_in_one_line,
+)
+from bisam.lab.cli.output import console, counting, print_line, quiet_console
 from bisam.lab.data.sources import own_data
 from bisam.lab.fitting import defaults
+from bisam.lab.fitting.plan import NAME as PLAN
 from bisam.lab.fitting.study import CODE, METHODS_OF_A_STUDY, Study
 from bisam.lab.methods import title_of
 from bisam.lab.tables.answer import Answer
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
 from bisam.lab.training.progress import Progress
+from bisam.lab.training.ranks import device_of_rank, joined
 from bisam.lab.training.trackers import trackers
+from bisam.lab.workers.on_ray import RayCluster
+from bisam.lab.workers.places import place as workplace
 
 MODEL = "a ResNet for images, a perceptron for rows"
 
@@ -70,50 +92,80 @@ def fit(
     test: Annotated[str, typer.Option(metavar="PART", help="The part of the data that is tested.")] = "",
     changes: Changes = None,
     name: Annotated[str, typer.Option(help="Folder of the results in the folder of runs.")] = "",
-    root: Root = RUNS,
+    root: RunsAt = AT_RUNS,
     device: Place = "auto",
     together: Together = 1,
     tensorboard: TensorBoard = False,
     track: Track = None,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
+    perturb: Perturb = "",
+    sync_batchnorm: SyncBatchNorm = False,
+    shard: Shard = False,
+    on: On = "",
+    workers: Workers = None,
+    gpus_per_run: GpusPerRun = None,
+    retries: Retries = RETRIES,
 ) -> None:
     """Does it help on my data? Trains with and without sharpness-aware methods, and answers in a sentence and a table.
 
     Finished runs are skipped, interrupted ones resumed: the same command resumes.
     """
+    place_of_data = {"label": label, "text": text, "image": image, "config": config, "test": test}
+    given = {"epochs": epochs, "batch": batch, "lr": lr, "measures": measure or None}
+    set_by_option = {field: str(value) for field, value in given.items() if value is not None}
     with errors_in_one_line():
-        cli_options.refuse_ranks("fit")
-        place = cli_options.device(device)
-        given = {"epochs": epochs, "batch": batch, "lr": lr, "measures": measure or None}
-        set_by_option = {field: str(value) for field, value in given.items() if value is not None}
-        if not (Path(data).expanduser().exists() or spec.is_function(data) or Path(data).suffix):
-            print_line(f"{data} is neither a file nor a folder here: looking for it on the hub")
-        source = own_data(
-            spec.data_name(data, {"label": label, "text": text, "image": image, "config": config, "test": test})
-        )
-        for line in source.described():
-            print_line(line)
-        chosen = model or defaults.model_for(source.task)
-        study = Study(
-            source, chosen, root, place,
-            methods=cli_options.names(methods),
-            rho=_rho(rho),
-            seeds=cli_options.numbers(seeds) if seeds else None,
-            minutes=minutes,
-            changes={**cli_options.changes_of(changes), **set_by_option},
-            name=name,
-            pretrained=pretrained,
+        spread = workplace(
+            on, workers=workers, gpus_per_run=gpus_per_run, retries=retries, device=device, together=together,
+            stored=root.storage is not None,
         )  # fmt: skip
-        print_line(f"model: {chosen}; methods: {', '.join(study.methods)}; results: {study.folder}")
-        print_line(f"settings (change them by --set): {', '.join(study.settings.lines)}")
-        with cli_options.threads_for(place, [chosen]):
-            with counting(console(stderr=True), "searching ") as show:
-                plan = study.decide(print_line, show)
-            shown = trackers(root, tensorboard=tensorboard, service=track, together=together)
-            with Progress(trackers=shown, score=f"test_{study.settings.config.primary}") as progress:
-                found = study.train(plan, progress, together=together, checkpoint_seconds=every)
-        _write_page(study)
-        _show(found, study)
+        chosen_device = cli_options.device("auto" if isinstance(spread, RayCluster) and device == "cuda" else device)
+        place = device_of_rank(chosen_device)
+        with joined(place, perturb=perturb, sync_batchnorm=sync_batchnorm, shard=shard) as ranks:
+            ranks.refuse_together(together)
+            note = print_line if ranks.is_first else _silent
+            if not (Path(data).expanduser().exists() or spec.is_function(data) or Path(data).suffix):
+                note(f"{data} is neither a file nor a folder here: looking for it on the hub")
+            with ranks.first_before_others():
+                source = own_data(spec.data_name(data, place_of_data))
+            for line in source.described():
+                note(line)
+            chosen = model or defaults.model_for(source.task)
+            study = Study(
+                source, chosen, root.folder, place,
+                methods=cli_options.names(methods),
+                rho=_rho(rho),
+                seeds=cli_options.numbers(seeds) if seeds else None,
+                minutes=minutes,
+                changes={**cli_options.changes_of(changes), **set_by_option},
+                name=name,
+                pretrained=pretrained,
+                ranks=ranks,
+            )  # fmt: skip
+            note(f"model: {chosen}; methods: {', '.join(study.methods)}; results: {study.folder}")
+            note(f"settings (change them by --set): {', '.join(study.settings.lines)}")
+            with cli_options.threads_for(place, [chosen]):
+                if root.storage is not None:
+                    root.storage.fetch_files(study.name, study.folder)
+                with counting(console(stderr=True) if ranks.is_first else quiet_console(), "searching ") as show:
+                    plan = study.decide(note, show)
+                if root.storage is not None:
+                    root.storage.push_file(study.folder / PLAN, study.name)
+                at_once = together if spread is None else max(together, 2)
+                shown = (
+                    trackers(root.folder, tensorboard=tensorboard, service=track, together=at_once)
+                    if ranks.is_first
+                    else []
+                )
+                output = None if ranks.is_first else quiet_console()
+                score = f"test_{study.settings.config.primary}"
+                with Progress(output, trackers=shown, score=score) as progress:
+                    study.train(
+                        plan, progress, together=together, checkpoint_seconds=every, place=spread, storage=root.storage
+                    )
+        if ranks.is_first:
+            found = study.conclude(plan)
+            _write_page(study)
+            _show(found, study)
 
 
 def _write_page(study: Study) -> None:
@@ -133,6 +185,10 @@ def _show(found: Answer, study: Study) -> None:
         for line in (study.folder / CODE).read_text().splitlines():
             print_line(f"    {line}")
     print_line(found.sentence)
+
+
+def _silent(line: str) -> None:
+    """In the place of `print_line`, in a process beside the one that prints."""
 
 
 def _rho(text: str) -> float | None:

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +22,10 @@ from bisam.lab.files import explained, printable
 from bisam.lab.models import FOR_ROWS, MODELS
 from bisam.lab.recipes import Recipe
 from bisam.lab.records.checkpoint import CheckpointError
+from bisam.lab.records.storage import Storage, storage_of
 from bisam.lab.training.loop import Stopped
 from bisam.lab.training.ranks import RankLost, environment
+from bisam.lab.workers.watch import WorkersLost
 
 RUNS = Path("runs")
 MOST_SEEDS = 10_000
@@ -55,7 +58,48 @@ StandIn = Annotated[
         "--model", metavar="MODEL", help="A model that stands in for the recipe's: as of bisam fit.", show_default=False
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The folder of the runs; with a storage, that which its records are gathered in."""
+
+    folder: Path
+    storage: Storage | None = None
+
+
+def runs_at(text: str | Runs) -> Runs:
+    """A folder, or the URL of a storage."""
+    if isinstance(text, Runs):
+        return text
+    try:
+        storage = storage_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return Runs(folder(text)) if storage is None else Runs(storage.mirror, storage)
+
+
 Root = Annotated[Path, typer.Option("--runs", metavar="PATH", parser=folder, help="Folder of the runs.")]
+RunsAt = Annotated[
+    Runs,
+    typer.Option(
+        "--runs",
+        metavar="PATH|URL",
+        parser=runs_at,
+        help="Folder of the runs, or a URL such as s3://bucket/runs, from which they are gathered here.",
+        show_default="runs",
+    ),
+]
+On = Annotated[
+    str,
+    typer.Option(metavar="local|ray[=ADDRESS]", help="Train in processes here, one for each GPU, or on a Ray cluster."),
+]
+Workers = Annotated[int | None, typer.Option(help="Processes that train at once.", show_default="one for each GPU")]
+GpusPerRun = Annotated[
+    float | None,
+    typer.Option(metavar="PART", help="With --on ray: part of a GPU for a run.", show_default="1 / --together"),
+]
+Retries = Annotated[int, typer.Option(help="How often a worker that died is started again, for each task.")]
 Folder = Annotated[
     Path | None,
     typer.Option(
@@ -72,11 +116,16 @@ Place = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to trai
 Together = Annotated[int, typer.Option(min=1, help="Runs that train at once, in one CUDA graph.")]
 Perturb = Annotated[
     str,
-    typer.Option(metavar="rank|global", help="Under torchrun: each rank by its own gradient, or all ranks alike."),
+    typer.Option(
+        metavar="rank|global",
+        help="Under torchrun: each rank by its own gradient, or all ranks alike.",
+        show_default="rank; global with --shard",
+    ),
 ]
 SyncBatchNorm = Annotated[
     bool, typer.Option("--sync-batchnorm", help="Under torchrun: batch norm over the samples of all ranks.")
 ]
+Shard = Annotated[bool, typer.Option("--shard", help="Under torchrun: FSDP2, each rank holds a part of the model.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard beside the runs.")]
 Track = Annotated[str | None, typer.Option(metavar="wandb|trackio", help="Send curves there, if it is installed.")]
 Every = Annotated[
@@ -89,6 +138,13 @@ Rows = Annotated[
 Methods = Annotated[str, typer.Option(metavar="NAMES", help="Methods, with commas between; none is all.")]
 
 
+AT_RUNS, RETRIES = Runs(RUNS), 2
+
+
+ERRORS = (ValueError, records.RunInUse, records.RecordError, CheckpointError, RankLost, WorkersLost)
+"""Beside OSError: errors whose message is shown alone."""
+
+
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
     """Print an error as one line: a traceback is for bugs."""
@@ -99,7 +155,7 @@ def errors_in_one_line() -> Iterator[None]:
             raise typer.Exit(130) from None
         _print_unchanged(f"{stop}:\n  {shlex.join(['bisam', *sys.argv[1:]])}")
         raise typer.Exit(130) from None
-    except (ValueError, records.RunInUse, records.RecordError, CheckpointError, RankLost, OSError) as error:
+    except (*ERRORS, OSError) as error:
         message = str(error)
         if isinstance(error, OSError) and error.filename is not None:  # from any access to a path
             message = explained(error, f"cannot use {error.filename}")

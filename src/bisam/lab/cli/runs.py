@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.table import Table
 
@@ -13,23 +13,32 @@ from bisam.lab import records
 from bisam.lab.cli import options as cli_options
 from bisam.lab.cli import report as cli_report
 from bisam.lab.cli.options import (
+    AT_RUNS,
+    RETRIES,
     RUNS,
     Changes,
     Every,
     Folder,
+    GpusPerRun,
     Methods,
     Name,
+    On,
     Partial,
     Perturb,
     Place,
+    Retries,
     Root,
     Rows,
+    Runs,
+    RunsAt,
     Seeds,
+    Shard,
     StandIn,
     SyncBatchNorm,
     TensorBoard,
     Together,
     Track,
+    Workers,
     errors_in_one_line,
 )  # fmt: skip
 from bisam.lab.cli.output import console, print_line, quiet_console
@@ -41,6 +50,8 @@ from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import device_of_rank, joined, unlike_fields
 from bisam.lab.training.trackers import trackers
+from bisam.lab.workers import watch as workers_watch
+from bisam.lab.workers.places import place as workplace
 
 
 def list_recipes() -> None:
@@ -75,8 +86,9 @@ def train(
     tensorboard: TensorBoard = False,
     track: Track = None,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
-    perturb: Perturb = "rank",
+    perturb: Perturb = "",
     sync_batchnorm: SyncBatchNorm = False,
+    shard: Shard = False,
 ) -> None:
     """Train every cell of a recipe, or of a part of it. Finished runs are skipped, interrupted ones resumed."""
     with errors_in_one_line():
@@ -84,7 +96,7 @@ def train(
             cli_options.recipe(recipe),
             seeds,
             _with_model(changes, model),
-            root,
+            Runs(root),
             partial(open_source, folder=folder, partial=partial_data),
             device,
             together,
@@ -93,6 +105,7 @@ def train(
             every=every,
             perturb=perturb,
             sync_batchnorm=sync_batchnorm,
+            shard=shard,
         )
 
 
@@ -105,7 +118,7 @@ def reproduce(
     ] = "",
     model: StandIn = "",
     changes: Changes = None,
-    root: Root = RUNS,
+    root: RunsAt = AT_RUNS,
     folder: Folder = None,
     partial_data: Partial = False,
     device: Place = "auto",
@@ -113,12 +126,21 @@ def reproduce(
     tensorboard: TensorBoard = False,
     track: Track = None,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
-    perturb: Perturb = "rank",
+    perturb: Perturb = "",
     sync_batchnorm: SyncBatchNorm = False,
+    shard: Shard = False,
+    on: On = "",
+    workers: Workers = None,
+    gpus_per_run: GpusPerRun = None,
+    retries: Retries = RETRIES,
 ) -> None:
     """Train what is missing of a table of the paper, and show it beside the published one."""
     with errors_in_one_line():
         wanted = cli_options.recipe(recipe).only(cli_options.names(models), cli_options.names(methods))
+        spread = workplace(
+            on, workers=workers, gpus_per_run=gpus_per_run, retries=retries, device=device, together=together,
+            stored=root.storage is not None,
+        )  # fmt: skip
         all_seeds = seeds or f"0-{wanted.seeds - 1}"
         _run(
             wanted,
@@ -133,7 +155,9 @@ def reproduce(
             every=every,
             perturb=perturb,
             sync_batchnorm=sync_batchnorm,
+            shard=shard,
             skip_twins=True,
+            spread=spread,
         )
 
 
@@ -148,7 +172,7 @@ def demo(
     with errors_in_one_line():
         cli_options.refuse_ranks("demo")
         source = partial(open_source)
-        _run(find("demo"), seeds, changes, root, source, device, 1, tensorboard=False, track=None, every=every)
+        _run(find("demo"), seeds, changes, Runs(root), source, device, 1, tensorboard=False, track=None, every=every)
         cli_report.write_page([root], root / "report.html")
 
 
@@ -164,32 +188,39 @@ def data(
 
 
 def _run(
-    recipe: Recipe, seeds: str, changes: list[str] | None, root: Path, load: partial[Source], device: str,
+    recipe: Recipe, seeds: str, changes: list[str] | None, root: Runs, load: partial[Source], device: str,
     together: int, *, tensorboard: bool, track: str | None, every: float, skip_twins: bool = False,
-    perturb: str = "rank", sync_batchnorm: bool = False,
+    perturb: str = "", sync_batchnorm: bool = False, shard: bool = False, spread: workers_watch.Place | None = None,
 ) -> None:  # fmt: skip
     parsed = cli_options.changes_of(changes, partial_data=load.keywords.get("partial", False))
-    place = device_of_rank(cli_options.device(device))
-    with joined(place, perturb=perturb, sync_batchnorm=sync_batchnorm) as ranks:
-        jobs = runs.jobs_of(recipe, cli_options.numbers(seeds), parsed, root, ranks)
-        ranks.refuse_unlike(
-            unlike_fields([job.config for job in jobs], {"perturb": perturb, "sync_batchnorm": sync_batchnorm})
+    place = device_of_rank(cli_options.device(device)) if spread is None else torch.device("cpu")
+    with joined(place, perturb=perturb, sync_batchnorm=sync_batchnorm, shard=shard) as ranks:
+        jobs = runs.jobs_of(recipe, cli_options.numbers(seeds), parsed, root.folder, ranks)
+        ranks.refuse_unlike(unlike_fields([job.config for job in jobs], ranks.options))
+        at_once = together if spread is None else max(together, 2)
+        shown = (
+            trackers(root.folder, tensorboard=tensorboard, service=track, together=at_once) if ranks.is_first else []
         )
-        shown = trackers(root, tensorboard=tensorboard, service=track, together=together) if ranks.is_first else []
         models = {job.config.model for job in jobs}
         output = None if ranks.is_first else quiet_console()
         with cli_options.threads_for(place, models), Progress(output, trackers=shown) as progress:
             if ranks.is_first:
                 jobs = _beside_twins(jobs, progress, skip=skip_twins)
-            runs.run(
-                jobs,
-                partial(load, log=progress.note),
-                place,
-                progress,
-                together=together,
-                checkpoint_seconds=every,
-                ranks=ranks,
-            )
+            if spread is not None:
+                workers_watch.run(
+                    jobs, load, spread, progress, root=root.folder, storage=root.storage, together=together,
+                    checkpoint_seconds=every,
+                )  # fmt: skip
+            else:
+                runs.run(
+                    jobs,
+                    partial(load, log=progress.note),
+                    place,
+                    progress,
+                    together=together,
+                    checkpoint_seconds=every,
+                    ranks=ranks,
+                )
     if ranks.is_first:
         _show(recipe, jobs)
 

@@ -7,26 +7,35 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from bisam.lab import records
 from bisam.lab.cli import options as cli_options
 from bisam.lab.cli.options import (
-    RUNS,
+    AT_RUNS,
+    RETRIES,
     Changes,
     Every,
     Folder,
+    GpusPerRun,
     Methods,
     Name,
+    On,
     Partial,
+    Perturb,
     Place,
-    Root,
+    Retries,
     Rows,
+    RunsAt,
     Seeds,
+    Shard,
+    SyncBatchNorm,
     Together,
+    Workers,
     errors_in_one_line,
 )
-from bisam.lab.cli.output import console
+from bisam.lab.cli.output import console, quiet_console
 from bisam.lab.config import Config
 from bisam.lab.data.sources import open_source
 from bisam.lab.tables import cells
@@ -35,6 +44,9 @@ from bisam.lab.training import jobs as runs
 from bisam.lab.training.grids import plans
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
 from bisam.lab.training.progress import Progress, name_of
+from bisam.lab.training.ranks import device_of_rank, joined, unlike_fields
+from bisam.lab.workers import watch as workers_watch
+from bisam.lab.workers.places import place as workplace
 
 Over = Annotated[
     str,
@@ -62,12 +74,19 @@ def sweep(
     methods: Methods = "",
     seeds: Seeds = "0-2",
     changes: Changes = None,
-    root: Root = RUNS,
+    root: RunsAt = AT_RUNS,
     folder: Folder = None,
     partial_data: Partial = False,
     device: Place = "auto",
     together: Together = 1,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
+    perturb: Perturb = "",
+    sync_batchnorm: SyncBatchNorm = False,
+    shard: Shard = False,
+    on: On = "",
+    workers: Workers = None,
+    gpus_per_run: GpusPerRun = None,
+    retries: Retries = RETRIES,
 ) -> None:
     """Train every cell over a grid, and choose by validation accuracy; test accuracy is not shown.
 
@@ -75,27 +94,44 @@ def sweep(
     mu, and for rho of the adaptive methods; that for rho of the others is ours. A grid has the recipe's own value too.
     """
     with errors_in_one_line():
-        cli_options.refuse_ranks("sweep")
         fields = list(dict.fromkeys(name.replace("-", "_") for name in cli_options.names(over)))
         if not fields:
             raise ValueError("no field in --over: name one or more, such as --over alpha,mu")
         wanted = cli_options.recipe(recipe).only(cli_options.names(models), cli_options.names(methods))
-        planned = plans(
-            wanted,
-            fields,
-            cli_options.numbers(seeds),
-            root,
-            values=_given(values or [], fields),
-            changes=cli_options.changes_of(changes, partial_data=partial_data),
-        )
-        here, place = console(), cli_options.device(device)
-        jobs = [job for plan in planned for job in plan.jobs]
-        shown = Progress(here, label=partial(_label_of, fields=fields), outcome=_validated, score="validation_accuracy")
-        with cli_options.threads_for(place, {job.config.model for job in jobs}), shown as progress:
-            for plan in planned:
-                progress.note(plan.description)
-            load = partial(open_source, folder=folder, partial=partial_data, log=progress.note)
-            runs.run(jobs, load, place, progress, together=together, checkpoint_seconds=every)
+        spread = workplace(
+            on, workers=workers, gpus_per_run=gpus_per_run, retries=retries, device=device, together=together,
+            stored=root.storage is not None,
+        )  # fmt: skip
+        place = device_of_rank(cli_options.device(device)) if spread is None else torch.device("cpu")
+        with joined(place, perturb=perturb, sync_batchnorm=sync_batchnorm, shard=shard) as ranks:
+            planned = plans(
+                wanted,
+                fields,
+                cli_options.numbers(seeds),
+                root.folder,
+                values=_given(values or [], fields),
+                changes=cli_options.changes_of(changes, partial_data=partial_data),
+                ranks=ranks,
+            )
+            here = console() if ranks.is_first else quiet_console()
+            jobs = [job for plan in planned for job in plan.jobs]
+            ranks.refuse_unlike(unlike_fields([job.config for job in jobs], ranks.options))
+            name = partial(_label_of, fields=fields)
+            shown = Progress(here, label=name, outcome=_validated, score="validation_accuracy")
+            with cli_options.threads_for(place, {job.config.model for job in jobs}), shown as progress:
+                for plan in planned:
+                    progress.note(plan.description)
+                load = partial(open_source, folder=folder, partial=partial_data)
+                if spread is not None:
+                    workers_watch.run(
+                        jobs, load, spread, progress, root=root.folder, storage=root.storage, together=together,
+                        checkpoint_seconds=every,
+                    )  # fmt: skip
+                else:
+                    logged = partial(load, log=progress.note)
+                    runs.run(jobs, logged, place, progress, together=together, checkpoint_seconds=every, ranks=ranks)
+        if not ranks.is_first:
+            return
         changed = replace(wanted, cells={plan.cell: plan.own for plan in planned})
         finished = cells.collect(records.read(job.folder) for job in jobs).runs
         for found in outcome(changed, fields, finished):

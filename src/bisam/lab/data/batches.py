@@ -78,6 +78,8 @@ class TensorBatches:
     def _trimmed(self, inputs: Any) -> Any:
         if not self.trim or not isinstance(inputs, dict) or "attention_mask" not in inputs:
             return inputs
+        if len(inputs["attention_mask"]) == 0:  # of a rank, where there are fewer texts than ranks
+            return inputs
         longest = int(inputs["attention_mask"].sum(1).max())
         return {name: tensor[:, :longest] for name, tensor in inputs.items()}
 

@@ -148,8 +148,8 @@ def fit(
     console = Console(file=io.StringIO()) if quiet else Console()
     with Progress(console) as progress:
         plan = study.decide(progress.note)
-        answer = study.train(plan, progress)
-    found = Fit(answer, study.folder, plan)
+        study.train(plan, progress)
+    found = Fit(study.conclude(plan), study.folder, plan)
     if runs is None:
         weakref.finalize(found, shutil.rmtree, root, ignore_errors=True)
     return found

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 import bisam
 from bisam.lab import methods
 from bisam.lab.config import Config, rate
+from bisam.lab.data.shards import Shard
 from bisam.lab.data.sources import Batched, Source
+from bisam.lab.training.ranks import ALONE, Ranks
 from bisam.lab.training.run import Build
 from bisam.tuning import RhoSweep, find_rho
 
@@ -28,15 +30,21 @@ def search(
     steps: int,
     repeats: int,
     progress: Callable[[int, int], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> RhoSweep:
-    """Train `steps` steps with each ρ, with the whole schedule in them, and compare on validation data."""
+    """Train `steps` steps with each ρ, with the whole schedule in them, and compare on validation data.
+
+    Each of several ranks trains on its part of a batch and validates on all samples.
+    """
     parts = source.parts(config, device)
+    parts.train.shard = Shard(ranks.rank, ranks.count)
 
     def model() -> nn.Module:
         return build(config, source).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def optimizer(model: nn.Module, rho: float) -> bisam.SharpnessAware:
-        made = methods.optimizer(model, replace(config, rho=rho), steps=steps)
+        own = replace(config, rho=rho)
+        made = methods.optimizer(ranks.wrapped(model), own, ranks.sharpness(config), steps=steps)
         return _scheduled(made, config, steps)
 
     return find_rho(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bisam.lab.config import Config
 from bisam.lab.data.sources import Batched, Source
+from bisam.lab.training.ranks import ALONE, Ranks
 from bisam.lab.training.run import Build, TrainingRun
 
 STEPS = 3
@@ -32,13 +33,18 @@ class Cost:
         return epochs * (self.steps * self.step + self.validation)
 
 
-def rehearse(config: Config, source: Source, device: torch.device, build: Build) -> Cost:
+def rehearse(config: Config, source: Source, device: torch.device, build: Build, ranks: Ranks = ALONE) -> Cost:
     """Measure a step of this configuration. ValueError with a batch that fits where its own does not."""
     try:
-        return _measured(config, source, device, build)
+        return ranks.of_first(_measured(config, source, device, build, ranks))
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
+    if not ranks.is_alone:  # others may wait in the middle of a step: nothing more can be tried together
+        raise ValueError(
+            f"a batch of {config.batch} does not fit into the memory of {ranks.count} ranks: give --batch "
+            f"{ranks.half(config.batch)} or more ranks, and for a large model --shard"
+        )
     fitting = _fitting(config, source, device, build)
     where = "the GPU" if device.type == "cuda" else "memory"
     if fitting is None:
@@ -56,8 +62,9 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in text or "not enough memory" in text
 
 
-def _measured(config: Config, source: Source, device: torch.device, build: Build) -> Cost:
-    training = TrainingRun(replace(config, start=0.0), source, device, build)  # what it needs once it perturbs
+def _measured(config: Config, source: Source, device: torch.device, build: Build, ranks: Ranks = ALONE) -> Cost:
+    perturbing = replace(config, start=0.0)  # what it needs once it perturbs
+    training = TrainingRun(perturbing, source, device, build, ranks)
     batches = training.batches.epoch(0)
     times = []
     for x, y in itertools.islice(batches, STEPS + 1):

@@ -17,6 +17,7 @@ import torch
 from bisam.lab import records, spec
 from bisam.lab.config import Config
 from bisam.lab.data.own_source import OwnData
+from bisam.lab.data.sources import open_source
 from bisam.lab.files import write_atomically
 from bisam.lab.fitting import budget as budgets
 from bisam.lab.fitting import defaults, radius
@@ -27,12 +28,16 @@ from bisam.lab.fitting.rehearsal import Cost, is_out_of_memory, rehearse
 from bisam.lab.methods import BASES, METHODS, find, title_of, uses
 from bisam.lab.models.pretraining import expected
 from bisam.lab.recipes import Recipe
+from bisam.lab.records.storage import Storage
 from bisam.lab.tables import cells
 from bisam.lab.tables.answer import Answer, answer
 from bisam.lab.training import jobs as runs
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job
 from bisam.lab.training.progress import Progress
+from bisam.lab.training.ranks import ALONE, Ranks, unlike_fields
 from bisam.lab.training.run import Build, build_by_name
+from bisam.lab.workers import watch
+from bisam.lab.workers.watch import Place
 
 METHODS_OF_A_STUDY = ("base", "sam", "bisam-log")
 """What is compared where no methods are named; "base" is the base optimizer alone."""
@@ -61,6 +66,8 @@ class Study:
     pretrained: bool | None = None
     """Whether the defaults are those of fine-tuning; None decides by where the model is from."""
     build: Build = build_by_name
+    ranks: Ranks = ALONE
+    """With several, all of them make the same study. The first one decides, and writes into the folder."""
 
     def __post_init__(self) -> None:
         for field_name in ("data", "model", "method", "seed", "recipe", "title", "row", "rho"):
@@ -79,6 +86,7 @@ class Study:
         if len(self.methods) < 2:
             raise ValueError(f"a comparison needs a method beside {title_of(base)}: name some, such as sam,bisam-log")
         self.name = self.name or self._default_name()
+        self._refuse_unlike_ranks()
 
     @property
     def folder(self) -> Path:
@@ -90,10 +98,13 @@ class Study:
         return [method for method in self.methods if uses(method, "rho")] if self.rho is None else []
 
     def config(self, method: str, plan: plans.Plan | None = None) -> Config:
-        """The configuration of a method, with seed 0."""
+        """The configuration of a method, with seed 0, as the ranks train it."""
         own = replace(
             self.settings.config, method=method, recipe=self.name, title=self.title, row=short_name(self.model)
         )
+        if not uses(method, "micro_batch"):
+            own = replace(own, micro_batch=None)
+        own = self.ranks.adapted(own)
         if plan is None:
             return own if self.rho is None else replace(own, rho=self.rho)
         return replace(own, epochs=plan.budget.epochs, rho=plan.rho.get(method, own.rho))
@@ -106,19 +117,24 @@ class Study:
         self, note: Callable[[str], None], progress: Callable[[str, int, int], None] | None = None
     ) -> plans.Plan:
         """The plan in the folder if there is one, else a new one, which takes a few steps and the search of ρ."""
-        plan = plans.read(self.folder)
+        plan = self.ranks.of_first(plans.read(self.folder) if self.ranks.is_first else None)
         if plan is not None:
             self._check_same(plan)
             note(f"{self.folder / plans.NAME} has the plan: {self._described(plan)}")
         open_ = [method for method in self.methods if plan is None or (uses(method, "rho") and method not in plan.rho)]
-        costs = {method: rehearse(self.config(method), self.source, self.device, self.build) for method in open_}
+        costs = {method: self._cost(method) for method in open_}
         if plan is None:
-            plan = plans.Plan(self.source.checksum, self.fingerprint, *self._budget(costs, note))
+            budget, lost = self.ranks.of_first(self._budget(costs, note))
+            plan = plans.Plan(self.source.checksum, self.fingerprint, budget, lost)
         for method in open_:
             if uses(method, "rho"):
                 self._set_rho(plan, method, costs[method], note, progress)
-        plan.save(self.folder)
+                if self.ranks.is_first:  # a search that is interrupted is not repeated
+                    plan.save(self.folder)
         return plan
+
+    def _cost(self, method: str) -> Cost:
+        return rehearse(self.config(method), self.source, self.device, self.build, self.ranks)
 
     def _set_rho(
         self,
@@ -138,6 +154,7 @@ class Study:
             self.config(method), self.source, self.device, self.build, rhos=grid,
             steps=budget.search_steps(cost.steps), repeats=budget.repeats,
             progress=None if progress is None else _labelled(progress, f"ρ of {title_of(method)}"),
+            ranks=self.ranks,
         )  # fmt: skip
         plan.rho[method], plan.search[method] = found.rho, str(found).splitlines()
         note(f"ρ of {title_of(method)}: {found.rho:g}, of {', '.join(f'{rho:g}' for rho in grid)}")
@@ -151,7 +168,7 @@ class Study:
         seeds = range(plan.budget.seeds) if self.seeds is None else self.seeds
         if self.minutes is not None:
             seeds = seeds[: plan.budget.seeds]
-        return runs.jobs_of(self.recipe(plan), seeds, {}, self.root)
+        return runs.jobs_of(self.recipe(plan), seeds, {}, self.root, self.ranks)
 
     def train(
         self,
@@ -160,19 +177,34 @@ class Study:
         *,
         together: int = 1,
         checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
-    ) -> Answer:
-        """Train what is missing, and answer. Writes the best weights and the lines of Python into the folder."""
+        place: Place | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        """Train what is missing. Workers of a `place` open the data and the model by their names."""
         try:
-            runs.run(
-                self.jobs(plan), lambda _: self.source, self.device, progress, together=together,
-                checkpoint_seconds=checkpoint_seconds, build=self.build,
-            )  # fmt: skip
+            if place is None:
+                runs.run(
+                    self.jobs(plan), lambda _: self.source, self.device, progress, together=together,
+                    checkpoint_seconds=checkpoint_seconds, build=self.build, ranks=self.ranks,
+                )  # fmt: skip
+            else:
+                watch.run(
+                    self.jobs(plan), open_source, place, progress, root=self.root, storage=storage,
+                    together=together, checkpoint_seconds=checkpoint_seconds,
+                )  # fmt: skip
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            remedy = "give a smaller --together" if together > 1 else f"give --batch {self.settings.config.batch // 2}"
+            remedy = (
+                "give a smaller --together"
+                if together > 1
+                else f"give --batch {self.ranks.half(self.settings.config.batch)}"
+            )
             raise ValueError(f"memory ran out in the training: {remedy}. Finished runs are kept") from error
-        found = self.answer(plan)
+
+    def conclude(self, plan: plans.Plan) -> Answer:
+        """Answer from the records. Writes the best weights and the lines of Python into the folder."""
+        found = answer(cells.fill(self.recipe(plan), [records.read(job.folder) for job in self.jobs(plan)]))
         if found.best is not None:
             weights = found.best.record.folder / records.WEIGHTS
             if weights.is_file():
@@ -181,9 +213,13 @@ class Study:
             write_atomically(self.folder / CODE, code.encode(), follow_links=False)
         return found
 
-    def answer(self, plan: plans.Plan) -> Answer:
-        """From the records."""
-        return answer(cells.fill(self.recipe(plan), [records.read(job.folder) for job in self.jobs(plan)]))
+    def _refuse_unlike_ranks(self) -> None:
+        """ValueError if another rank makes another study, before any of them decides anything."""
+        choices = {
+            "data_checksum": self.source.checksum, "layers": self.fingerprint, "name": self.name, "rho": self.rho,
+            "seeds": None if self.seeds is None else list(self.seeds), "minutes": self.minutes, **self.ranks.options,
+        }  # fmt: skip
+        self.ranks.refuse_unlike(unlike_fields([self.config(method) for method in self.methods], choices))
 
     @property
     def _validation(self) -> float:
@@ -221,6 +257,9 @@ class Study:
         """Data and model, and what was chosen by options: another choice is another folder."""
         place, options = spec.parse_data(self.source.task.name)
         chosen = {**{key: value for key, value in options.items() if key in ("label", "config")}, **self.changes}
+        for method in self.methods:
+            if (micro_batch := self.config(method).micro_batch) is not None:  # of ranks that perturb by themselves
+                chosen["micro_batch"] = str(micro_batch)
         if self.rho is not None:
             chosen["rho"] = f"{self.rho:g}"
         if self.minutes is not None:

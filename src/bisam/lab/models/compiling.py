@@ -8,15 +8,21 @@ import torch
 from torch import nn
 
 from bisam.lab.models.resnet import ResNet
+from bisam.tensors.buckets import is_sharded
 
 
 def compile_model(model: nn.Module, device: torch.device, *, bf16: bool) -> None:
     """Compile the training passes of a model that runs on this device, under autocast to bfloat16 or not."""
-    has_usual_norms = not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
-    if isinstance(model, ResNet) and has_usual_norms and bf16 and _has_kernels(device):
+    if isinstance(model, ResNet) and bf16 and _has_kernels(device) and not _is_shared(model):
         model.fuse()
     else:
         model.compile(dynamic=False)  # one compilation for each batch size: ESAM has two
+
+
+def _is_shared(model: nn.Module) -> bool:
+    """Whether several processes share its parameters, or statistics of its norms: kernels take a module's own."""
+    of_all = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    return of_all or any(map(is_sharded, model.parameters()))
 
 
 def _has_kernels(device: torch.device) -> bool:

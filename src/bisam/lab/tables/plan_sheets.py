@@ -17,6 +17,9 @@ from bisam.lab.tables.summary import OPEN, Sheet
 USABLE = 0.9
 """Part of a GPU's memory that runs may fill: the rest is for its context and the libraries' workspaces."""
 
+GPUS_OF_A_MACHINE = 8
+"""More are on several machines, which Ray joins; those of one machine share a table without an option."""
+
 
 def sheet_of_runs(made: Plan) -> Sheet:
     """Runs, hours and memory of the whole table, with the paper's number of seeds."""
@@ -77,6 +80,8 @@ def commands(made: Plan) -> list[str]:
         parts += ["--seeds", f"0-{one.needed - 1}"]
         if made.recipe.cells[one.row, one.method].model != "densenet121":  # whose hours are those without
             parts += ["--set", "compile=true"]
+        if made.budget.gpus > GPUS_OF_A_MACHINE:
+            parts += ["--on", "ray"]
         found.append(shlex.join(parts))
     return found
 

@@ -15,6 +15,7 @@ from bisam.lab.tables.cells import Cell, text_of
 from bisam.lab.tables.sweeps import NUMBERS, Values, label, name_of_cell, value_of
 from bisam.lab.training.jobs import jobs_of
 from bisam.lab.training.loop import Job
+from bisam.lab.training.ranks import ALONE, Ranks
 
 PAPER_GRIDS = {"alpha": (0.01, 0.1, 1.0, 10.0, 100.0), "mu": (0.1, 0.5, 1.0, 2.0, 4.0)}
 PAPER_RHO_OF_ADAPTIVE = (0.1, 0.5, 1.0, 2.0, 3.0)
@@ -66,6 +67,7 @@ def plans(
     *,
     values: Mapping[str, Sequence[str]] | None = None,
     changes: Mapping[str, str] | None = None,
+    ranks: Ranks = ALONE,
 ) -> list[CellGrid]:
     """The runs of every cell for every point of the grid: the product of the fields' values.
 
@@ -73,12 +75,18 @@ def plans(
     own value. A point with the recipe's own values is the recipe's own run, in the same folder.
     """
     values, changes = values or {}, changes or {}
-    jobs_of(recipe, seeds, changes, root)  # raises for fields that may not be changed
+    jobs_of(recipe, seeds, changes, root, ranks)  # raises for fields that may not be changed
     for field in fields:
         _check_can_be_swept(field, changes)
     found = []
     for cell, config in recipe.cells.items():
-        own = config.with_changes(changes)
+        given = config.with_changes(changes)
+        own = ranks.adapted(given)
+        if "batch" in fields and own != given:
+            raise ValueError(
+                "a batch that is swept changes what each rank perturbs: use --perturb global, or --set micro_batch="
+                f"{own.micro_batch}"
+            )
         axes = [_axis(own, field, values.get(field)) for field in fields]
         points = [*itertools.product(*(axis.values for axis in axes))]
         if len(points) < 2:
@@ -88,7 +96,7 @@ def plans(
             job
             for seed in seeds  # first, so that a sweep that is cut off has all points of some seeds
             for point in points
-            for job in jobs_of(part, [seed], {**changes, **_as_changes(own, fields, point)}, root)
+            for job in jobs_of(part, [seed], {**changes, **_as_changes(own, fields, point)}, root, ranks)
         ]
         found.append(CellGrid(recipe.name, cell, own, axes, jobs))
     return found

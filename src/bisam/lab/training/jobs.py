@@ -121,10 +121,9 @@ def run(
     Runs that another process trains are skipped, so that two processes share a table. RunInUse if no other is left.
     Several `ranks` train one run after the other, all of them each.
     """
-    if together > 1 and not ranks.is_alone:
-        raise ValueError(f"{ranks.count} ranks train one run at a time: remove --together {together}")
+    ranks.refuse_together(together)
     with _kept_by_first(ranks) as scratch:
-        pending = ranks.of_first(_pending(jobs, progress) if ranks.is_first else [])
+        pending = ranks.of_first(pending_of(jobs, progress) if ranks.is_first else [])
         if scratch is not None:
             pending = [Job(job.config, scratch / str(number)) for number, job in enumerate(pending)]
         progress.expect(job.config for job in pending)
@@ -134,7 +133,7 @@ def run(
                 source.prepare()
         elsewhere: list[records.RunInUse] = []
         with signals() as stopping:  # only now: while data are loaded, Ctrl-C may stop at once
-            for group in _alike(pending):
+            for group in alike(pending):
                 source = sources[group[0].config.data]
                 elsewhere += train(
                     group, source, device, progress, stopping, together=together,
@@ -156,7 +155,7 @@ def _kept_by_first(ranks: Ranks) -> Iterator[Path | None]:
         yield Path(scratch)
 
 
-def _pending(jobs: Sequence[Job], progress: Progress) -> list[Job]:
+def pending_of(jobs: Sequence[Job], progress: Progress) -> list[Job]:
     """The jobs to train, with notes about the others."""
     there = [_record(job) for job in jobs]
     done = sum(record.result is not None for record in there)
@@ -174,7 +173,7 @@ def _pending(jobs: Sequence[Job], progress: Progress) -> list[Job]:
     return [job for job, one in zip(jobs, there, strict=True) if one.result is None and not one.not_counted]
 
 
-def _alike(jobs: Iterable[Job]) -> Iterable[list[Job]]:
+def alike(jobs: Iterable[Job]) -> Iterable[list[Job]]:
     """Groups of jobs that can step together: the same data, batch size, length of epochs and numerics."""
     groups: dict[Any, list[Job]] = defaultdict(list)
     for job in jobs:

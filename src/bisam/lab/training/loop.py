@@ -26,7 +26,7 @@ from bisam.lab.records.metrics import is_epoch
 from bisam.lab.records.receipt import receipt, timestamp
 from bisam.lab.spec import TIMM, parse_model
 from bisam.lab.training.progress import Progress
-from bisam.lab.training.ranks import ALONE, Ranks
+from bisam.lab.training.ranks import ALONE, Ranks, is_of_collective
 from bisam.lab.training.run import Build, TrainingRun, build_by_name
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
@@ -92,8 +92,9 @@ def train(
         return ranks.any(bool(stopping))
 
     def save() -> None:
-        if ranks.is_first:
-            _save(active, source.checksum)
+        _save(active, source.checksum)
+        for one in active:
+            progress.saved(one.training.config)
 
     with ExitStack() as stack:
         stack.enter_context(_numerics(jobs[0].config))
@@ -107,7 +108,8 @@ def train(
                     crew, step = [], None  # they hold memory of the finished runs
                     continue
             except BaseException:
-                save()  # no run is within a step here
+                if ranks.is_first and not ranks.shard:  # others may not be here to give their parts
+                    save()  # no run is within a step here
                 raise
             if stop or ranks.of_first(time.monotonic() - saved > checkpoint_seconds):
                 save()
@@ -144,9 +146,7 @@ def _admitted(
         return []
     check_result(job.folder, run.result)
     if run.result is None:
-        one = _resumed(ActiveRun(training, run), source.checksum, now, progress)
-        ranks.of_first({"epoch": one.epoch, "batch": one.batch, "training": training.state()})
-        return [one]
+        return [_resumed(ActiveRun(training, run), source.checksum, now, progress)]
     run.close()
     ranks.of_first(None)
     return []
@@ -158,8 +158,11 @@ def _following(one: ActiveRun, now: dict[str, Any]) -> list[ActiveRun]:
     if state is None:
         one.run.close()
         return []
-    one.epoch, one.batch, one.receipts = state["epoch"], state["batch"], [now]
-    one.training.load(state["training"])
+    one.receipts = [now]
+    if state:
+        one.epoch, one.batch = state["epoch"], state["batch"]
+        with _fitting(one, "the first rank's checkpoint"):
+            one.training.load(state["training"])
     return [one]
 
 
@@ -243,24 +246,37 @@ def _resumed(one: ActiveRun, checksum: str, now: dict[str, Any], progress: Progr
         if lost:
             progress.note(f"{one.run.folder.name} has no checkpoint and starts over; it had {lost} lines of metrics")
         one.receipts = [now]
+        one.training.ranks.of_first({})
         return one
     _check_same(one, loaded.state, checksum)
     one.epoch, one.batch = loaded.state["epoch"], loaded.state["batch"]
-    try:
+    with _fitting(one, str(loaded.path)):
         if one.epoch > one.training.config.epochs or one.batch > len(one.training.batches):
             raise ValueError(f"the run has no epoch {one.epoch} with a batch {one.batch}")
-        different = one.training.load(loaded.state["training"])
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:  # torch raises any of them
-        raise checkpoint.CheckpointError(
-            f"{loaded.path} does not fit the run: {str(error).splitlines()[0]:.200}. It may be of another version: "
-            f"remove {one.run.checkpoints} to start over."
-        ) from error
+        whole = loaded.state["training"]
+        outline = one.training.held.outline(whole)
+        one.training.ranks.of_first({"epoch": one.epoch, "batch": one.batch, "training": outline})
+        different = one.training.load(whole)
     one.run.metrics.rewind(one.epoch)
     before = loaded.state.get("receipts", [{"commit": "unknown"}])
     one.receipts = [*(old for old in before if {**old, "date": None} != {**now, "date": None}), now]
     where = f"{one.run.folder.name} resumes at epoch {one.epoch + 1}, batch {one.batch + 1}"
     progress.note(f"{where}; {different}" if different else where)
     return one
+
+
+@contextmanager
+def _fitting(one: ActiveRun, name: str) -> Iterator[None]:
+    """Raise CheckpointError for any error of loading a state into a run."""
+    try:
+        yield
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:  # torch raises any of them
+        if is_of_collective(error):
+            raise
+        raise checkpoint.CheckpointError(
+            f"{name} does not fit the run: {str(error).splitlines()[0]:.200}. It may be of another version: "
+            f"remove {one.run.checkpoints} to start over."
+        ) from error
 
 
 def _epoch_of(state: dict[str, Any]) -> int:
@@ -293,7 +309,9 @@ def _save(active: Sequence[ActiveRun], checksum: str) -> None:
         steps = one.epoch * len(one.training.batches) + one.batch
         config, point = one.training.config.as_dict(), {"epoch": one.epoch, "batch": one.batch}
         state = {"config": config, "checksum": checksum, **point, "receipts": one.receipts}
-        checkpoint.save(one.run.checkpoints, steps, {**state, "training": one.training.state()})
+        whole = {**state, "training": one.training.state()}
+        if one.training.ranks.is_first:
+            checkpoint.save(one.run.checkpoints, steps, whole)
 
 
 def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:
@@ -308,7 +326,7 @@ def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:
         **({"test_accuracy": None} if training.best.weights is None else training.test_accuracies()),
         "seconds": training.seconds,
     }
-    if training.best.weights is not None:
+    if training.best.weights:
         one.run.save_weights(training.best.weights)
     *earlier, own = one.receipts  # made when the process began: the code on disk may have changed since
     whole = {**own, "date": timestamp(), "data_checksum": checksum, "seconds": training.seconds}
@@ -340,11 +358,16 @@ def signals() -> Iterator[list[str]]:
             raise KeyboardInterrupt
 
     before = {number: signal.signal(number, record) for number in (signal.SIGINT, signal.SIGTERM)}
+    is_lost = False
     try:
         yield names
+    except RuntimeError as error:
+        is_lost = is_of_collective(error)  # torchrun sends SIGTERM then, which must not come before the message
+        raise
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if not is_lost:
+                signal.signal(number, handler)
 
 
 def _clock(active: Sequence[ActiveRun], began: float) -> None:

@@ -24,6 +24,8 @@ from bisam.lab.methods import title_of
 from bisam.lab.training.overall import Overall
 
 SECONDS_BETWEEN_LINES = 10.0
+ROWS_BELOW_BARS = 12
+"""Lines of a terminal that are kept for the results by method and the line about all runs."""
 
 
 class Tracker(Protocol):
@@ -49,11 +51,14 @@ class LiveBars(Bars):
     """A bar for each run, and below them how far all runs are and their results."""
 
     def __init__(self, overall: Overall, score: str, *columns: ProgressColumn, console: Console) -> None:
-        self.overall, self.score = overall, score.replace("_", " ")
+        self.overall, self.score, self._screen = overall, score.replace("_", " "), console
         super().__init__(*columns, console=console)
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
+        room = max(self._screen.height - ROWS_BELOW_BARS, 1)
+        yield self.make_tasks_table(self.tasks[:room])
+        if len(self.tasks) > room:
+            yield Text(f"and {len(self.tasks) - room} more", style="dim")
         table = self.overall.table(self.score)
         if table is not None:
             yield table
@@ -84,8 +89,9 @@ class Progress:
         self._bars: LiveBars | None = None
         self._tasks: dict[Config, TaskID] = {}
         self._line = 0.0
+        self._crew: list[Config] = []
         self._epochs: dict[Config, int] = {}
-        self._batches = 1
+        self._batches: dict[Config, int] = {}
         self._shown = 0.0
 
     def __enter__(self) -> Progress:
@@ -112,7 +118,9 @@ class Progress:
 
     def begin(self, epochs: Mapping[Config, int], batches: int) -> None:
         """These runs step together from now on; `epochs` is how many each has finished."""
-        self._epochs, self._batches = dict(epochs), batches
+        self._crew = [*epochs]
+        self._epochs.update(epochs)
+        self._batches.update(dict.fromkeys(epochs, batches))
         self.overall.begin(epochs)
         if self._bars is not None:
             for config, epoch in epochs.items():
@@ -126,11 +134,17 @@ class Progress:
         self.overall.expect(configs)
 
     def step(self, number: int) -> None:
-        """The first `number` batches of the epoch are done."""
-        if self._bars is not None and time.monotonic() - self._shown > 0.1:
+        """The runs that began last have done the first `number` batches of their epoch."""
+        if time.monotonic() - self._shown > 0.1:
             self._shown = time.monotonic()
-            for config, epoch in self._epochs.items():
-                self._bars.update(self._tasks[config], completed=epoch * self._batches + number)
+            self.steps(dict.fromkeys(self._crew, number))
+
+    def steps(self, numbers: Mapping[Config, int]) -> None:
+        """Each of these runs has done that many batches of its epoch."""
+        if self._bars is not None:
+            for config in (config for config in numbers if config in self._tasks):
+                done = self._epochs[config] * self._batches[config] + numbers[config]
+                self._bars.update(self._tasks[config], completed=done)
 
     def epoch(self, config: Config, folder: Path, metrics: dict[str, Any]) -> None:
         epoch = self._epochs[config] = metrics["epoch"] + 1
@@ -140,10 +154,13 @@ class Progress:
             self._try(tracker, partial(tracker.log, folder, config, metrics))
         if self._bars is not None:
             with suppress(KeyError):
-                self._bars.update(self._tasks[config], completed=epoch * self._batches, status=status)
+                self._bars.update(self._tasks[config], completed=epoch * self._batches[config], status=status)
         elif time.monotonic() - self._line > SECONDS_BETWEEN_LINES or epoch == config.epochs:
             self._line = time.monotonic()
             self.note(f"{self.label(config)}  epoch {epoch}/{config.epochs}  {status}")
+
+    def saved(self, config: Config) -> None:
+        """A checkpoint of the run is written."""
 
     def finish(self, config: Config, result: dict[str, Any]) -> None:
         if result["status"] == "done":

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bisam.lab.config import Config
 from bisam.lab.methods import METHODS, uses
+from bisam.lab.training import sharding
 
 T = TypeVar("T")
 
@@ -36,6 +37,8 @@ class Ranks:
     count: int = 1
     perturb: str = "rank"
     sync_batchnorm: bool = False
+    shard: bool = False
+    """FSDP2 in place of DistributedDataParallel: each process holds a part of the model."""
 
     @property
     def is_first(self) -> bool:
@@ -50,7 +53,11 @@ class Ranks:
         """For a receipt; empty for one process."""
         if self.is_alone:
             return {}
-        return {"ranks": self.count, "perturb": self.perturb, "sync_batchnorm": self.sync_batchnorm}
+        return {"ranks": self.count, **self.options}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"perturb": self.perturb, "sync_batchnorm": self.sync_batchnorm, "shard": self.shard}
 
     def adapted(self, config: Config) -> Config:
         """The run that these processes train: each perturbs micro-batches of its own part of the batch.
@@ -76,8 +83,8 @@ class Ranks:
             return replace(config, micro_batch=own) if self.perturb == "rank" else config
         if self.perturb == "global":
             raise ValueError(
-                f"micro_batch={config.micro_batch} perturbs micro-batches each by itself, and --perturb global all "
-                "samples alike: use one of them"
+                f"micro_batch={config.micro_batch} perturbs micro-batches each by itself, and "
+                f"{'--shard' if self.shard else '--perturb global'} all samples alike: use one of them"
             )
         if own % config.micro_batch:
             raise ValueError(
@@ -86,11 +93,28 @@ class Ranks:
             )
         return config
 
+    def half(self, batch: int) -> int:
+        """About half of a batch, which these processes can share.
+
+        >>> Ranks(0, 3).half(64)
+        30
+        """
+        return max(batch // 2 // self.count, 1) * self.count
+
+    def refuse_together(self, together: int) -> None:
+        if together > 1 and not self.is_alone:
+            raise ValueError(f"{self.count} ranks train one run at a time: remove --together {together}")
+
     def sharpness(self, config: Config) -> str | None:
         """The option of the optimizer; None for one process."""
         if self.is_alone:
             return None
         return "local" if config.micro_batch is not None else PERTURBATIONS[self.perturb]
+
+    @property
+    def held(self) -> sharding.Whole:
+        """What this process holds of a model, and how its state is gathered."""
+        return sharding.Shards() if self.shard else sharding.Whole()
 
     def wrapped(self, model: nn.Module) -> nn.Module:
         """The model to train: the same one for one process."""
@@ -98,9 +122,10 @@ class Ranks:
             return model
         device = next(model.parameters()).device
         if self.sync_batchnorm:
-            if device.type != "cuda":
-                raise ValueError("torch has SyncBatchNorm on CUDA only: remove --sync-batchnorm")
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        if self.shard:
+            sharding.shard(model, self.count)
+            return model
         if device.type != "cuda":
             return DistributedDataParallel(model)
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -183,25 +208,31 @@ def environment() -> tuple[int, int] | None:
 
 
 @contextmanager
-def joined(device: torch.device, *, perturb: str = "rank", sync_batchnorm: bool = False) -> Iterator[Ranks]:
+def joined(
+    device: torch.device, *, perturb: str = "", sync_batchnorm: bool = False, shard: bool = False
+) -> Iterator[Ranks]:
     """Join the processes that torchrun has started, or that share a group already; alone where there are none.
 
-    An error of a collective, after another process has ended, is a `RankLost`.
+    `perturb` is "rank" or "global"; empty is "rank", or "global" with `shard`. An error of a collective, after another
+    process has ended, is a `RankLost`.
     """
-    if perturb not in PERTURBATIONS:
-        raise ValueError(f"--perturb is rank or global, got {perturb!r}")
+    perturb = _perturbation(perturb, shard=shard)
     is_ours = not dist.is_initialized()
     if is_ours:
         if environment() is None:
+            if shard:
+                raise ValueError("--shard divides a model among processes: start them with torchrun, or remove --shard")
             yield ALONE
             return
         _init("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     rank, count = dist.get_rank(), dist.get_world_size()
     _CONTROL.append(dist.new_group(backend="gloo"))
     try:
-        yield Ranks(rank, count, perturb, sync_batchnorm)
+        if count > 1:
+            _refuse_on_cpu(device, sync_batchnorm=sync_batchnorm, shard=shard)
+        yield Ranks(rank, count, perturb, sync_batchnorm, shard and count > 1)
     except RuntimeError as error:
-        if not _is_of_collective(error):
+        if not is_of_collective(error):
             raise
         raise RankLost(
             f"rank {rank} stops: another process of this training has ended. Its own message is above or in its log; "
@@ -211,6 +242,25 @@ def joined(device: torch.device, *, perturb: str = "rank", sync_batchnorm: bool 
         _CONTROL.pop()
         if is_ours:
             dist.destroy_process_group()
+
+
+def _perturbation(given: str, *, shard: bool) -> str:
+    if given not in ("", *PERTURBATIONS):
+        raise ValueError(f"--perturb is rank or global, got {given!r}")
+    if shard and given == "rank":
+        raise ValueError(
+            "--shard perturbs all ranks alike, since none of them has a whole gradient: remove --perturb rank"
+        )
+    return given or ("global" if shard else "rank")
+
+
+def _refuse_on_cpu(device: torch.device, *, sync_batchnorm: bool, shard: bool) -> None:
+    if device.type == "cuda":
+        return
+    if sync_batchnorm:
+        raise ValueError("torch has SyncBatchNorm on CUDA only: remove --sync-batchnorm")
+    if shard and torch.__version__ < "2.7":
+        raise ValueError("torch 2.6 has FSDP2 on CUDA only: use torch 2.7 or newer, or remove --shard")
 
 
 def _init(backend: str) -> None:
@@ -234,8 +284,11 @@ def device_of_rank(device: torch.device) -> torch.device:
     return torch.device("cuda", number)
 
 
-def _is_of_collective(error: RuntimeError) -> bool:
+def is_of_collective(error: Exception) -> bool:
+    """Whether a collective raised it, since another process has ended."""
     words = ("gloo", "connection closed by peer", "nccl", "connection reset", "broken pipe")
+    if not isinstance(error, RuntimeError):
+        return False
     return isinstance(error, dist.DistBackendError) or any(word in str(error).lower() for word in words)
 
 

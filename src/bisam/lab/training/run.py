@@ -20,6 +20,7 @@ from bisam.lab.models.compiling import compile_model
 from bisam.lab.training.ranks import ALONE, Ranks
 from bisam.objectives import logits_of
 from bisam.plan import Batch
+from bisam.tensors.buckets import locals_of
 
 Build = Callable[[Config, Source], nn.Module]
 """Makes the model of a run, with weights drawn from torch's global generator."""
@@ -53,6 +54,7 @@ class Best:
     accuracy: float = -1.0
     epoch: int = -1
     weights: dict[str, Tensor] | None = None
+    """Empty in a rank that has a part of the model, except for the first one."""
     score: float = -math.inf
     """The measure that counts."""
     others: dict[str, float] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class TrainingRun:
         ranks: Ranks = ALONE,
     ) -> None:
         self.config, self.device, self.classes, self.ranks = config, device, source.classes, ranks
+        self.held = ranks.held
         self.others = tuple(name for name in config.measured if name != "accuracy")
         self.tops = {"test_accuracy": 1, **({"test_top5_accuracy": 5} if source.classes >= CLASSES_FOR_TOP5 else {})}
         parts = source.parts(config, device)
@@ -133,7 +136,7 @@ class TrainingRun:
         validation = self.measured(self.validation, "validation")
         accuracy, score = validation["validation_accuracy"], validation[f"validation_{self.config.primary}"]
         if not self.diverged and (score > self.best.score or self.config.select == "last"):
-            weights = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+            weights = self.held.weights(self.model)
             others = {name: value for name, value in validation.items() if name != "validation_accuracy"}
             self.best = Best(accuracy, epoch, weights, score, others)
         seconds, self.epoch_seconds = self.epoch_seconds, 0.0
@@ -150,22 +153,27 @@ class TrainingRun:
         }
 
     def _means(self) -> dict[str, float]:
-        """Telemetry of a step of all ranks: flips are counted, the other numbers are means over the samples.
-
-        A mean is over the steps that measure its number; what no step has measured is left out.
-        """
-        totals = torch.stack([*self.sums.values()])
-        self.ranks.sum_(totals)
-        sums = dict(zip(self.sums, totals.tolist(), strict=True))
+        """Telemetry of a step: means over the steps that measure a number. What no step has measured is left out."""
+        sums = {name: total.item() for name, total in self._whole_sums().items()}
         means = {name: sums[name] / sums[one] for one, names in COUNTS.items() for name in names if sums[one]}
         if "loss" not in means:  # without a pass at w nothing has turned from right to wrong
             means.pop("flips", None)
-        return {name: value * self.ranks.count if name == "flips" else value for name, value in means.items()}
+        return means
+
+    def _whole_sums(self) -> dict[str, Tensor]:
+        """The sums of one process with the whole batch: flips are counted, other numbers are means over the samples."""
+        totals = torch.stack([*self.sums.values()])
+        self.ranks.sum_(totals)
+        return {
+            name: total if name == "flips" else total / self.ranks.count
+            for name, total in zip(self.sums, totals, strict=True)
+        }
 
     @property
     def diverged(self) -> bool:
         """Whether any weight is not finite."""
-        return not all(torch.isfinite(param).all() for param in self.model.parameters())
+        found = not all(torch.isfinite(part).all() for part in locals_of(self.model.parameters()))
+        return self.ranks.any(found) if self.held.is_sharded else found
 
     @torch.no_grad()
     def _check_fits(self) -> None:
@@ -223,6 +231,8 @@ class TrainingRun:
         with stance, self._autocast():
             for x, y in batches.epoch(0):
                 if len(y) == 0:  # fewer samples than ranks
+                    if self.held.is_sharded:  # all ranks gather the weights, or none
+                        _zeros(x, y).run(self.model)
                     continue
                 logits = logits_of(Batch(x, y).run(self.model)).float()
                 right += torch.stack([_among(top, logits, y).sum() for top in tops])
@@ -237,18 +247,19 @@ class TrainingRun:
         """Test accuracies and other measures of the best weights, by their names in a result."""
         assert self.best.weights is not None
         now = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        self.model.load_state_dict(self.best.weights)
+        self.held.load_weights(self.model, self.best.weights)
         found = self.measured(self.test, "test", [*self.tops.values()])
         self.model.load_state_dict(now)
         return found
 
     def state(self) -> dict[str, Any]:
-        """Everything that is needed to resume the run bit for bit."""
+        """Everything that is needed to resume the run bit for bit. All ranks call it together."""
+        weights, optimizer = self.held.state(self.model, self.optimizer)
         return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": weights,
+            "optimizer": optimizer,
             "generator": self.generator.get_state(),
-            "sums": self.sums,
+            "sums": self._whole_sums() if self.sums["steps"] else self.sums,
             "best": {
                 "accuracy": self.best.accuracy,
                 "epoch": self.best.epoch,
@@ -261,11 +272,12 @@ class TrainingRun:
 
     def load(self, state: dict[str, Any]) -> str:
         """Resume from `state()`. Returns what differs from an uninterrupted run; empty if nothing does."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.held.load_weights(self.model, state["model"])
+        self.held.load_optimizer(self.optimizer, state["optimizer"])
         sums = state["sums"]
         for name, total in self.sums.items():
-            total.copy_(sums[name] if name in sums else self._counted(name, sums["steps"]))
+            whole = sums[name] if name in sums else self._counted(name, sums["steps"])
+            total.copy_(whole / self.ranks.count if name == "flips" else whole)
         self.best = self._loaded_best(state["best"])
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
         if state["generator"].shape != self.generator.get_state().shape:
@@ -282,7 +294,7 @@ class TrainingRun:
         weights, others = state["weights"], state.get("others", {})  # older checkpoints have accuracy alone
         if weights is None:
             return Best()
-        kept = {name: tensor.to(self.device) for name, tensor in weights.items()}
+        kept = self.held.kept(weights, self.device)
         primary = self.config.primary
         score = state["accuracy"] if primary == "accuracy" else others[f"validation_{primary}"]
         return Best(state["accuracy"], state["epoch"], kept, score, others)
@@ -294,3 +306,12 @@ def _among(top: int, logits: Tensor, labels: Tensor) -> Tensor:
         return bisam.objectives.correct(logits, labels)
     likeliest = logits.argsort(dim=1, descending=True, stable=True)[:, :top]  # ties in order, as in `correct`
     return (likeliest == labels.unsqueeze(1)).any(1) & ~logits.isnan().any(1)
+
+
+def _zeros(x: Any, y: Tensor) -> Batch:
+    """One sample of zeros, in the form of a batch that has none."""
+
+    def one(tensor: Tensor) -> Tensor:
+        return tensor.new_zeros(1, *tensor.shape[1:])
+
+    return Batch({name: one(tensor) for name, tensor in x.items()} if isinstance(x, dict) else one(x), one(y))

@@ -1,0 +1,1 @@
+"""Runs that train at the same time: tasks, the places that run them, and the command that watches."""

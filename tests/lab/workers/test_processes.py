@@ -1,0 +1,56 @@
+"""Processes that share a table, with workers that are killed and a command that is stopped."""
+
+import multiprocessing
+
+from bisam.lab import records
+
+
+def finished_seeds(root):
+    return sorted(record.config["seed"] for record in records.find(root) if record.result is not None)
+
+
+def test_a_killed_worker_starts_again_ctrl_c_saves_and_the_table_ends_with_the_same_bits(
+    command, network, expected, of_table, tmp_path
+):
+    network.arm("kill", seed=0)
+    network.arm("stop", seed=3, after=tmp_path / "demo" / "noise40-sam-seed0*" / "result.json")
+    done = command("reproduce", "--workers", "2", "--runs", tmp_path)
+    assert network.armed() == [], done.output
+    assert multiprocessing.active_children() == []
+
+    lines = done.output.splitlines()
+    (killed,) = (line for line in lines if "SIGKILL" in line)
+    assert killed.startswith("SAM seed 0 ")
+    assert killed.endswith("; it starts again from its last checkpoint")
+    (resumed,) = (line for line in lines if "resumes at epoch" in line)
+    assert resumed.startswith("noise40-sam-seed0+")
+    assert resumed.endswith(" resumes at epoch 2, batch 1")
+    assert done.exit_code == 130
+    assert "stopped by SIGINT: the same command resumes there" in done.output
+    assert finished_seeds(tmp_path) == [0, 1, 2]
+    (seed3,) = (record.folder for record in records.find(tmp_path) if record.result is None)
+    assert [*(seed3 / records.CHECKPOINTS).iterdir()]
+
+    done = command("reproduce", "--runs", tmp_path)  # in this process
+    assert done.exit_code == 0, done.output
+    assert "3 of 4 runs are done already" in done.output
+    assert f"{seed3.name} resumes at epoch 2, batch 4" in done.output
+    assert of_table(tmp_path) == expected["reproduce"]
+
+
+def test_a_run_whose_workers_are_lost_is_named_and_the_others_are_trained(
+    command, network, expected, of_table, tmp_path
+):
+    network.arm("raise", seed=3)
+    done = command("reproduce", "--workers", "1", "--retries", "0", "--runs", tmp_path)
+    assert done.exit_code == 1
+    (lost,) = (line for line in done.output.splitlines() if " raised " in line and "the worker" in line)
+    assert lost.startswith("SAM seed 3 ")
+    assert lost.endswith(" raised RuntimeError: no memory, say; it is not tried again")
+    (error,) = done.stderr.splitlines()
+    assert error.startswith("Error: 1 of 4 runs have no result, because their workers were lost: SAM seed 3 ")
+    assert error.endswith("The others are trained; the same command resumes these")
+    assert finished_seeds(tmp_path) == [0, 1, 2]
+
+    assert command("reproduce", "--runs", tmp_path).exit_code == 0
+    assert of_table(tmp_path) == expected["reproduce"]
