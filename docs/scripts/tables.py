@@ -197,7 +197,7 @@ def _with_the_labs_batches() -> str:
     times = ", ".join(
         f"{found[f'six {name}, fused']['step_lab_batches']:.2f} ms for each {name}" for name in ("resnet32", "resnet56")
     )
-    return f"With images that the lab crops, flips and cuts out of for every step it was {times}."
+    return f"With the lab's own batches, which are cropped, flipped and cut out anew in every step, it was {times}."
 
 
 def loss_table() -> str:

@@ -152,6 +152,22 @@ def test_a_saved_model_resumes_bit_for_bit(method, options, tmp_path):
     assert history["loss"][0] > 0
 
 
+def test_a_model_that_is_saved_between_two_updates_updates_when_keras_does_with_what_it_has(tmp_path):
+    x, y = samples(8)
+    found = []
+    for count in (2, None):
+        model = make()
+        base = optimizers.SGD(0.1, gradient_accumulation_steps=count)
+        model.compile(base, cross_entropy(), method="bisam-log", rho=0.1)
+        if count is not None:
+            fit(model, (x, y))  # one micro-batch of two
+            model.save(tmp_path / "between.keras")
+            model = keras.saving.load_model(tmp_path / "between.keras")
+        fit(model, (x[::-1].copy(), y[::-1].copy()))
+        found.append(model)
+    assert_same(*found)
+
+
 def test_a_model_is_saved_before_compile_and_loaded_without_it(tmp_path):
     model = make()
     model.save(tmp_path / "new.keras")
@@ -188,6 +204,22 @@ def test_a_class_that_the_loss_ignores_is_ignored_by_q():
     whole = model._ascent(model.sharpness_aware, logits, torch.tensor([0, 9, 2, 9]), None)
     part = model._ascent(model.sharpness_aware, logits[::2], torch.tensor([0, 2]), None)
     assert whole.item() == pytest.approx(part.item())
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_what_a_layer_masks_is_left_out_of_q_as_of_the_loss(one_hot):
+    inputs = keras.Input((5,), dtype="int32")
+    model = SharpnessAwareModel(inputs, layers.Dense(3)(layers.Embedding(7, 4, mask_zero=True)(inputs)))
+    loss = losses.CategoricalCrossentropy if one_hot else losses.SparseCategoricalCrossentropy
+    model.compile(optimizers.SGD(0.1), loss(from_logits=True), rho=0.1)
+    y_pred = model(torch.tensor([[1, 2, 3, 0, 0], [4, 5, 0, 0, 0]]))
+    for padding in (0, 2):  # of the labels
+        y = torch.tensor([[0, 1, 2, padding, padding], [2, 1, padding, padding, padding]])
+        targets = torch.nn.functional.one_hot(y, 3) if one_hot else y
+        whole = model._ascent(model.sharpness_aware, y_pred, targets, None)
+        kept = y_pred[[0, 0, 0, 1, 1], [0, 1, 2, 0, 1]]
+        part = model._ascent(model.sharpness_aware, kept, torch.tensor([0, 1, 2, 2, 1]), None)
+        assert whole.item() == pytest.approx(part.item())
 
 
 def test_sequential_and_subclassed_models_take_the_mixin_and_frozen_layers_stay():

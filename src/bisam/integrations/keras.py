@@ -148,7 +148,9 @@ class SharpnessAwareMixin(Mixed):
         """
         own, optimizer = self._stepping, self.sharpness_aware
         own.waiting.append(MicroBatch(data))
-        if len(own.waiting) < (self.optimizer.gradient_accumulation_steps or 1):
+        count = self.optimizer.gradient_accumulation_steps or 1
+        # by the counter of Keras: in a model that was loaded between two updates, fewer than `count` wait
+        if count > 1 and (int(self.optimizer._iterations) + 1) % count:
             self._apply(waits=True)
             return self.get_metrics_result()
         batches, own.waiting = own.waiting, []
@@ -159,7 +161,7 @@ class SharpnessAwareMixin(Mixed):
             nonlocal passes
             is_first, passes = passes == 0, passes + 1
             with nullcontext() if is_first else self._unchanged_state():
-                losses = [self._run(optimizer, batch, observed=is_first) for batch in batches]
+                losses = [self._run(optimizer, batch, count / len(batches), observed=is_first) for batch in batches]
             return torch.stack(losses).mean()
 
         optimizer.backward(run)
@@ -180,8 +182,8 @@ class SharpnessAwareMixin(Mixed):
             )
         return y_pred if config.get("from_logits") else y_pred.clamp_min(keras.backend.epsilon()).log()
 
-    def _run(self, optimizer: SharpnessAware, batch: MicroBatch, *, observed: bool) -> Tensor:
-        """Forward and backward pass of one micro-batch. Returns the loss of Keras."""
+    def _run(self, optimizer: SharpnessAware, batch: MicroBatch, factor: float, *, observed: bool) -> Tensor:
+        """Forward and backward pass of one micro-batch, whose gradient is multiplied by `factor`. Returns the loss."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*batch.arguments())
         y_pred = self(x, training=True)
         loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
@@ -190,7 +192,7 @@ class SharpnessAwareMixin(Mixed):
         objective = loss
         if optimizer.criterion.bilevel and optimizer.phase == "ascent":
             objective = self._ascent(optimizer, y_pred, y, sample_weight)
-        self.optimizer.scale_loss(objective).backward()
+        self.optimizer.scale_loss(objective * factor).backward()
         return loss.detach()
 
     def _ascent(self, optimizer: SharpnessAware, y_pred: Any, y: Any, sample_weight: Any) -> Tensor:
@@ -201,13 +203,18 @@ class SharpnessAwareMixin(Mixed):
             )
         logits = self.logits_of(y_pred)
         logits = logits.reshape(-1, logits.shape[-1])
-        if y.numel() == logits.numel():
-            return optimizer.criterion(logits, y.reshape(logits.shape).to(logits.dtype))
-        labels = y.reshape(-1).long()
+        is_one_hot = y.numel() == logits.numel()
+        targets = y.reshape(logits.shape).to(logits.dtype) if is_one_hot else y.reshape(-1).long()
+        mask = getattr(y_pred, "_keras_mask", None)
+        if mask is not None:  # the loss of Keras leaves out what a layer has masked, such as padding
+            kept = mask.reshape(-1).bool()
+            logits, targets = logits[kept], targets[kept]
+        if is_one_hot:
+            return optimizer.criterion(logits, targets)
         ignored = getattr(self.loss, "ignore_class", None)
         if ignored is not None:
-            labels = labels.masked_fill(labels == ignored, IGNORED)
-        return optimizer.criterion(logits, labels)
+            targets = targets.masked_fill(targets == ignored, IGNORED)
+        return optimizer.criterion(logits, targets)
 
     @torch.no_grad()
     def _observe(self, loss: Tensor, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:

@@ -202,5 +202,5 @@ def _of_all_variants(method: Method, config: Config, steps: int | None) -> dict[
     if values.pop("start", 0.0):
         if steps is None:
             raise ValueError(f"start={config.start:g} is a part of the training: give the number of its steps")
-        values["start"] = round(config.start * steps)
+        values["start"] = min(round(config.start * steps), steps - 1)  # a short run perturbs in its last step at least
     return {name: value for name, value in values.items() if value is not None}

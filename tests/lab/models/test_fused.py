@@ -1,6 +1,7 @@
 """ResNets as Triton kernels against their own modules: interpreted in float32 on a CPU, in bfloat16 on CUDA."""
 
 import copy
+from dataclasses import replace
 from statistics import mean
 from types import SimpleNamespace
 
@@ -67,13 +68,12 @@ def passes():
     if CUDA:
         pytest.skip("interpreted on a CPU only: in float32 a GPU would be given launches that are not for it")
     fused, exact = network(), network().double()
-    fused.fuse()
-    fused._fused.dtype = torch.float32
+    kernels = replace(fused.as_kernels(), dtype=torch.float32)
     x, weights = images(3, 8), torch.randn(3, 10, generator=torch.Generator().manual_seed(2))
     with pytest.MonkeyPatch.context() as patch:
         for name, launches in LAUNCHES.items():
             patch.setattr(residual, name, launches)
-        outputs = fused.classifier(fused._fused(x)), exact(x.double())
+        outputs = fused.classifier(kernels(x)), exact(x.double())
         for output in outputs:
             (output * weights).sum().backward()
     return fused, exact, outputs
@@ -110,7 +110,36 @@ def test_a_copy_of_a_fused_network_computes_with_its_own_parameters():
     fused = network()
     fused.fuse()
     twin = copy.deepcopy(fused)
-    assert {id(p) for p in twin._fused.parameters()} <= {id(p) for p in twin.parameters()}
+    assert twin.is_fused
+    assert {id(p) for p in twin.as_kernels().parameters()} <= {id(p) for p in twin.parameters()}
+
+
+def test_a_module_that_was_replaced_since_is_the_one_that_is_computed():
+    fused = network()
+    fused.fuse()
+    fused.norm = nn.BatchNorm2d(16)
+    assert fused.as_kernels().layers[0].norm is fused.norm
+
+
+def test_nan_stays_nan_in_every_output_and_gradient():
+    """As with the modules: else a training that has diverged would look like a finite one."""
+    if CUDA:
+        pytest.skip("interpreted on a CPU only; a GPU has a test of its own")
+    found = []
+    for use in ("kernels", "modules"):
+        model = network()
+        with torch.no_grad():
+            model.conv.weight[:] = torch.nan
+        kernels = replace(model.as_kernels(), dtype=torch.float32)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, launches in LAUNCHES.items():
+                patch.setattr(residual, name, launches)
+            output = model.classifier(kernels(images(2, 4))) if use == "kernels" else model(images(2, 4))
+            output.sum().backward()
+        found.append([output, *(param.grad for param in model.parameters())])
+    assert sum(by_modules.isnan().any().item() for by_modules in found[1]) > 20
+    for by_kernels, by_modules in zip(*found, strict=True):
+        assert by_kernels[by_modules.isnan()].isnan().all()
 
 
 @pytest.fixture
@@ -126,7 +155,9 @@ def autocast_of_cuda():
 
 def shaped(*shape, **changes):
     """What `fits` reads of a tensor on a GPU."""
-    usual = {"is_cuda": True, "dim": lambda: len(shape), "shape": shape, "requires_grad": False}
+    usual = {
+        "is_cuda": True, "dtype": torch.float32, "dim": lambda: len(shape), "shape": shape, "requires_grad": False,
+    }  # fmt: skip
     return SimpleNamespace(**{**usual, **changes})
 
 
@@ -134,7 +165,13 @@ def shaped(*shape, **changes):
     ("x", "fits"),
     [
         (shaped(2, 3, 32, 32), True),
-        (shaped(2, 1, 28, 28), True),
+        (shaped(2, 3, 32, 32, dtype=torch.bfloat16), True),
+        (shaped(2, 3, 32, 32, dtype=torch.uint8), False),  # which modules refuse
+        (shaped(2, 1, 32, 32), False),  # the same
+        (shaped(1, 3, 4, 4), False),  # the same: one pixel in the last layer
+        (shaped(0, 3, 32, 32), False),
+        (shaped(2**17 - 1, 3, 32, 32), True),
+        (shaped(2**17, 3, 32, 32), False),  # 2³¹ numbers in the first layer
         (shaped(2, 3, 30, 32), False),  # a stride would leave half a pixel
         (shaped(2, 4, 32, 32), False),
         (shaped(3, 32, 32), False),
@@ -145,7 +182,7 @@ def shaped(*shape, **changes):
 def test_the_kernels_are_for_images_on_a_gpu(autocast_of_cuda, x, fits):
     model = network()
     model.fuse()
-    assert model._fused.fits(x) is fits
+    assert model.as_kernels().fits(x) is fits
 
 
 @pytest.mark.parametrize(
@@ -154,17 +191,33 @@ def test_the_kernels_are_for_images_on_a_gpu(autocast_of_cuda, x, fits):
         lambda model: model.eval(),
         lambda model: model.blocks[1].norm2.eval(),
         lambda model: setattr(model.norm, "momentum", None),
+        lambda model: setattr(model.norm, "track_running_stats", False),
+        lambda model: nn.SyncBatchNorm.convert_sync_batchnorm(model),
+        lambda model: nn.utils.parametrizations.weight_norm(model.conv),
+        lambda model: model.blocks[1].register_forward_hook(lambda *_: None),
+        lambda model: model.conv.register_full_backward_hook(lambda *_: None),
         lambda _: torch.set_autocast_enabled("cuda", False),
         lambda _: torch.set_autocast_dtype("cuda", torch.float16),
     ],
-    ids=["evaluation", "a norm in evaluation", "cumulative averages", "no autocast", "autocast to another type"],
+    ids=[
+        "evaluation",
+        "a norm in evaluation",
+        "cumulative averages",
+        "no running ones",
+        "statistics of all ranks",
+        "a parametrization",
+        "a hook",
+        "a backward hook",
+        "no autocast",
+        "autocast to another type",
+    ],
 )
 def test_the_kernels_are_for_training_in_bfloat16(autocast_of_cuda, change):
     model = network()
     model.fuse()
-    assert model._fused.fits(shaped(2, 3, 32, 32))
+    assert model.as_kernels().fits(shaped(2, 3, 32, 32))
     change(model)
-    assert not model._fused.fits(shaped(2, 3, 32, 32))
+    assert not model.as_kernels().fits(shaped(2, 3, 32, 32))
 
 
 @pytest.mark.parametrize(
@@ -174,13 +227,14 @@ def test_the_kernels_are_for_training_in_bfloat16(autocast_of_cuda, change):
         (lambda: ResNet(8, 10), True, False, False),
         (lambda: ResNet(8, 10), False, True, False),
         (lambda: VGG(10), True, True, False),
+        (lambda: nn.SyncBatchNorm.convert_sync_batchnorm(ResNet(8, 10)), True, True, False),
     ],
 )
 def test_resnets_are_compiled_by_their_own_kernels_and_others_by_torch(monkeypatch, build, on_gpu, bf16, fused):
     monkeypatch.setattr(compiling, "_has_kernels", lambda device: on_gpu)
     model = build()
     compile_model(model, torch.device("cpu"), bf16=bf16)
-    assert (getattr(model, "_fused", None) is not None) is fused
+    assert getattr(model, "is_fused", False) is fused
     assert (model._compiled_call_impl is not None) is not fused
 
 
@@ -203,13 +257,26 @@ def test_on_cuda_it_is_as_near_to_float64_as_autocast_is(depth, count, side):
     fused.fuse()
     x, y = images(count, side).to("cuda", memory_format=torch.channels_last), torch.arange(count, device="cuda") % 10
     with torch.autocast("cuda", torch.bfloat16):
-        assert fused._fused.fits(x)
+        assert fused.as_kernels().fits(x)
         for model in (fused, plain):
             F.cross_entropy(model(x), y).backward()
     F.cross_entropy(exact(x.double()), y).backward()
     # in the mean: rounding errors of one parameter's gradient differ more than that from one algorithm to the next
     assert mean(gradients_off(fused, exact)) < 1.25 * mean(gradients_off(plain, exact))
     assert max(buffers_off(fused, exact)) < 1.5 * max(buffers_off(plain, exact))
+
+
+@needs_cuda
+def test_on_cuda_a_diverged_network_gives_nan():
+    model = on_cuda(8)
+    model.fuse()
+    with torch.no_grad():
+        model.conv.weight[:] = torch.nan
+    with torch.autocast("cuda", torch.bfloat16):
+        output = model(images(8, 32).cuda())
+    output.float().sum().backward()
+    assert output.isnan().all()
+    assert all(param.grad.isnan().all() for param in (model.conv.weight, model.norm.weight, model.norm.bias))
 
 
 @needs_cuda

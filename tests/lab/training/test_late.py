@@ -162,6 +162,11 @@ def test_a_start_needs_the_length_of_the_training():
         methods.optimizer(nn.Linear(2, 2), LATE)
 
 
+@pytest.mark.parametrize(("start", "steps", "first"), [(0.5, 12, 6), (0.95, 10, 9), (0.999, 4, 3), (0.9, 1, 0)])
+def test_a_short_run_perturbs_in_its_last_step_at_least(start, steps, first):
+    assert methods.optimizer(nn.Linear(2, 2), replace(LATE, start=start), steps=steps).start == first
+
+
 def test_what_a_late_run_needs_is_measured_with_perturbed_steps(monkeypatch):
     rehearsed = []
     own = rehearsal.TrainingRun

@@ -60,16 +60,22 @@ class ResNet(nn.Module):
         self.classifier = nn.Linear(64, classes)
         he_convolutions(self, "fan_in")
         nn.init.kaiming_normal_(self.classifier.weight)
-        self._fused: Network | None = None
+        self.is_fused = False
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._fused is not None and self._fused.fits(x):
-            return self.classifier(self._fused(x))
+        if self.is_fused:
+            fused = self.as_kernels()
+            if fused.fits(x):
+                return self.classifier(fused(x))
         x = self.blocks(F.relu(self.norm(self.conv(x))))
         return self.classifier(x.mean((2, 3)))
 
     def fuse(self) -> None:
         """Compute training passes on a GPU, under autocast to bfloat16, by a few Triton kernels a layer."""
+        self.is_fused = True
+
+    def as_kernels(self) -> Network:
+        """The layers that are there now, without the classifier: a module may have been replaced since `fuse`."""
         from bisam.lab.models.fused.residual import Layer, Network  # which imports Triton
 
         layers = [Layer(self.conv, self.norm, input=-1)]
@@ -78,4 +84,4 @@ class ResNet(nn.Module):
             last = len(layers) - 1
             layers.append(Layer(block.conv1, block.norm1, input=last))
             layers.append(Layer(block.conv2, block.norm2, input=last + 1, shortcut=last))
-        self._fused = Network(layers)
+        return Network(layers, [self.conv, self.norm, *self.blocks.modules()])

@@ -55,6 +55,8 @@ OF_WEIGHT = {16: Launch(128, 3, 3, parts=64), 32: Launch(64, 3, 3, parts=32), 64
 """By the channels of the output."""
 ELEMENTS = 2048
 """Numbers that a program of an elementwise kernel reads of each tensor."""
+MOST_NUMBERS = 2**31
+"""Of an activation: the kernels count them in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,19 @@ class Layer:
     @property
     def size(self) -> tuple[int, int]:
         return self.convolution.in_channels, self.convolution.out_channels
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the kernels know this kind of layer; others are SyncBatchNorm, and a parametrized weight."""
+        norm = self.norm
+        return (
+            type(self.convolution) is nn.Conv2d
+            and type(norm) is nn.BatchNorm2d
+            and norm.training
+            and norm.track_running_stats
+            and norm.momentum is not None
+            and not any(tensor is None for tensor in (norm.weight, norm.running_mean, norm.num_batches_tracked))
+        )
 
 
 @dataclass
@@ -100,6 +115,8 @@ class Network:
     """Layers in the order of their computation. The last one's y is averaged over its pixels."""
 
     layers: list[Layer]
+    modules: Sequence[nn.Module] = ()
+    """All modules that are not called: hooks on them would not run."""
     dtype: torch.dtype = torch.bfloat16
     """Of the activations, and of the weights in convolutions."""
 
@@ -107,20 +124,26 @@ class Network:
         """Whether the kernels compute what the modules would: in training, on a GPU, under autocast to this type."""
         return (
             x.is_cuda
+            and x.dtype in (torch.float32, self.dtype)
             and x.dim() == 4
-            and x.shape[1] < STORED_IMAGE
-            and x.shape[2] % self._stride == 0
-            and x.shape[3] % self._stride == 0
+            and self._fits_shape(*x.shape)
             and not x.requires_grad
             and torch.is_autocast_enabled("cuda")
             and torch.get_autocast_dtype("cuda") == self.dtype
-            and all(layer.norm.training and layer.norm.momentum is not None for layer in self.layers)
+            and all(layer.is_usual for layer in self.layers)
+            and not any(map(_has_hooks, self.modules))
         )
 
-    @property
-    def _stride(self) -> int:
-        """From x to the last layer."""
-        return math.prod(layer.stride for layer in self.layers)
+    def _fits_shape(self, count: int, channels: int, height: int, width: int) -> bool:
+        inputs, outputs = self.layers[0].size
+        stride, pixels = math.prod(layer.stride for layer in self.layers), count * height * width
+        return (
+            channels == inputs < STORED_IMAGE
+            and height % stride == 0
+            and width % stride == 0
+            and pixels > stride**2  # batch norm refuses a single pixel of the last layer: it has no variance
+            and pixels * outputs < MOST_NUMBERS
+        )
 
     def parameters(self) -> list[Tensor]:
         return [p for layer in self.layers for p in (layer.convolution.weight, layer.norm.weight, layer.norm.bias)]
@@ -130,47 +153,63 @@ class Network:
         return Pass.apply(self, x, *self.parameters())  # type: ignore[no-untyped-call]
 
 
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    )
+
+
 class Pass(torch.autograd.Function):
     """The whole network as one function: autograd keeps nothing in between."""
 
     @staticmethod
     def forward(ctx: Any, network: Network, x: Tensor, *params: Tensor) -> Tensor:
-        weights = _rounded(params[::3], network.dtype)
-        images = _images(x, network.dtype)
-        found: list[Values] = []
-        for layer, weight, gamma, beta in zip(network.layers, weights, params[1::3], params[2::3], strict=True):
-            given = images if layer.input < 0 else found[layer.input].y
-            shortcut = None if layer.shortcut is None else found[layer.shortcut].y
-            found.append(_layer(layer, given, weight, gamma, beta, shortcut))
-        ctx.network = network
-        ctx.save_for_backward(images, *weights, *(t for values in found for t in (values.z, values.norm, values.y)))
-        return found[-1].y.mean((2, 3))
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # Triton launches on the current device
+            return _forward(ctx, network, x, params)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_means: Tensor) -> Any:
-        layers: list[Layer] = ctx.network.layers
-        images, *saved = ctx.saved_tensors
-        weights, rest = saved[: len(layers)], saved[len(layers) :]
-        found = [Values(*rest[3 * number : 3 * number + 3]) for number in range(len(layers))]
-        of_weights = WeightSums(layers)
-        of_norms: list[Tensor] = []
-        over_shortcut: dict[int, Tensor] = {}  # by the layer whose y it is of
-        gradient = _of_means(of_means, found[-1], has_shortcut=layers[-1].shortcut is not None)
-        for number in reversed(range(len(layers))):
-            layer = layers[number]
-            if layer.shortcut is not None:
-                over_shortcut[layer.shortcut] = gradient.values
-            of_z, of_gamma, of_beta = _of_norm(found[number], gradient)
-            of_norms = [of_gamma, of_beta, *of_norms]
-            of_weights.add(number, images if layer.input < 0 else found[layer.input].y, of_z)
-            if layer.input >= 0:
-                below = found[layer.input]
-                has_shortcut = layers[layer.input].shortcut is not None
-                other = over_shortcut.get(layer.input)
-                gradient = _of_input(layer, of_z, weights[number], below, other, has_shortcut=has_shortcut)
-        ends = zip(of_weights.ended(), of_norms[::2], of_norms[1::2], strict=True)
-        return None, None, *(one for three in ends for one in three)
+        with torch.cuda.device_of(of_means):  # type: ignore[no-untyped-call]
+            return _backward(ctx, of_means)
+
+
+def _forward(ctx: Any, network: Network, x: Tensor, params: Sequence[Tensor]) -> Tensor:
+    weights = _rounded(params[::3], network.dtype)
+    images = _images(x, network.dtype)
+    found: list[Values] = []
+    for layer, weight, gamma, beta in zip(network.layers, weights, params[1::3], params[2::3], strict=True):
+        given = images if layer.input < 0 else found[layer.input].y
+        shortcut = None if layer.shortcut is None else found[layer.shortcut].y
+        found.append(_layer(layer, given, weight, gamma, beta, shortcut))
+    ctx.network = network
+    ctx.save_for_backward(images, *weights, *(t for values in found for t in (values.z, values.norm, values.y)))
+    return found[-1].y.mean((2, 3))
+
+
+def _backward(ctx: Any, of_means: Tensor) -> Any:
+    layers: list[Layer] = ctx.network.layers
+    images, *saved = ctx.saved_tensors
+    weights, rest = saved[: len(layers)], saved[len(layers) :]
+    found = [Values(*rest[3 * number : 3 * number + 3]) for number in range(len(layers))]
+    of_weights = WeightSums(layers)
+    of_norms: list[Tensor] = []
+    over_shortcut: dict[int, Tensor] = {}  # by the layer whose y it is of
+    gradient = _of_means(of_means, found[-1], has_shortcut=layers[-1].shortcut is not None)
+    for number in reversed(range(len(layers))):
+        layer = layers[number]
+        if layer.shortcut is not None:
+            over_shortcut[layer.shortcut] = gradient.values
+        of_z, of_gamma, of_beta = _of_norm(found[number], gradient)
+        of_norms = [of_gamma, of_beta, *of_norms]
+        of_weights.add(number, images if layer.input < 0 else found[layer.input].y, of_z)
+        if layer.input >= 0:
+            below = found[layer.input]
+            has_shortcut = layers[layer.input].shortcut is not None
+            other = over_shortcut.get(layer.input)
+            gradient = _of_input(layer, of_z, weights[number], below, other, has_shortcut=has_shortcut)
+    ends = zip(of_weights.ended(), of_norms[::2], of_norms[1::2], strict=True)
+    return None, None, *(one for three in ends for one in three)
 
 
 def _rounded(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:

@@ -164,7 +164,9 @@ def normalize(
             shortcut + place[:, None] * (CHANNELS // 2) + from_channel[None, :], mask=mask & has[None, :], other=0.0
         )
         value += values.to(tl.float32)
-    tl.store(y + places, tl.maximum(value, 0.0).to(y.dtype.element_ty), mask=mask)
+    # NaN stays NaN, as in torch's ReLU: a training that has diverged must not look like one of zeros
+    value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(y + places, value.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -176,10 +178,10 @@ def _store_gradient(
     c = tl.arange(0, CHANNELS)
     before = tl.load(z + places, mask=mask, other=0.0).to(tl.float32)
     if HAS_SHORTCUT:
-        is_on = tl.load(y + places, mask=mask, other=0.0) > 0
+        is_off = tl.load(y + places, mask=mask, other=0.0) <= 0
     else:  # without reading y
-        is_on = before * tl.load(norm + 2 * CHANNELS + c)[None, :] + tl.load(norm + 3 * CHANNELS + c)[None, :] > 0
-    rounded = tl.where(is_on & mask, value, 0.0).to(gradient.dtype.element_ty)
+        is_off = before * tl.load(norm + 2 * CHANNELS + c)[None, :] + tl.load(norm + 3 * CHANNELS + c)[None, :] <= 0
+    rounded = tl.where(mask & ~is_off, value, 0.0).to(gradient.dtype.element_ty)  # NaN is not off, as in torch
     tl.store(gradient + places, rounded, mask=mask)
     value = rounded.to(tl.float32)
     mean = tl.load(norm + c)
