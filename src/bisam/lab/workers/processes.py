@@ -61,7 +61,7 @@ class Processes:
                         if not isinstance(message, Lost):
                             idle.append(worker)
                             yield worker.task, message
-                            continue
+                            break  # its end, if that is there too, is found when it gets a task
                         free.append(worker.number)
                         lost[worker.task] += 1
                         again = lost[worker.task] <= self.retries
