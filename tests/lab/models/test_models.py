@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -289,3 +290,19 @@ def test_a_function_of_a_file_gets_the_number_of_classes_if_it_takes_one(tmp_pat
             build(f"{tmp_path}/nets.py:{name}", 5)
     with pytest.raises(ValueError, match="timm:NAME, transformers:NAME-OR-FOLDER or"):
         build("keras:resnet", 5)
+
+
+def test_code_beside_a_network_of_transformers_is_not_run(tmp_path, monkeypatch):
+    """A record may name a folder: only --run-code runs code."""
+    pytest.importorskip("transformers")
+    maps = {"AutoConfig": "own.OwnConfig", "AutoModelForSequenceClassification": "own.OwnModel"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": maps}))
+    (tmp_path / "own.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
+        "from transformers import PretrainedConfig\n"
+        "class OwnConfig(PretrainedConfig):\n    model_type = 'own'\n"
+    )
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # to the prompt of transformers
+    with pytest.raises(ValueError, match="transformers could not load"):
+        build(f"transformers:{tmp_path}", 2)
+    assert not (tmp_path / "ran").exists()

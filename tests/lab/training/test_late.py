@@ -108,8 +108,8 @@ def test_metrics_are_means_over_the_steps_that_measure_them():
         for x, y in late.batches.epoch(epoch):
             late.optimizer.minimize(x, y)
             late.add_up()
-            told = late.optimizer.telemetry
-            perturbed += [] if told.perturbed_loss is None else [told.perturbed_loss.item()]
+            telemetry = late.optimizer.telemetry
+            perturbed += [] if telemetry.perturbed_loss is None else [telemetry.perturbed_loss.item()]
         measured.append((late.end_epoch(epoch, together=1), perturbed))
     assert [len(perturbed) for _, perturbed in measured] == [0, 2, 4]
     (plain, _), *others = measured

@@ -30,7 +30,7 @@ def tokenizer(model: str) -> Any:
         raise DataError(f"{model} needs the package transformers: pip install 'bisam[transformers]'") from None
     place = spec.folder_or_name(name)
     try:
-        return transformers.AutoTokenizer.from_pretrained(place)
+        return transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     except Exception as error:  # no such folder, no such name, no network, no tokenizer in it
         reason = next(iter(str(error).splitlines()), "")[:160]
         raise DataError(

@@ -18,7 +18,8 @@ def build(name: str, classes: int, pretrained: bool = True) -> nn.Module:
     place = spec.folder_or_name(name)
     try:
         with _quiet(transformers):
-            config = transformers.AutoConfig.from_pretrained(place, num_labels=classes)
+            # without code of the folder or the hub, for which transformers would prompt in the middle of a display
+            config = transformers.AutoConfig.from_pretrained(place, num_labels=classes, trust_remote_code=False)
             reads_images = type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
             kind = "ImageClassification" if reads_images else "SequenceClassification"
             auto = getattr(transformers, f"AutoModelFor{kind}")

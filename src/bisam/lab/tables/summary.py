@@ -178,7 +178,7 @@ def _cautions(found: Sequence[MethodDifference]) -> list[str]:
     notes = [*lost]
     if intervals:
         notes.append(
-            "Student's t over training seeds, on this test set: the choice of test images is not included. An "
+            "Student's t over training seeds, on this test set: the choice of test samples is not included. An "
             "unresolved sign does not show that there is no difference."
         )
     if intervals > 1:
