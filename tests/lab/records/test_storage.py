@@ -83,10 +83,10 @@ def test_records_are_gathered_without_checkpoints_and_finished_ones_once(storage
         "table/a/metrics.jsonl",
         *(f"table/b/{name}" for name in ("config.json", "metrics.jsonl", "receipt.json", "result.json")),
     ]
-    asked = []
-    monkeypatch.setattr(Storage, "_fetched", lambda self, name, *_, **__: asked.append(name))
+    fetched = []
+    monkeypatch.setattr(Storage, "_fetched", lambda self, name, *_, **__: fetched.append(name))
     storage.gather(["table/a", "table/b", "table/c"], tmp_path / "here")
-    assert asked == ["table/a", "table/c"]
+    assert fetched == ["table/a", "table/c"]
 
 
 @pytest.mark.parametrize("finished", [False, True])

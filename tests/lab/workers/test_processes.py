@@ -1,8 +1,11 @@
 """Processes that share a table, with workers that are killed and a command that is stopped."""
 
 import multiprocessing
+from types import SimpleNamespace
 
 from bisam.lab import records
+from bisam.lab.workers.messages import Begun, Done, Lost
+from bisam.lab.workers.processes import Processes
 
 
 def finished_seeds(root):
@@ -54,3 +57,27 @@ def test_a_run_whose_workers_are_lost_is_named_and_the_others_are_trained(
 
     assert command("reproduce", "--runs", tmp_path).exit_code == 0
     assert of_table(tmp_path) == expected["reproduce"]
+
+
+def test_a_worker_that_dies_right_after_its_last_message_has_done_its_task(monkeypatch):
+    """Its end may be seen with that message, which no real process can be made to show every time."""
+
+    def started(self, number):
+        def messages():
+            yield Done()
+            yield Lost("w", "was killed by SIGKILL", again=False)
+
+        def give(task, tasks):
+            worker.task = task
+
+        ours, theirs = multiprocessing.Pipe()
+        process = SimpleNamespace(join=lambda: theirs.close())
+        worker = SimpleNamespace(
+            number=number, name="w", task=-1, connection=ours, process=process, give=give, stop=lambda: None,
+            messages=messages,
+        )  # fmt: skip
+        return worker
+
+    monkeypatch.setattr(Processes, "_started", started)
+    found = [*Processes(1).run(["first", "second"], [])]
+    assert found == [(0, Begun("w")), (0, Done()), (1, Begun("w")), (1, Done())]

@@ -61,7 +61,7 @@ class Processes:
                         if not isinstance(message, Lost):
                             idle.append(worker)
                             yield worker.task, message
-                            continue
+                            break  # its end, if that is there too, is found when it gets a task
                         free.append(worker.number)
                         lost[worker.task] += 1
                         again = lost[worker.task] <= self.retries
@@ -94,7 +94,7 @@ class _Worker:
 
     def __init__(self, number: int, device: str, threads: int) -> None:
         context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-        self.number, self.task, self._told = number, -1, False
+        self.number, self.task, self._is_stopping = number, -1, False
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, device, threads))
         self.process.start()
@@ -108,8 +108,8 @@ class _Worker:
 
     def stop(self) -> None:
         """Make it save its runs and end."""
-        if not self._told:
-            self._told = True
+        if not self._is_stopping:
+            self._is_stopping = True
             self.process.terminate()
 
     def messages(self) -> Iterator[Message]:

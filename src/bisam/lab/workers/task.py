@@ -107,7 +107,7 @@ class Relay(Progress):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def expect(self, configs: object) -> None:
-        """The command knows them."""
+        """The command has counted them."""
 
     def begin(self, epochs: Mapping[Config, int], batches: int) -> None:
         self._crew = [*epochs]
