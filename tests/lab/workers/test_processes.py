@@ -15,11 +15,12 @@ def finished_seeds(root):
 def test_a_killed_worker_starts_again_ctrl_c_saves_and_the_table_ends_with_the_same_bits(
     command, network, expected, of_table, tmp_path
 ):
+    others = multiprocessing.active_children()  # of other tests
     network.arm("kill", seed=0)
     network.arm("stop", seed=3, after=tmp_path / "demo" / "noise40-sam-seed0*" / "result.json")
     done = command("reproduce", "--workers", "2", "--runs", tmp_path)
     assert network.armed() == [], done.output
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= set(others)
 
     lines = done.output.splitlines()
     (killed,) = (line for line in lines if "SIGKILL" in line)
