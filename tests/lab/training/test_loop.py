@@ -87,7 +87,7 @@ def test_killed_at_any_moment_it_goes_on_and_ends_bit_for_bit_the_same(undisturb
     arguments = command("train", "demo/40%/bisam-log", *SHORT, runs=tmp_path)
     chance = random.Random(0)
     kills = 0
-    for _ in range(5):
+    for _ in range(2):  # test_crashes.py kills at more moments, from within
         process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
         began, metrics = time.monotonic(), tmp_path / "demo"
         before = len([*metrics.rglob("checkpoint-*")]) if metrics.exists() else 0
@@ -330,14 +330,12 @@ def test_recipes_have_the_numbers_of_the_paper():
     assert (efficient.beta, efficient.gamma, efficient.epochs) == (0.5, 0.5, 200)
 
 
-@pytest.mark.parametrize("method", ["ebisam-log", "sam"])
-def test_two_processes_train_the_same_run_to_the_same_bits(method, tmp_path):
-    row = "efficient/resnet56" if method != "sam" else "cifar10/resnet56"
+def test_two_processes_train_the_same_run_to_the_same_bits(tmp_path):
     changes = ["data=digits", "model=digitsnet", "epochs=1", "precision=fp32", "padding=0", "cutout=0"]
     found = []
     for number in (1, 2):
         sets = [part for change in changes for part in ("--set", change)]
-        bisam("train", f"{row}/{method}", *sets, runs=tmp_path / str(number))
+        bisam("train", "efficient/resnet56/ebisam-log", *sets, runs=tmp_path / str(number))
         folder = only_folder(tmp_path / str(number))
         found.append((outcome(folder), (folder / "best.safetensors").read_bytes()))
     assert found[0] == found[1]
