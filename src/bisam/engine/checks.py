@@ -58,7 +58,7 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
             "parameter groups. Build a new one"
         )
     if not any(group["params"] for group in base.param_groups):
-        raise ValueError("the base optimizer has an empty parameter list: there is nothing to train")
+        raise ValueError("the base optimizer has an empty parameter list: give it the parameters to train")
     clash = sorted(perturbation.defaults.keys() & base.defaults.keys())
     if clash:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -33,8 +34,10 @@ from bisam.lab.cli.output import console, counting, print_line, quiet_console
 from bisam.lab.data.sources import own_data
 from bisam.lab.fitting import defaults
 from bisam.lab.fitting.plan import NAME as PLAN
+from bisam.lab.fitting.plan import Plan
 from bisam.lab.fitting.study import CODE, METHODS_OF_A_STUDY, Study
 from bisam.lab.methods import title_of
+from bisam.lab.records.storage import Storage
 from bisam.lab.tables.answer import Answer
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
 from bisam.lab.training.progress import Progress
@@ -144,12 +147,7 @@ def fit(
             note(f"model: {chosen}; methods: {', '.join(study.methods)}; results: {study.folder}")
             note(f"settings (change them by --set): {', '.join(study.settings.lines)}")
             with cli_options.threads_for(place, [chosen]):
-                if root.storage is not None:
-                    root.storage.fetch_files(study.name, study.folder)
-                with counting(console(stderr=True) if ranks.is_first else quiet_console(), "searching ") as show:
-                    plan = study.decide(note, show)
-                if root.storage is not None:
-                    root.storage.push_file(study.folder / PLAN, study.name)
+                plan = _decided(study, note, root.storage)
                 at_once = together if spread is None else max(together, 2)
                 shown = (
                     trackers(root.folder, tensorboard=tensorboard, service=track, together=at_once)
@@ -166,6 +164,17 @@ def fit(
             found = study.conclude(plan)
             _write_page(study)
             _show(found, study)
+
+
+def _decided(study: Study, note: Callable[[str], None], storage: Storage | None) -> Plan:
+    """The plan of the study, also that which a storage has already."""
+    if storage is not None:
+        storage.fetch_files(study.name, study.folder)
+    with counting(console(stderr=True) if study.ranks.is_first else quiet_console(), "searching ") as show:
+        plan = study.decide(note, show)
+    if storage is not None:
+        storage.push_file(study.folder / PLAN, study.name)
+    return plan
 
 
 def _write_page(study: Study) -> None:

@@ -206,21 +206,10 @@ def _run(
         with cli_options.threads_for(place, models), Progress(output, trackers=shown) as progress:
             if ranks.is_first:
                 jobs = _beside_twins(jobs, progress, skip=skip_twins)
-            if spread is not None:
-                workers_watch.run(
-                    jobs, load, spread, progress, root=root.folder, storage=root.storage, together=together,
-                    checkpoint_seconds=every,
-                )  # fmt: skip
-            else:
-                runs.run(
-                    jobs,
-                    partial(load, log=progress.note),
-                    place,
-                    progress,
-                    together=together,
-                    checkpoint_seconds=every,
-                    ranks=ranks,
-                )
+            workers_watch.train(
+                jobs, load, spread, progress, device=place, root=root.folder, storage=root.storage, together=together,
+                checkpoint_seconds=every, ranks=ranks,
+            )  # fmt: skip
     if ranks.is_first:
         _show(recipe, jobs)
 

@@ -40,7 +40,6 @@ from bisam.lab.config import Config
 from bisam.lab.data.sources import open_source
 from bisam.lab.tables import cells
 from bisam.lab.tables.sweeps import label, outcome, sheet, value_of
-from bisam.lab.training import jobs as runs
 from bisam.lab.training.grids import plans
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
 from bisam.lab.training.progress import Progress, name_of
@@ -122,14 +121,10 @@ def sweep(
                 for plan in planned:
                     progress.note(plan.description)
                 load = partial(open_source, folder=folder, partial=partial_data)
-                if spread is not None:
-                    workers_watch.run(
-                        jobs, load, spread, progress, root=root.folder, storage=root.storage, together=together,
-                        checkpoint_seconds=every,
-                    )  # fmt: skip
-                else:
-                    logged = partial(load, log=progress.note)
-                    runs.run(jobs, logged, place, progress, together=together, checkpoint_seconds=every, ranks=ranks)
+                workers_watch.train(
+                    jobs, load, spread, progress, device=place, root=root.folder, storage=root.storage,
+                    together=together, checkpoint_seconds=every, ranks=ranks,
+                )  # fmt: skip
         if not ranks.is_first:
             return
         changed = replace(wanted, cells={plan.cell: plan.own for plan in planned})

@@ -182,16 +182,11 @@ class Study:
     ) -> None:
         """Train what is missing. Workers of a `place` open the data and the model by their names."""
         try:
-            if place is None:
-                runs.run(
-                    self.jobs(plan), lambda _: self.source, self.device, progress, together=together,
-                    checkpoint_seconds=checkpoint_seconds, build=self.build, ranks=self.ranks,
-                )  # fmt: skip
-            else:
-                watch.run(
-                    self.jobs(plan), open_source, place, progress, root=self.root, storage=storage,
-                    together=together, checkpoint_seconds=checkpoint_seconds,
-                )  # fmt: skip
+            watch.train(
+                self.jobs(plan), self._opened if place is None else open_source, place, progress, device=self.device,
+                root=self.root, storage=storage, together=together, checkpoint_seconds=checkpoint_seconds,
+                build=self.build, ranks=self.ranks,
+            )  # fmt: skip
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -201,6 +196,10 @@ class Study:
                 else f"give --batch {self.ranks.half(self.settings.config.batch)}"
             )
             raise ValueError(f"memory ran out in the training: {remedy}. Finished runs are kept") from error
+
+    def _opened(self, name: str, *, log: Callable[[str], None]) -> OwnData:
+        """The study's data, which are read already."""
+        return self.source
 
     def conclude(self, plan: plans.Plan) -> Answer:
         """Answer from the records. Writes the best weights and the lines of Python into the folder."""

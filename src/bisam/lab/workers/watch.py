@@ -5,14 +5,19 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from bisam.lab import records
 from bisam.lab.records.storage import Storage
 from bisam.lab.training import jobs as runs
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job, Stopped, signals
 from bisam.lab.training.progress import Progress, name_of
+from bisam.lab.training.ranks import ALONE, Ranks
+from bisam.lab.training.run import Build, build_by_name
 from bisam.lab.workers.messages import Begun, Done, Failed, Happening, InUse, Lost, Shown
 from bisam.lab.workers.task import Load, Task
 
@@ -35,6 +40,33 @@ class Place(Protocol):
 
         A name in `stopping` makes every worker save its runs and stop, and so does closing the iterator.
         """
+
+
+def train(
+    jobs: Sequence[Job],
+    load: Load,
+    place: Place | None,
+    progress: Progress,
+    *,
+    device: torch.device,
+    root: Path,
+    storage: Storage | None,
+    together: int,
+    checkpoint_seconds: float,
+    build: Build = build_by_name,
+    ranks: Ranks = ALONE,
+) -> None:
+    """Train what is not done, with the workers of a place; without a place in this process, on this device."""
+    if place is not None:
+        run(
+            jobs, load, place, progress,
+            root=root, storage=storage, together=together, checkpoint_seconds=checkpoint_seconds,
+        )  # fmt: skip
+        return
+    runs.run(
+        jobs, partial(load, log=progress.note), device, progress,
+        together=together, checkpoint_seconds=checkpoint_seconds, build=build, ranks=ranks,
+    )  # fmt: skip
 
 
 def run(
