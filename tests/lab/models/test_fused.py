@@ -233,7 +233,7 @@ def test_the_kernels_are_for_training_in_bfloat16(autocast_of_cuda, change):
 def test_resnets_are_compiled_by_their_own_kernels_and_others_by_torch(monkeypatch, build, on_gpu, bf16, fused):
     monkeypatch.setattr(compiling, "_has_kernels", lambda device: on_gpu)
     model = build()
-    compile_model(model, torch.device("cpu"), bf16=bf16)
+    assert compile_model(model, torch.device("cpu"), bf16=bf16) == ("bisam" if fused else "torch.compile")
     assert getattr(model, "is_fused", False) is fused
     assert (model._compiled_call_impl is not None) is not fused
 

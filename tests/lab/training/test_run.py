@@ -173,7 +173,7 @@ def test_the_receipt_of_a_run_that_other_versions_have_begun_names_them(tmp_path
         with nullcontext() if commit == "third" else pytest.raises(Stopped):
             train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
     receipt = json.loads((job.folder / "receipt.json").read_text())
-    assert receipt["commit"] == "third"
+    assert (receipt["commit"], receipt["kernels"]) == ("third", "torch")
     assert [part["commit"] for part in receipt["earlier"]] == ["first", "second"]
     assert {part["torch"] for part in receipt["earlier"]} == {torch.__version__}
     assert read(job.folder).commits == "first, second, third"

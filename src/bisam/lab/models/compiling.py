@@ -11,12 +11,16 @@ from bisam.lab.models.resnet import ResNet
 from bisam.tensors.buckets import is_sharded
 
 
-def compile_model(model: nn.Module, device: torch.device, *, bf16: bool) -> None:
-    """Compile the training passes of a model that runs on this device, under autocast to bfloat16 or not."""
+def compile_model(model: nn.Module, device: torch.device, *, bf16: bool) -> str:
+    """Compile the training passes of a model that runs on this device, under autocast to bfloat16 or not.
+
+    Returns by what, for a receipt.
+    """
     if isinstance(model, ResNet) and bf16 and _has_kernels(device) and not _is_shared(model):
         model.fuse()
-    else:
-        model.compile(dynamic=False)  # one compilation for each batch size: ESAM has two
+        return "bisam"
+    model.compile(dynamic=False)  # one compilation for each batch size: ESAM has two
+    return "torch.compile"
 
 
 def _is_shared(model: nn.Module) -> bool:

@@ -134,6 +134,7 @@ def _admitted(
 ) -> list[ActiveRun]:  # fmt: skip
     """The run, resumed; empty if another process trains it or has finished it."""
     training = TrainingRun(job.config, source, device, build, ranks)
+    now = {**now, "kernels": training.kernels}
     if not ranks.is_first:
         return _following(
             ActiveRun(training, stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))), now

@@ -92,8 +92,10 @@ class TrainingRun:
         self._check_fits()
         for batches in (parts.train, parts.validation, parts.test):
             batches.shard = Shard(ranks.rank, ranks.count)
+        self.kernels = "torch"
+        """Whose kernels compute the training passes, for the receipt."""
         if config.compile:
-            compile_model(self.model, device, bf16=config.precision == "bf16")
+            self.kernels = compile_model(self.model, device, bf16=config.precision == "bf16")
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.sums = {name: torch.zeros((), device=device) for name in SUMS}
         self.best = Best()
