@@ -19,6 +19,9 @@ Build = Callable[[torch.optim.Optimizer, nn.Module, Config, dict[str, Any]], bis
 OF_ALL_VARIANTS = ("micro_batch", "every", "start")
 """Fields of `Config` that are options of every variant: `build` gets those that its method uses among its options."""
 
+FORWARD = 1 / 3
+"""A forward pass as a part of a forward and backward pass: propagating back takes twice as much as forward."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -35,7 +38,7 @@ class Method:
     """Name of the method that it is compared with; None for no comparison. See `baseline_of`."""
     fields: tuple[str, ...] = ()
     """Fields of `Config` that it uses and some other method does not."""
-    passes: float = 2.0
+    passes: float | Callable[[Config], float] = 2.0
     """Cost of a step that perturbs, in forward and backward passes of the batch. See `passes` for that of a run."""
     phi: str | None = None
     """φ of the ascent's lower bound, "log" or "tanh"; None for cross entropy."""
@@ -44,7 +47,7 @@ class Method:
 
     @property
     def perturbs(self) -> bool:
-        return self.passes > 1 or "rho" in self.fields
+        return "rho" in self.fields or callable(self.passes) or self.passes > 1
 
 
 def _plain(
@@ -73,14 +76,18 @@ def _bilevel(plain: Method, *own: str) -> tuple[Method, Method]:
     return replace(log, passes=plain.passes), replace(tanh, passes=plain.passes)
 
 
+def _with_chosen_samples(config: Config) -> float:
+    """ESAM: a pass of the batch at w; at w + ε a forward pass of it, and a pass of the chosen samples."""
+    return 1.0 + FORWARD + config.gamma if config.gamma < 1 else 2.0
+
+
 SGD = Method("sgd", "SGD", _plain, passes=1.0)
 ADAMW = Method("adamw", "AdamW", _plain, passes=1.0)
 SAM = _variant("sam", "SAM", baseline="sgd")
 ASAM = _variant("asam", "ASAM", "eta")
-# a pass of the batch, a forward pass of it, and one of half of the samples
-ESAM = _variant("esam", "ESAM", "beta", "gamma", baseline="sam", passes=1.83)
+ESAM = _variant("esam", "ESAM", "beta", "gamma", baseline="sam", passes=_with_chosen_samples)
 # a forward pass of the batch, and two passes of half of the samples
-KSAM = _variant("ksam", "K-SAM", baseline="sam", passes=1.33)
+KSAM = _variant("ksam", "K-SAM", baseline="sam", passes=FORWARD + 1.0)
 LOOKSAM = _variant("looksam", "LookSAM", baseline="sam", every=5)
 MSAM = _variant("msam", "MSAM", shared=("every", "start"), baseline="sgd", passes=1.0)
 
@@ -142,8 +149,20 @@ def passes(config: Config, begin: float = 0.0, end: float = 1.0) -> float:
     """
     if config.method not in METHODS:
         return 1.0
+    of_method = METHODS[config.method].passes
+    perturbed = of_method(config) if callable(of_method) else of_method
     late = max(0.0, end - max(begin, config.start)) / (end - begin)
-    return 1.0 + (METHODS[config.method].passes - 1.0) * late / every_of(config)
+    return 1.0 + (perturbed - 1.0) * late / every_of(config)
+
+
+def passes_until(config: Config, epochs: int) -> float:
+    """Gradient evaluations of the first epochs of a run, in passes over the training data: see `passes`.
+
+    >>> late = Config(method="sam", epochs=10, start=0.75)
+    >>> [passes_until(late, epochs) for epochs in (0, 5, 10)]
+    [0.0, 5.0, 12.5]
+    """
+    return epochs * passes(config, 0.0, epochs / config.epochs) if epochs else 0.0
 
 
 def baseline_of(method: str, methods: Sequence[str]) -> str | None:

@@ -43,10 +43,9 @@ def _curves(comparison: RunComparison) -> list[Block]:
     rows: curves.Rows = []
     for side in comparison.sides:
         for one in side.members:
-            rows += curves.points_of(one.record.metrics, one.name, side.name)
+            rows += curves.points_of(one.record.metrics, one.config, one.name, side.name)
     diverged = {one.name for one in comparison.members if one.status == "diverged"}
-    passes = {side.name: curves.passes_of(str(side.record.config.get("method"))) for side in comparison.sides}
-    series = Series(curves.mark_whole(rows, diverged), looks(comparison), passes)
+    series = Series(curves.mark_whole(rows, diverged), looks(comparison))
     return [Curves(series, {})] if series.names else []
 
 

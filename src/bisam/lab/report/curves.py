@@ -59,10 +59,9 @@ def _seen(table: str) -> alt.Chart:
 
 def drawn(rows: Rows, name: str, methods: Sequence[str]) -> Chart:
     """A curve with its data, for a file: means and bands of these rows."""
-    passes = {title_of(method): curves.passes_of(method) for method in methods}
     found = [row for row in curves.bands(rows) if name in row]
     shown = {row["method"] for row in found} | {row["method"] for row in rows if name in row}
-    means = [_row(row, name, passes) for row in found]
+    means = [_row(row, name) for row in found]
     single = [row for row in rows if name in row and "whole" not in row]
     if len({row["epoch"] for row in found}) < 2:  # of one epoch no line can be drawn
         single = [row for row in rows if name in row]
@@ -71,11 +70,11 @@ def drawn(rows: Rows, name: str, methods: Sequence[str]) -> Chart:
     return Chart(made.drawn, {MEANS: means, RUNS: [{**row, "value": row[name]} for row in single]})
 
 
-def _row(row: dict[str, Any], name: str, passes: dict[str, float]) -> dict[str, Any]:
+def _row(row: dict[str, Any], name: str) -> dict[str, Any]:
     return {
         "method": row["method"],
         "epoch": row["epoch"],
-        "gradients": row["epoch"] * passes[row["method"]],
+        "gradients": row["gradients"],
         "value": row[name],
         "least": row[f"{name}_low"],
         "most": row[f"{name}_high"],

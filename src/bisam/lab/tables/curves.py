@@ -10,7 +10,7 @@ from typing import Any
 
 from bisam.lab.config import Config
 from bisam.lab.measures import MEASURES
-from bisam.lab.methods import passes, title_of
+from bisam.lab.methods import passes_until, title_of
 from bisam.lab.tables.cells import Run, number
 
 Rows = list[dict[str, Any]]
@@ -23,6 +23,9 @@ CURVES = {
     "lr": "learning rate",
 }
 """Titles of the curves, by their names in the rows."""
+
+AXES = ("gradients", "seconds")
+"""What curves are drawn over, beside the epoch: gradient evaluations, in passes over the training data, and time."""
 
 MOST_POINTS = 20_000
 """Points of all runs of a page: more make it slow, and are finer than a screen."""
@@ -51,20 +54,24 @@ def points(runs: Sequence[Run], every: int = 1) -> Rows:
     """
     rows: Rows = []
     for run in runs:
-        rows += points_of(run.record.metrics, label(run), title_of(run.config.method), every)
+        rows += points_of(run.record.metrics, run.config, label(run), title_of(run.config.method), every)
     diverged = {label(run) for run in runs if run.status == "diverged"}
     _drop_outliers(rows, diverged)
     return mark_whole(rows, diverged)
 
 
-def points_of(metrics: Sequence[Mapping[str, Any]], run: str, method: str, every: int = 1) -> Rows:
-    """Rows of one run, under these names of run and method."""
+def points_of(
+    metrics: Sequence[Mapping[str, Any]], config: Config | None, run: str, method: str, every: int = 1
+) -> Rows:
+    """Rows of one run, under these names of run and method. Without a configuration they have no `gradients`."""
     passed = _seconds_passed(metrics)
     rows: Rows = []
     for place, epoch in enumerate(metrics):
         if (place % every == 0 or place == len(metrics) - 1) and epoch["epoch"] < LARGEST_EPOCH:
             seconds = {} if passed[place] is None else {"seconds": passed[place]}
-            rows.append({"run": run, "method": method, **numbers(epoch), **seconds})
+            known = numbers(epoch)
+            passes = {} if config is None else {"gradients": rounded(passes_until(config, known["epoch"]))}
+            rows.append({"run": run, "method": method, **known, **passes, **seconds})
     return rows
 
 
@@ -93,7 +100,7 @@ def _seconds_passed(metrics: Sequence[Mapping[str, Any]]) -> list[float | None]:
 def bands(rows: Rows) -> Rows:
     """For each method and each `whole` epoch: the mean of its runs, and their smallest and largest value.
 
-    A row has `n`, `seconds` (the mean) and of each curve `loss`, `loss_low` and `loss_high`.
+    A row has `n`, `gradients` and `seconds` (means) and of each curve `loss`, `loss_low` and `loss_high`.
     """
     grouped: dict[tuple[str, int], Rows] = defaultdict(list)
     for row in rows:
@@ -102,19 +109,14 @@ def bands(rows: Rows) -> Rows:
     found = []
     for (method, epoch), members in grouped.items():
         made: dict[str, Any] = {"method": method, "epoch": epoch, "n": len(members)}
-        for name in ("seconds", *CURVES):
+        for name in (*AXES, *CURVES):
             values = [row[name] for row in members if name in row]
             if len(values) == len(members):
                 made[name] = rounded(statistics.fmean(values))
-                if name != "seconds":
+                if name in CURVES:
                     made |= {f"{name}_low": min(values), f"{name}_high": max(values)}
         found.append(made)
     return sorted(found, key=lambda row: row["epoch"])
-
-
-def passes_of(method: str) -> float:
-    """Passes over the batch of one step: gradient evaluations of an epoch, in epochs. Without `every` and `start`."""
-    return passes(Config(method=method))
 
 
 def label(run: Run) -> str:

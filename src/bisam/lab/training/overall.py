@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from rich.table import Table
 
 from bisam.lab.config import Config
-from bisam.lab.methods import passes
+from bisam.lab.methods import passes_until
 
 
 class Overall:
@@ -35,7 +35,7 @@ class Overall:
             self._began = self._clock()
         for config, epoch in epochs.items():
             if epoch > self._epochs.get(config, 0):
-                self._before += _passes(config, epoch) - _passes(config, self._epochs.get(config, 0))
+                self._before += passes_until(config, epoch) - passes_until(config, self._epochs.get(config, 0))
             self._epochs[config] = epoch
 
     def epoch(self, config: Config, epochs: int) -> None:
@@ -68,8 +68,8 @@ class Overall:
         return table
 
     def _seconds_left(self) -> float | None:
-        total = sum(_passes(config, config.epochs) for config in self._epochs)
-        done = sum(_passes(config, epochs) for config, epochs in self._epochs.items())
+        total = sum(passes_until(config, config.epochs) for config in self._epochs)
+        done = sum(passes_until(config, epochs) for config, epochs in self._epochs.items())
         trained = done - self._before
         if self._began is None or trained <= 0:
             return None
@@ -83,8 +83,3 @@ def clock_time(seconds: float) -> str:
     """
     minutes, rest = divmod(math.ceil(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
-
-
-def _passes(config: Config, epochs: int) -> float:
-    """Passes of the first epochs: with `start`, these cost less than the others."""
-    return epochs * passes(config, 0.0, epochs / config.epochs) if epochs else 0.0

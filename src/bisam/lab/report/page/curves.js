@@ -92,7 +92,9 @@ function addPanel(element, { hidden = [], chosen = pinned } = {}) {
   panels.set(element, panel);
   addLegend(element, panel);
   const axis = element.querySelector(".axis");
-  if (!series.methods.some((method) => method.seconds)) axis.querySelector("[value=seconds]").remove();
+  for (const name of ["gradients", "seconds"]) {
+    if (!series.methods.some((method) => method[name])) axis.querySelector(`[value=${name}]`).remove();
+  }
   axis.addEventListener("change", () => {
     Object.assign(panel, { axis: axis.value, low: null, high: null });
     rebuild(element);

@@ -14,11 +14,19 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
-function rowsOf(columns, name, passes, more) {
+// The places of the epochs on an axis: of gradient evaluations and seconds one number, if each epoch has as much.
+
+function placesOf(columns, axis) {
+  const places = columns[axis] ?? null;
+  return typeof places === "number" ? columns.epoch.map((epoch) => epoch * places) : places;
+}
+
+function rowsOf(columns, name, more) {
   const values = columns.values[name] ?? [];
+  const [gradients, seconds] = ["gradients", "seconds"].map((axis) => placesOf(columns, axis));
   return columns.epoch.flatMap((epoch, at) => {
     if (values[at] === null || values[at] === undefined) return [];
-    const row = { epoch, gradients: epoch * passes, seconds: columns.seconds?.[at] ?? null, value: values[at] };
+    const row = { epoch, gradients: gradients?.[at] ?? null, seconds: seconds?.[at] ?? null, value: values[at] };
     return [{ ...row, ...more(at, values[at]) }];
   });
 }
@@ -26,8 +34,7 @@ function rowsOf(columns, name, passes, more) {
 // Means with their bands, and the single runs that are to be seen: chosen ones, and those of methods without a mean.
 
 function tablesOf(series, name, chosen = pinned) {
-  const passes = Object.fromEntries(series.methods.map((method) => [method.title, method.passes]));
-  const means = series.methods.flatMap((method) => rowsOf(method, name, method.passes, (at, value) => ({
+  const means = series.methods.flatMap((method) => rowsOf(method, name, (at, value) => ({
     method: method.title,
     least: method.low[name]?.[at] ?? value,
     most: method.high[name]?.[at] ?? value,
@@ -35,6 +42,6 @@ function tablesOf(series, name, chosen = pinned) {
   const isShort = (method) => means.filter((row) => row.method === method).length < 2;
   const shown = series.runs.filter((run) => chosen.has(run.id) || isShort(run.method));
   const runs = shown.flatMap((run) =>
-    rowsOf(run, name, passes[run.method], () => ({ method: run.method, run: run.label })));
+    rowsOf(run, name, () => ({ method: run.method, run: run.label })));
   return { means, runs };
 }

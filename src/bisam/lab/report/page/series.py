@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +20,6 @@ class Series:
     rows: Rows
     """By run and epoch: see `curves.points`."""
     styles: Sequence[Style]
-    passes: Mapping[str, float]
-    """Of a step, by the title of the method."""
     ids: Mapping[str, str] = field(default_factory=dict)
     """The name on the page of each run, by its label in the rows."""
 
@@ -31,6 +30,8 @@ class Series:
     @property
     def has_unlike_lengths(self) -> bool:
         """Whether methods ended after different numbers of epochs: then gradients compare them more fairly."""
+        if not all("gradients" in row for row in self.rows):
+            return False
         last: dict[str, int] = {}
         for row in self.rows:
             last[row["method"]] = max(row["epoch"], last.get(row["method"], 0))
@@ -45,7 +46,6 @@ class Series:
                     "title": style.title,
                     "colour": style.colour,
                     "dash": style.dash,
-                    "passes": self.passes.get(style.title, 1.0),
                     **_mean([row for row in means if row["method"] == style.title]),
                 }
                 for style in self.styles
@@ -59,9 +59,8 @@ class Series:
 
 
 def of_methods(rows: Rows, methods: Sequence[str], ids: Mapping[str, str]) -> Series:
-    passes = {title_of(method): curves.passes_of(method) for method in methods}
     shown = {row["method"] for row in rows}
-    return Series(rows, styles([method for method in methods if title_of(method) in shown]), passes, ids)
+    return Series(rows, styles([method for method in methods if title_of(method) in shown]), ids)
 
 
 def _mean(rows: Rows) -> dict[str, Any]:
@@ -75,11 +74,23 @@ def _mean(rows: Rows) -> dict[str, Any]:
 
 def _columns(rows: Rows, names: Mapping[str, str]) -> dict[str, Any]:
     """Lists of the same length; null where a row has no number."""
-    found = {"epoch": [row["epoch"] for row in rows]}
-    if all("seconds" in row for row in rows):
-        found["seconds"] = [row["seconds"] for row in rows]
+    found: dict[str, Any] = {"epoch": [row["epoch"] for row in rows]}
+    for axis in curves.AXES:
+        if rows and all(axis in row for row in rows):
+            found[axis] = _brief(found["epoch"], [row[axis] for row in rows])
     columns = {name: [row.get(name) for row in rows] for name in names if any(name in row for row in rows)}
     return {**found, "values": columns}
+
+
+def _brief(epochs: list[int], values: list[float]) -> list[float] | float:
+    """One number where each epoch has as much, as gradient evaluations do in most runs: the page multiplies.
+
+    >>> _brief([1, 2, 3], [2.0, 4.0, 6.0]), _brief([1, 2, 3], [1.0, 2.0, 4.0])
+    (2.0, [1.0, 2.0, 4.0])
+    """
+    each = values[-1] / epochs[-1]
+    is_even = all(math.isclose(value, epoch * each, rel_tol=1e-4) for epoch, value in zip(epochs, values, strict=True))
+    return each if is_even else values
 
 
 def _by(field_: str, rows: Rows) -> dict[str, Rows]:

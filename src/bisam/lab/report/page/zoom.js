@@ -2,13 +2,10 @@
 
 function extent(element) {
   const panel = panels.get(element);
-  const of = (columns, passes) => ({
-    epoch: columns.epoch, gradients: columns.epoch.map((epoch) => epoch * passes), seconds: columns.seconds ?? [],
-  })[panel.axis];
-  const passes = Object.fromEntries(panel.series.methods.map((method) => [method.title, method.passes]));
+  const of = (columns) => placesOf(columns, panel.axis) ?? [];
   const shown = panel.series.methods.filter((method) => !panel.hidden.has(method.title));
-  const means = shown.flatMap((method) => of(method, method.passes));
-  const values = means.length ? means : panel.series.runs.flatMap((run) => of(run, passes[run.method]));
+  const means = shown.flatMap(of);
+  const values = means.length ? means : panel.series.runs.flatMap(of);
   return [values.reduce((a, b) => Math.min(a, b), Infinity), values.reduce((a, b) => Math.max(a, b), -Infinity)];
 }
 
