@@ -45,6 +45,35 @@ def test_epochs_from_before_an_interruption_do_not_count_as_fast_ones():
     assert overall.line == "run 1 of 2, 1:50 left"
 
 
+def test_the_time_left_follows_the_pace_and_counts_down_within_an_epoch():
+    clock = Clock()
+    overall = Overall(clock)
+    overall.expect([SAM, SAM_AGAIN])
+    overall.begin({SAM: 0})
+    for epoch in range(1, 11):
+        clock.now += 60.0 if epoch <= 2 else 6.0  # slow at first: compiled, or beside another program
+        overall.epoch(SAM, epoch)
+    assert overall.line == "run 1 of 2, 1:00 left"  # ten more at the pace of the last five
+    clock.now += 4.0
+    assert overall.line == "run 1 of 2, 0:56 left"
+    clock.now += 100.0
+    assert overall.line == "run 1 of 2, 0:00 left"
+
+
+def test_what_a_diverged_run_left_out_does_not_count_as_fast():
+    clock = Clock()
+    overall = Overall(clock)
+    overall.expect([SAM, SAM_AGAIN])
+    overall.begin({SAM: 0})
+    clock.now = 10.0
+    overall.epoch(SAM, 1)
+    overall.finish(SAM, "SAM", None)
+    overall.begin({SAM_AGAIN: 0})
+    clock.now = 20.0
+    overall.epoch(SAM_AGAIN, 1)
+    assert overall.line == "run 2 of 2, 1:30 left"
+
+
 def test_a_single_run_has_no_line_beside_its_bar():
     overall = Overall()
     overall.expect([SAM])

@@ -11,6 +11,9 @@ from bisam.lab.fitting.rehearsal import Cost
 SEARCHED = 0.2
 """Part of a training that is spent on each ρ of the grid."""
 
+PRECISE = 1.25
+"""A time whose ends differ by less than this factor is one number."""
+
 LEAST_SEEDS = 2
 """One seed has no scatter."""
 
@@ -33,8 +36,33 @@ def seconds(budget: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Co
     """What it takes to train all methods, and to search ρ of those that are searched."""
     training = sum(budget.seeds * cost.of(budget.epochs) for cost in costs.values())
     trials = budget.grid * budget.repeats
-    search = sum(trials * (budget.search_steps(one.steps) * one.step + one.validation) for one in searched.values())
+    search = sum(trials * one.of_search(budget.search_steps(one.steps)) for one in searched.values())
     return training + search
+
+
+def duration(budget: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Cost]) -> str:
+    """The time in words: a range where the steps of the rehearsal scattered much.
+
+    >>> duration(Budget(10, 3, 0, 0), {"sam": Cost(1.0, 2.0, 10)}, {})
+    '6 minutes'
+    >>> duration(Budget(10, 3, 0, 0), {"sam": Cost(1.0, 2.0, 10, scatter=0.5)}, {})
+    '3 to 9 minutes'
+    """
+    low, high = (
+        seconds(
+            budget,
+            {name: cost.scaled(1 + sign * cost.scatter) for name, cost in costs.items()},
+            {name: cost.scaled(1 + sign * cost.scatter) for name, cost in searched.items()},
+        )
+        for sign in (-1, 1)
+    )
+    number, unit = (f"{low:.0f}", f"{high:.0f}"), "seconds"
+    if high >= 90:
+        number, unit = (f"{low / 60:.0f}", f"{high / 60:.0f}"), "minutes"
+    if high <= PRECISE * low or number[0] == number[1]:
+        middle = seconds(budget, costs, searched)
+        return f"{middle:.0f} seconds" if middle < 90 else f"{middle / 60:.0f} minutes"
+    return f"{max(1, int(number[0]))} to {number[1]} {unit}"
 
 
 def planned(wanted: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Cost], limit: float) -> Budget:

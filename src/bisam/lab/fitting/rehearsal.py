@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,29 +15,66 @@ from torch import Tensor
 
 from bisam.lab.config import Config
 from bisam.lab.data.sources import Batched, Source
+from bisam.lab.methods import passes
+from bisam.lab.training.loop import numerics, steps_of
 from bisam.lab.training.ranks import ALONE, Ranks
 from bisam.lab.training.run import Build, TrainingRun
 
-STEPS = 3
-"""Steps that are timed, after one that is not."""
+Clock = Callable[[], float]
+
+LEAST_STEPS, MOST_STEPS, SECONDS = 4, 30, 2.0
+"""Steps of a rehearsal: within these seconds, but not fewer or more. The first third of them is not counted."""
+
+RECORDED = 6
+"""More steps at least where they are captured on a GPU: the first ones run eagerly, and one is recorded."""
+
+STRETCHES, MOST_SCATTER = 5, 0.5
+
+BATCHES = 3
+"""Batches that are evaluated, after one that is not timed. They stand for the others."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a step and of a validation, and steps of an epoch."""
+    """Seconds of a step, of a validation, and of what is done once in a run; and the steps of an epoch."""
 
     step: float
     validation: float
     steps: int
+    once: float = 0.0
+    """To build the model, and to test it."""
+    searched_step: float | None = None
+    """A step of the search of ρ, which is not captured as a graph; None: as much as one of the training."""
+    scatter: float = 0.0
+    """By which part of it a step may take less or more."""
 
     def of(self, epochs: int) -> float:
-        return epochs * (self.steps * self.step + self.validation)
+        return self.once + epochs * (self.steps * self.step + self.validation)
+
+    def of_search(self, steps: int) -> float:
+        """One training of the search."""
+        return steps * (self.step if self.searched_step is None else self.searched_step) + self.validation
+
+    def scaled(self, factor: float) -> Cost:
+        searched = None if self.searched_step is None else factor * self.searched_step
+        return replace(
+            self, step=factor * self.step, searched_step=searched, validation=factor * self.validation,
+            once=factor * self.once,
+        )  # fmt: skip
 
 
-def rehearse(config: Config, source: Source, device: torch.device, build: Build, ranks: Ranks = ALONE) -> Cost:
-    """Measure a step of this configuration. ValueError with a batch that fits where its own does not."""
+def rehearse(
+    config: Config,
+    source: Source,
+    device: torch.device,
+    build: Build,
+    ranks: Ranks = ALONE,
+    clock: Clock = time.monotonic,
+) -> Cost:
+    """Measure what this configuration costs. ValueError with a batch that fits where its own does not."""
     try:
-        return ranks.of_first(_measured(config, source, device, build, ranks))
+        with numerics(config):
+            return ranks.of_first(_measured(config, source, device, build, ranks, clock))
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -62,36 +100,113 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in text or "not enough memory" in text
 
 
-def _measured(config: Config, source: Source, device: torch.device, build: Build, ranks: Ranks = ALONE) -> Cost:
-    perturbing = replace(config, start=0.0)  # what it needs once it perturbs
+def _measured(
+    config: Config,
+    source: Source,
+    device: torch.device,
+    build: Build,
+    ranks: Ranks = ALONE,
+    clock: Clock = time.monotonic,
+) -> Cost:
+    """The same steps as in the training, and the same evaluations, without the first ones, which are slower."""
+    source.parts(config, device)  # decoded or tokenized for all runs
+    timer = _Timer(clock, device)
+    perturbing = replace(config, start=0.0, every=1)  # what it needs once it perturbs
     training = TrainingRun(perturbing, source, device, build, ranks)
-    batches = training.batches.epoch(0)
-    times = []
-    for x, y in itertools.islice(batches, STEPS + 1):
-        began = time.monotonic()
-        training.optimizer.minimize(x, y)
-        _wait(device)
-        times.append(time.monotonic() - began)
-    began = time.monotonic()
-    training.measured(_First(training.validation), "validation")
-    _wait(device)
-    validation = len(training.validation) * (time.monotonic() - began)
-    timed = times[1:] or times  # the first one is slower
-    return Cost(sum(timed) / len(timed), validation, len(training.batches))
+    built = timer.seconds()
+    plain = passes(config) / passes(perturbing)  # steps that do not perturb cost less
+    eager = _timed(training, lambda batch: _eager_step(training, batch), timer, LEAST_STEPS)
+    captured = steps_of([training], _ignore)
+    times = eager
+    if captured.eager_because is None:
+        times = _timed(training, lambda batch: captured([batch]), timer, LEAST_STEPS + RECORDED)
+    step, scatter = _typical(times)
+    training.measured(_First(training.validation, 1), "validation")
+    validation, test = (_evaluation(training, batches, timer) for batches in (training.validation, training.test))
+    return Cost(
+        plain * step,
+        validation,
+        len(training.batches),
+        once=built + test,
+        searched_step=plain * _typical(eager)[0],
+        scatter=scatter,
+    )
+
+
+def _typical(times: Sequence[float]) -> tuple[float, float]:
+    """The median of the means of a few stretches, and their scatter: half of the distance of the quartiles, as a part.
+
+    One slow step changes it little, as it should where something is made ready; many do, as on a busy machine.
+
+    >>> _typical([1.0, 1.0, 50.0, 1.0, 1.0]), _typical([1.0, 3.0] * 10)
+    ((1.0, 0.0), (2.0, 0.0))
+    """
+    size = -(-len(times) // STRETCHES)
+    means = [statistics.fmean(times[start : start + size]) for start in range(0, len(times), size)]
+    middle = statistics.median(means)
+    if len(means) < 2 or middle <= 0:
+        return middle, 0.0
+    low, _, high = statistics.quantiles(means, n=4, method="inclusive")
+    return middle, min((high - low) / 2 / middle, MOST_SCATTER)
+
+
+class _Timer:
+    """Seconds since it was read last, when the device has done its work."""
+
+    def __init__(self, clock: Clock, device: torch.device) -> None:
+        self._clock, self._device = clock, device
+        self._last = clock()
+
+    def seconds(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        before, self._last = self._last, self._clock()
+        return self._last - before
+
+
+def _timed(training: TrainingRun, step: Callable[[Any], Any], timer: _Timer, least: int) -> Sequence[float]:
+    """Seconds of each step with the loading of its batch. The first third is left out: it is slower."""
+    times: list[float] = []
+    timer.seconds()
+    for batch in itertools.chain.from_iterable(map(training.batches.epoch, itertools.count())):
+        step(batch)
+        times.append(timer.seconds())
+        more = len(times) < least or (sum(times) < SECONDS and len(times) < MOST_STEPS)
+        if not training.ranks.of_first(more):  # all ranks do as many steps
+            break
+    return times[len(times) // 3 :]
+
+
+def _eager_step(training: TrainingRun, batch: tuple[Any, Tensor]) -> None:
+    training.optimizer.minimize(*batch)
+    training.add_up()
+
+
+def _evaluation(training: TrainingRun, batches: Batched, timer: _Timer) -> float:
+    """Seconds for all batches, from the first few; the last one is half a batch, on average."""
+    few = _First(batches, min(BATCHES, len(batches)))
+    timer.seconds()
+    training.measured(few, "validation")
+    each = timer.seconds() / len(few)
+    return each * len(few) if len(few) == len(batches) else each * (len(batches) - 0.5)
+
+
+def _ignore(note: str) -> None:
+    """The training prints why it does not capture."""
 
 
 class _First:
-    """The first batch alone: it stands for the others."""
+    """The first batches alone."""
 
-    def __init__(self, batches: Batched) -> None:
-        self._batches = batches
+    def __init__(self, batches: Batched, count: int) -> None:
+        self._batches, self._count = batches, count
         self.shard = batches.shard
 
     def __len__(self) -> int:
-        return 1
+        return self._count
 
     def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[Any, Tensor]]:
-        return itertools.islice(self._batches.epoch(number), start, 1)
+        return itertools.islice(self._batches.epoch(number), start, self._count)
 
 
 def _fitting(config: Config, source: Source, device: torch.device, build: Build) -> int | None:
@@ -110,8 +225,3 @@ def _fitting(config: Config, source: Source, device: torch.device, build: Build)
         else:
             return batch
     return None
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

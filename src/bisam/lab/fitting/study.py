@@ -122,7 +122,7 @@ class Study:
             self._check_same(plan)
             note(f"{self.folder / plans.NAME} has the plan: {self._described(plan)}")
         open_ = [method for method in self.methods if plan is None or (uses(method, "rho") and method not in plan.rho)]
-        costs = {method: self._cost(method) for method in open_}
+        costs = _built_alike({method: self._cost(method) for method in open_})
         if plan is None:
             budget, lost = self.ranks.of_first(self._budget(costs, note))
             plan = plans.Plan(self.source.checksum, self.fingerprint, budget, lost)
@@ -235,11 +235,11 @@ class Study:
         seeds = SEEDS if self.seeds is None else len(self.seeds)
         wanted = Budget(self.settings.config.epochs, seeds, grid, REPEATS if searched else 0)
         if self.minutes is None:
-            note(f"this takes about {_time(budgets.seconds(wanted, costs, searched))}")
+            note(f"this takes about {budgets.duration(wanted, costs, searched)}")
             return wanted, []
         chosen = budgets.planned(wanted, costs, searched, 60 * self.minutes)
         lost = budgets.given_up(wanted, chosen)
-        time = _time(budgets.seconds(chosen, costs, searched))
+        time = budgets.duration(chosen, costs, searched)
         note(f"for --minutes {self.minutes:g}: {', '.join(lost) or 'nothing is given up'}; about {time}")
         return chosen, lost
 
@@ -280,6 +280,12 @@ class Study:
 
     def _described(self, plan: plans.Plan) -> str:
         return f"{plan.budget.epochs} epochs, {plan.budget.seeds} seeds, {_listed(plan.rho)}"
+
+
+def _built_alike(costs: Mapping[str, Cost]) -> dict[str, Cost]:
+    """The costs with the least time for building and testing: the first method also imports and decodes."""
+    least = min((cost.once for cost in costs.values()), default=0.0)
+    return {method: replace(cost, once=least) for method, cost in costs.items()}
 
 
 def _listed(rho: Mapping[str, float]) -> str:
@@ -323,11 +329,3 @@ def _thinned(grid: tuple[float, ...], count: int) -> tuple[float, ...]:
 
 def _labelled(progress: Callable[[str, int, int], None], label: str) -> Callable[[int, int], None]:
     return lambda done, total: progress(label, done, total)
-
-
-def _time(seconds: float) -> str:
-    """
-    >>> _time(20), _time(600)
-    ('20 seconds', '10 minutes')
-    """
-    return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"

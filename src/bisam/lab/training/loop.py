@@ -97,7 +97,7 @@ def train(
             progress.saved(one.training.config)
 
     with ExitStack() as stack:
-        stack.enter_context(_numerics(jobs[0].config))
+        stack.enter_context(numerics(jobs[0].config))
         while waiting or active:
             stop = stopped()
             try:
@@ -122,7 +122,7 @@ def train(
                 continue
             if step is None or crew != _abreast(active):
                 crew = _abreast(active)
-                step = _steps(crew, progress)
+                step = steps_of([one.training for one in crew], progress.note)
                 progress.begin({one.training.config: one.epoch for one in crew}, len(crew[0].training.batches))
             _epoch(crew, step, progress, stopped)
     return elsewhere
@@ -214,9 +214,9 @@ def _passes(one: ActiveRun) -> float:
     return passes(config, one.epoch / config.epochs, (one.epoch + 1) / config.epochs)
 
 
-def _steps(active: Sequence[ActiveRun], progress: Progress) -> CapturedSteps:
-    """One call that steps every run, captured where possible."""
-    trainings = {one.training.optimizer: one.training for one in active}
+def steps_of(runs: Sequence[TrainingRun], note: Callable[[str], None]) -> CapturedSteps:
+    """One call that steps every run, captured where possible. `note` gets the reasons where it is not, on a GPU."""
+    trainings = {training.optimizer: training for training in runs}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         steps = capture_together(
@@ -224,11 +224,11 @@ def _steps(active: Sequence[ActiveRun], progress: Progress) -> CapturedSteps:
             generators=[training.generator for training in trainings.values()],
             after=lambda optimizer: trainings[optimizer].add_up(),
         )
-    if any(not is_captured(one.training.config) for one in active):
+    if any(not is_captured(training.config) for training in runs):
         steps.eager_because = steps.eager_because or "a model from elsewhere may wait for the device within a step"
-    if active[0].training.device.type == "cuda":
+    if runs[0].device.type == "cuda":
         for warning in caught:
-            progress.note(str(warning.message))
+            note(str(warning.message))
     return steps
 
 
@@ -338,7 +338,7 @@ def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:
 
 
 @contextmanager
-def _numerics(config: Config) -> Iterator[None]:
+def numerics(config: Config) -> Iterator[None]:
     """cuDNN's choice of algorithms: the fastest, or those that give the same bits in every process."""
     before = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = not config.deterministic, config.deterministic

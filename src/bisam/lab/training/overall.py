@@ -15,13 +15,19 @@ from bisam.lab.methods import passes_until
 
 
 class Overall:
-    """Counts finished runs and epochs. Time is estimated from epochs, each weighed by the passes of its method."""
+    """Counts finished runs and epochs. Time is estimated from epochs, each weighed by the passes of its method.
+
+    The later half of what has been trained sets the pace, so that a slow start, or a machine that others use for a
+    while, does not count for long.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._epochs: dict[Config, int] = {}
-        self._began: float | None = None
         self._before = 0.0
+        """Passes that were not run here: of an earlier command, or of a run that diverged."""
+        self._marks: list[tuple[float, float]] = []
+        """Times, and the passes that were run here until then."""
         self._finished: set[Config] = set()
         self._scores: dict[str, list[float]] = defaultdict(list)
 
@@ -31,18 +37,20 @@ class Overall:
 
     def begin(self, epochs: Mapping[Config, int]) -> None:
         """These runs begin, or resume after that many epochs, which cost no time now."""
-        if self._began is None:
-            self._began = self._clock()
         for config, epoch in epochs.items():
             if epoch > self._epochs.get(config, 0):
                 self._before += passes_until(config, epoch) - passes_until(config, self._epochs.get(config, 0))
             self._epochs[config] = epoch
+        if not self._marks:
+            self._mark()
 
     def epoch(self, config: Config, epochs: int) -> None:
         self._epochs[config] = epochs
+        self._mark()
 
     def finish(self, config: Config, name: str, score: float | None) -> None:
         """A run has ended; one that has diverged has no score."""
+        self._before += passes_until(config, config.epochs) - passes_until(config, self._epochs.get(config, 0))
         self._epochs[config] = config.epochs
         self._finished.add(config)
         if score is not None and math.isfinite(score):
@@ -67,13 +75,20 @@ class Overall:
             table.add_row(name, f"{mean(scores):.2f}{scatter}", f"n = {len(scores)}")
         return table
 
+    def _mark(self) -> None:
+        self._marks.append((self._clock(), self._done() - self._before))
+
+    def _done(self) -> float:
+        return sum(passes_until(config, epochs) for config, epochs in self._epochs.items())
+
     def _seconds_left(self) -> float | None:
-        total = sum(passes_until(config, config.epochs) for config in self._epochs)
-        done = sum(passes_until(config, epochs) for config, epochs in self._epochs.items())
-        trained = done - self._before
-        if self._began is None or trained <= 0:
+        if not self._marks or self._marks[-1][1] <= 0:
             return None
-        return (self._clock() - self._began) / trained * (total - done)
+        now, trained = self._marks[-1]
+        then, half = next(mark for mark in reversed(self._marks) if mark[1] <= trained / 2)
+        left = sum(passes_until(config, config.epochs) for config in self._epochs) - self._done()
+        since = self._clock() - now  # in the epoch that is running
+        return max(0.0, (now - then) / (trained - half) * left - since)
 
 
 def clock_time(seconds: float) -> str:

@@ -1,0 +1,128 @@
+"""The time that is announced is the time that a training takes: by a clock that the model and the data move."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bisam.lab.config import Config
+from bisam.lab.data.sources import Parts
+from bisam.lab.fitting.budget import Budget, duration, seconds
+from bisam.lab.fitting.rehearsal import Cost, rehearse
+from bisam.lab.training.loop import Job, train
+from bisam.lab.training.progress import Progress
+from tiny import tiny_images
+
+CPU = torch.device("cpu")
+CONFIG = Config(model="slow", method="sam", batch=8, epochs=5, rho=0.01, precision="fp32")
+COLD = 40.0
+"""Seconds of the first pass in training, and of the first in evaluation: kernels are loaded, algorithms chosen."""
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def build(self, config, source):
+        """Building takes 3 seconds; 0.1 seconds for a sample forward, 0.2 back."""
+        self.now += 3.0
+        return Slow(self)
+
+    def source(self, cold=True):
+        """Loading takes 0.5 seconds a batch; without `cold`, all is loaded already."""
+        self.cold = {True, False} if cold else set()
+        return LoadedSlowly(self)
+
+
+class Slow(nn.Module):
+    def __init__(self, clock):
+        super().__init__()
+        self.clock, self.layer = clock, nn.Linear(3 * 32 * 32, 10)
+
+    def forward(self, x):
+        self.clock.now += 0.1 * len(x)
+        if len(x) > 1 and self.training in self.clock.cold:
+            self.clock.cold.remove(self.training)
+            self.clock.now += COLD
+        logits = self.layer(x.flatten(1))
+        if logits.requires_grad:
+            logits.register_hook(self._back)
+        return logits
+
+    def _back(self, gradient):
+        self.clock.now += 0.2 * len(gradient)
+
+
+class LoadedSlowly:
+    features = None
+
+    def __init__(self, clock):
+        self._clock, self._images = clock, tiny_images(tested=30)
+        self.classes, self.checksum = self._images.classes, self._images.checksum
+
+    def parts(self, config, device):
+        parts = self._images.parts(config, device)
+        return Parts(Waiting(parts.train, self._clock), parts.validation, parts.test)
+
+
+class Waiting:
+    def __init__(self, batches, clock):
+        self._batches, self._clock = batches, clock
+        self.shard = batches.shard
+
+    def __len__(self):
+        return len(self._batches)
+
+    def epoch(self, number, *, start=0):
+        for batch in self._batches.epoch(number, start=start):
+            self._clock.now += 0.5
+            yield batch
+
+
+def announced(config):
+    clock = Clock()
+    return rehearse(config, clock.source(), CPU, clock.build, clock=clock).of(config.epochs)
+
+
+def taken(config, folder):
+    """What the loop takes, as after a rehearsal, which has loaded what is loaded once."""
+    clock = Clock()
+    train([Job(config, folder)], clock.source(cold=False), CPU, Progress(), build=clock.build)
+    return clock.now
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"method": "sgd"}, {}, {"start": 0.75}, {"every": 4}, {"method": "looksam"}, {"method": "esam"}],
+    ids=str,
+)
+def test_the_announced_time_is_that_of_the_training(fields, tmp_path):
+    config = replace(CONFIG, **fields)
+    # steps that do not perturb load a batch too, which is not counted apart: so it is not exact
+    assert announced(config) == pytest.approx(taken(config, tmp_path), rel=0.1)
+
+
+def test_a_validation_of_many_batches_is_measured_by_its_first_ones(monkeypatch):
+    monkeypatch.setattr("bisam.lab.data.sources.EVALUATION_BATCH", {"memory": 2})
+    clock = Clock()
+    config = replace(CONFIG, validation=0.3)  # 12 samples, and 30 of the test: 0.2 seconds a batch
+    found = rehearse(config, clock.source(), CPU, clock.build, clock=clock)
+    assert found.validation == pytest.approx(0.2 * 5.5)
+    assert found.once == pytest.approx(3.1 + 0.2 * 14.5)  # one sample is run to see whether the model fits
+
+
+def test_the_steps_of_the_search_are_those_of_the_plan():
+    cost = Cost(step=1.0, validation=2.0, steps=10, once=5.0, searched_step=3.0)
+    # two seeds of ten epochs; 20 steps of the search for each of six trainings
+    assert seconds(Budget(10, 2, 3, 2), {"sam": cost}, {"sam": cost}) == 2 * (5 + 10 * 12) + 6 * (20 * 3 + 2)
+
+
+@pytest.mark.parametrize(
+    ("step", "scatter", "words"),
+    [(0.1, 0.05, "30 seconds"), (0.1, 0.3, "21 to 39 seconds"), (2.0, 0.5, "5 to 15 minutes")],
+)
+def test_an_uncertain_time_is_a_range(step, scatter, words):
+    assert duration(Budget(10, 3, 0, 0), {"sam": Cost(step, 0.0, 10, scatter=scatter)}, {}) == words
