@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from bisam.lab import records, spec
+from bisam.lab.cli import fit_options as own
 from bisam.lab.cli import options as cli_options
 from bisam.lab.cli import report as cli_report
-from bisam.lab.cli.options import (
-    AT_RUNS,
-    RETRIES,
-    Changes,
-    Every,
-    GpusPerRun,
-    On,
-    Perturb,
-    Place,
-    Retries,
-    RunsAt,
-    Shard,
-    SyncBatchNorm,
-    TensorBoard,
-    Together,
-    Track,
-    Workers,
-    errors_in_one_line,
-)
+from bisam.lab.cli.groups import Spread, Tracking, UnderTorchrun, Where, with_groups
+from bisam.lab.cli.options import AT_RUNS, Changes, Every, RunsAt, errors_in_one_line
 from bisam.lab.cli.output import console, counting, print_line, quiet_console
+from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.sources import own_data
 from bisam.lab.fitting import defaults
 from bisam.lab.fitting.plan import NAME as PLAN
@@ -41,73 +23,39 @@ from bisam.lab.records.storage import Storage
 from bisam.lab.tables.answer import Answer
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
 from bisam.lab.training.progress import Progress
-from bisam.lab.training.ranks import device_of_rank, joined
-from bisam.lab.training.trackers import trackers
+from bisam.lab.training.ranks import Ranks, device_of_rank
 from bisam.lab.workers.on_ray import RayCluster
-from bisam.lab.workers.places import place as workplace
 
-MODEL = "a ResNet for images, a perceptron for rows"
+DEFAULT_METHODS = ",".join(METHODS_OF_A_STUDY)
 
 
+@with_groups
 def fit(
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA",
-            help="A folder of class folders, a CSV, Parquet or JSONL file, a folder of such files, an .npz, a name of "
-            "the hub, or file.py:function.",
-        ),
-    ],
-    model: Annotated[
-        str,
-        typer.Option(
-            help="One of ours, timm:NAME, transformers:NAME-OR-FOLDER, or file.py:function.", show_default=MODEL
-        ),
-    ] = "",
-    label: Annotated[str, typer.Option(metavar="COLUMN", help="The column of the classes.")] = "",
-    text: Annotated[str, typer.Option(metavar="COLUMNS", help="The column of texts, or two with a comma.")] = "",
-    image: Annotated[str, typer.Option(metavar="COLUMN", help="The column of images, or of their paths.")] = "",
-    methods: Annotated[str, typer.Option(metavar="NAMES", help="Methods, with commas between.")] = ",".join(
-        METHODS_OF_A_STUDY
-    ),
-    rho: Annotated[
-        str, typer.Option(metavar="auto|NUMBER", help="The radius; auto chooses it on validation data.")
-    ] = "auto",
-    seeds: Annotated[
-        str, typer.Option(metavar="NUMBERS", help="Seeds, as in 0,1,2 or 0-4.", show_default="0-2, or as time allows")
-    ] = "",
-    minutes: Annotated[
-        float | None, typer.Option(min=0, help="Plan epochs, seeds and the search of the radius to fit.")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of each run.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples of a step.")] = None,
-    lr: Annotated[float | None, typer.Option(min=0, help="The largest learning rate.")] = None,
-    measure: Annotated[
-        str, typer.Option(metavar="NAMES", help="Measures, with commas between; the first one counts.")
-    ] = "",
-    pretrained: Annotated[
-        bool | None,
-        typer.Option(
-            "--pretrained/--from-scratch", help="Whether defaults are those of fine-tuning.", show_default="by model"
-        ),
-    ] = None,
-    config: Annotated[str, typer.Option(help="The configuration of a data set of the hub.")] = "",
-    test: Annotated[str, typer.Option(metavar="PART", help="The part of the data that is tested.")] = "",
+    data: own.Data,
+    model: own.Model = "",
+    label: own.Label = "",
+    text: own.Text = "",
+    image: own.Image = "",
+    methods: own.Methods = DEFAULT_METHODS,
+    rho: own.Rho = "auto",
+    seeds: own.Seeds = "",
+    minutes: own.Minutes = None,
+    epochs: own.Epochs = None,
+    batch: own.Batch = None,
+    lr: own.LearningRate = None,
+    measure: own.Measure = "",
+    pretrained: own.Pretrained = None,
+    config: own.HubConfig = "",
+    test: own.TestPart = "",
     changes: Changes = None,
-    name: Annotated[str, typer.Option(help="Folder of the results in the folder of runs.")] = "",
+    name: own.Name = "",
     root: RunsAt = AT_RUNS,
-    device: Place = "auto",
-    together: Together = 1,
-    tensorboard: TensorBoard = False,
-    track: Track = None,
+    *,
+    where: Where,
+    tracking: Tracking,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
-    perturb: Perturb = "",
-    sync_batchnorm: SyncBatchNorm = False,
-    shard: Shard = False,
-    on: On = "",
-    workers: Workers = None,
-    gpus_per_run: GpusPerRun = None,
-    retries: Retries = RETRIES,
+    torchrun: UnderTorchrun,
+    spread: Spread,
 ) -> None:
     """Does it help on my data? Trains with and without sharpness-aware methods, and answers in a sentence and a table.
 
@@ -117,24 +65,15 @@ def fit(
     given = {"epochs": epochs, "batch": batch, "lr": lr, "measures": measure or None}
     set_by_option = {field: str(value) for field, value in given.items() if value is not None}
     with errors_in_one_line():
-        spread = workplace(
-            on, workers=workers, gpus_per_run=gpus_per_run, retries=retries, device=device, together=together,
-            stored=root.storage is not None,
-        )  # fmt: skip
-        chosen_device = cli_options.device("auto" if isinstance(spread, RayCluster) and device == "cuda" else device)
-        place = device_of_rank(chosen_device)
-        with joined(place, perturb=perturb, sync_batchnorm=sync_batchnorm, shard=shard) as ranks:
-            ranks.refuse_together(together)
+        workers = spread.place(where, root)
+        on_ray = isinstance(workers, RayCluster) and where.device == "cuda"
+        device = device_of_rank(cli_options.device("auto" if on_ray else where.device))
+        with torchrun.joined(device) as ranks:
+            ranks.refuse_together(where.together)
             note = print_line if ranks.is_first else _silent
-            if not (Path(data).expanduser().exists() or spec.is_function(data) or Path(data).suffix):
-                note(f"{data} is neither a file nor a folder here: looking for it on the hub")
-            with ranks.first_before_others():
-                source = own_data(spec.data_name(data, place_of_data))
-            for line in source.described():
-                note(line)
-            chosen = model or defaults.model_for(source.task)
+            source = _opened(data, place_of_data, ranks, note)
             study = Study(
-                source, chosen, root.folder, place,
+                source, model or defaults.model_for(source.task), root.folder, device,
                 methods=cli_options.names(methods),
                 rho=_rho(rho),
                 seeds=cli_options.numbers(seeds) if seeds else None,
@@ -144,26 +83,32 @@ def fit(
                 pretrained=pretrained,
                 ranks=ranks,
             )  # fmt: skip
-            note(f"model: {chosen}; methods: {', '.join(study.methods)}; results: {study.folder}")
+            note(f"model: {study.model}; methods: {', '.join(study.methods)}; results: {study.folder}")
             note(f"settings (change them by --set): {', '.join(study.settings.lines)}")
-            with cli_options.threads_for(place, [chosen]):
+            with cli_options.threads_for(device, [study.model]):
                 plan = _decided(study, note, root.storage)
-                at_once = together if spread is None else max(together, 2)
-                shown = (
-                    trackers(root.folder, tensorboard=tensorboard, service=track, together=at_once)
-                    if ranks.is_first
-                    else []
-                )
+                shown = tracking.trackers(root, where, workers, ranks)
                 output = None if ranks.is_first else quiet_console()
-                score = f"test_{study.settings.config.primary}"
-                with Progress(output, trackers=shown, score=score) as progress:
+                with Progress(output, trackers=shown, score=f"test_{study.settings.config.primary}") as progress:
                     study.train(
-                        plan, progress, together=together, checkpoint_seconds=every, place=spread, storage=root.storage
-                    )
+                        plan, progress, together=where.together, checkpoint_seconds=every, place=workers,
+                        storage=root.storage,
+                    )  # fmt: skip
         if ranks.is_first:
             found = study.conclude(plan)
             _write_page(study)
             _show(found, study)
+
+
+def _opened(data: str, place_of_data: Mapping[str, str], ranks: Ranks, note: Callable[[str], None]) -> OwnData:
+    """The data, with lines that describe them."""
+    if not (Path(data).expanduser().exists() or spec.is_function(data) or Path(data).suffix):
+        note(f"{data} is neither a file nor a folder here: looking for it on the hub")
+    with ranks.first_before_others():
+        source = own_data(spec.data_name(data, place_of_data))
+    for line in source.described():
+        note(line)
+    return source
 
 
 def _decided(study: Study, note: Callable[[str], None], storage: Storage | None) -> Plan:

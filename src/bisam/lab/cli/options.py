@@ -90,16 +90,6 @@ RunsAt = Annotated[
         show_default="runs",
     ),
 ]
-On = Annotated[
-    str,
-    typer.Option(metavar="local|ray[=ADDRESS]", help="Train in processes here, one for each GPU, or on a Ray cluster."),
-]
-Workers = Annotated[int | None, typer.Option(help="Processes that train at once.", show_default="one for each GPU")]
-GpusPerRun = Annotated[
-    float | None,
-    typer.Option(metavar="PART", help="With --on ray: part of a GPU for a run.", show_default="1 / --together"),
-]
-Retries = Annotated[int, typer.Option(help="How often a worker that died is started again, for each task.")]
 Folder = Annotated[
     Path | None,
     typer.Option(
@@ -113,21 +103,6 @@ Partial = Annotated[
     bool, typer.Option("--partial-data", help="The folder may hold only a part of the data set: to try things out.")
 ]
 Place = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")]
-Together = Annotated[int, typer.Option(min=1, help="Runs that train at once, in one CUDA graph.")]
-Perturb = Annotated[
-    str,
-    typer.Option(
-        metavar="rank|global",
-        help="Under torchrun: each rank by its own gradient, or all ranks alike.",
-        show_default="rank; global with --shard",
-    ),
-]
-SyncBatchNorm = Annotated[
-    bool, typer.Option("--sync-batchnorm", help="Under torchrun: batch norm over the samples of all ranks.")
-]
-Shard = Annotated[bool, typer.Option("--shard", help="Under torchrun: FSDP2, each rank holds a part of the model.")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard beside the runs.")]
-Track = Annotated[str | None, typer.Option(metavar="wandb|trackio", help="Send curves there, if it is installed.")]
 Every = Annotated[
     float, typer.Option("--checkpoint-seconds", min=0, help="Save when an epoch ends, but not more often.")
 ]
@@ -138,7 +113,7 @@ Rows = Annotated[
 Methods = Annotated[str, typer.Option(metavar="NAMES", help="Methods, with commas between; none is all.")]
 
 
-AT_RUNS, RETRIES = Runs(RUNS), 2
+AT_RUNS = Runs(RUNS)
 
 
 ERRORS = (ValueError, records.RunInUse, records.RecordError, CheckpointError, RankLost, WorkersLost)

@@ -12,33 +12,23 @@ from rich.table import Table
 from bisam.lab import records
 from bisam.lab.cli import options as cli_options
 from bisam.lab.cli import report as cli_report
+from bisam.lab.cli.groups import Spread, Tracking, UnderTorchrun, Where, with_groups
 from bisam.lab.cli.options import (
     AT_RUNS,
-    RETRIES,
     RUNS,
     Changes,
     Every,
     Folder,
-    GpusPerRun,
     Methods,
     Name,
-    On,
     Partial,
-    Perturb,
     Place,
-    Retries,
     Root,
     Rows,
     Runs,
     RunsAt,
     Seeds,
-    Shard,
     StandIn,
-    SyncBatchNorm,
-    TensorBoard,
-    Together,
-    Track,
-    Workers,
     errors_in_one_line,
 )  # fmt: skip
 from bisam.lab.cli.output import console, print_line, quiet_console
@@ -48,10 +38,8 @@ from bisam.lab.tables import cells, costs, summary
 from bisam.lab.training import jobs as runs
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job
 from bisam.lab.training.progress import Progress
-from bisam.lab.training.ranks import device_of_rank, joined, unlike_fields
-from bisam.lab.training.trackers import trackers
+from bisam.lab.training.ranks import device_of_rank, unlike_fields
 from bisam.lab.workers import watch as workers_watch
-from bisam.lab.workers.places import place as workplace
 
 
 def list_recipes() -> None:
@@ -73,6 +61,7 @@ def list_recipes() -> None:
     )
 
 
+@with_groups
 def train(
     recipe: Name,
     seeds: Seeds = "0",
@@ -81,34 +70,20 @@ def train(
     root: Root = RUNS,
     folder: Folder = None,
     partial_data: Partial = False,
-    device: Place = "auto",
-    together: Together = 1,
-    tensorboard: TensorBoard = False,
-    track: Track = None,
+    *,
+    where: Where,
+    tracking: Tracking,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
-    perturb: Perturb = "",
-    sync_batchnorm: SyncBatchNorm = False,
-    shard: Shard = False,
+    torchrun: UnderTorchrun,
 ) -> None:
     """Train every cell of a recipe, or of a part of it. Finished runs are skipped, interrupted ones resumed."""
     with errors_in_one_line():
-        _run(
-            cli_options.recipe(recipe),
-            seeds,
-            _with_model(changes, model),
-            Runs(root),
-            partial(open_source, folder=folder, partial=partial_data),
-            device,
-            together,
-            tensorboard=tensorboard,
-            track=track,
-            every=every,
-            perturb=perturb,
-            sync_batchnorm=sync_batchnorm,
-            shard=shard,
-        )
+        load = partial(open_source, folder=folder, partial=partial_data)
+        wanted, all_changes = cli_options.recipe(recipe), _with_model(changes, model)
+        _run(wanted, seeds, all_changes, Runs(root), load, where, tracking, torchrun, every=every)
 
 
+@with_groups
 def reproduce(
     recipe: Name,
     models: Rows = "",
@@ -121,44 +96,23 @@ def reproduce(
     root: RunsAt = AT_RUNS,
     folder: Folder = None,
     partial_data: Partial = False,
-    device: Place = "auto",
-    together: Together = 1,
-    tensorboard: TensorBoard = False,
-    track: Track = None,
+    *,
+    where: Where,
+    tracking: Tracking,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
-    perturb: Perturb = "",
-    sync_batchnorm: SyncBatchNorm = False,
-    shard: Shard = False,
-    on: On = "",
-    workers: Workers = None,
-    gpus_per_run: GpusPerRun = None,
-    retries: Retries = RETRIES,
+    torchrun: UnderTorchrun,
+    spread: Spread,
 ) -> None:
     """Train what is missing of a table of the paper, and show it beside the published one."""
     with errors_in_one_line():
         wanted = cli_options.recipe(recipe).only(cli_options.names(models), cli_options.names(methods))
-        spread = workplace(
-            on, workers=workers, gpus_per_run=gpus_per_run, retries=retries, device=device, together=together,
-            stored=root.storage is not None,
-        )  # fmt: skip
-        all_seeds = seeds or f"0-{wanted.seeds - 1}"
+        workers = spread.place(where, root)
+        load = partial(open_source, folder=folder, partial=partial_data)
+        all_seeds, all_changes = seeds or f"0-{wanted.seeds - 1}", _with_model(changes, model)
         _run(
-            wanted,
-            all_seeds,
-            _with_model(changes, model),
-            root,
-            partial(open_source, folder=folder, partial=partial_data),
-            device,
-            together,
-            tensorboard=tensorboard,
-            track=track,
-            every=every,
-            perturb=perturb,
-            sync_batchnorm=sync_batchnorm,
-            shard=shard,
-            skip_twins=True,
-            spread=spread,
-        )
+            wanted, all_seeds, all_changes, root, load, where, tracking, torchrun, every=every, skip_twins=True,
+            workers=workers,
+        )  # fmt: skip
 
 
 def demo(
@@ -171,8 +125,8 @@ def demo(
     """Sharpness-aware training against label noise, on data that ships with scikit-learn: about two minutes."""
     with errors_in_one_line():
         cli_options.refuse_ranks("demo")
-        source = partial(open_source)
-        _run(find("demo"), seeds, changes, Runs(root), source, device, 1, tensorboard=False, track=None, every=every)
+        load, where = partial(open_source), Where(device)
+        _run(find("demo"), seeds, changes, Runs(root), load, where, Tracking(), UnderTorchrun(), every=every)
         cli_report.write_page([root], root / "report.html")
 
 
@@ -188,27 +142,24 @@ def data(
 
 
 def _run(
-    recipe: Recipe, seeds: str, changes: list[str] | None, root: Runs, load: partial[Source], device: str,
-    together: int, *, tensorboard: bool, track: str | None, every: float, skip_twins: bool = False,
-    perturb: str = "", sync_batchnorm: bool = False, shard: bool = False, spread: workers_watch.Place | None = None,
+    recipe: Recipe, seeds: str, changes: list[str] | None, root: Runs, load: partial[Source], where: Where,
+    tracking: Tracking, torchrun: UnderTorchrun, *, every: float, skip_twins: bool = False,
+    workers: workers_watch.Place | None = None,
 ) -> None:  # fmt: skip
     parsed = cli_options.changes_of(changes, partial_data=load.keywords.get("partial", False))
-    place = device_of_rank(cli_options.device(device)) if spread is None else torch.device("cpu")
-    with joined(place, perturb=perturb, sync_batchnorm=sync_batchnorm, shard=shard) as ranks:
+    place = device_of_rank(cli_options.device(where.device)) if workers is None else torch.device("cpu")
+    with torchrun.joined(place) as ranks:
         jobs = runs.jobs_of(recipe, cli_options.numbers(seeds), parsed, root.folder, ranks)
         ranks.refuse_unlike(unlike_fields([job.config for job in jobs], ranks.options))
-        at_once = together if spread is None else max(together, 2)
-        shown = (
-            trackers(root.folder, tensorboard=tensorboard, service=track, together=at_once) if ranks.is_first else []
-        )
+        shown = tracking.trackers(root, where, workers, ranks)
         models = {job.config.model for job in jobs}
         output = None if ranks.is_first else quiet_console()
         with cli_options.threads_for(place, models), Progress(output, trackers=shown) as progress:
             if ranks.is_first:
                 jobs = _beside_twins(jobs, progress, skip=skip_twins)
             workers_watch.train(
-                jobs, load, spread, progress, device=place, root=root.folder, storage=root.storage, together=together,
-                checkpoint_seconds=every, ranks=ranks,
+                jobs, load, workers, progress, device=place, root=root.folder, storage=root.storage,
+                together=where.together, checkpoint_seconds=every, ranks=ranks,
             )  # fmt: skip
     if ranks.is_first:
         _show(recipe, jobs)

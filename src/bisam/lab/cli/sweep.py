@@ -12,27 +12,18 @@ import typer
 
 from bisam.lab import records
 from bisam.lab.cli import options as cli_options
+from bisam.lab.cli.groups import Spread, UnderTorchrun, Where, with_groups
 from bisam.lab.cli.options import (
     AT_RUNS,
-    RETRIES,
     Changes,
     Every,
     Folder,
-    GpusPerRun,
     Methods,
     Name,
-    On,
     Partial,
-    Perturb,
-    Place,
-    Retries,
     Rows,
     RunsAt,
     Seeds,
-    Shard,
-    SyncBatchNorm,
-    Together,
-    Workers,
     errors_in_one_line,
 )
 from bisam.lab.cli.output import console, quiet_console
@@ -43,9 +34,8 @@ from bisam.lab.tables.sweeps import label, outcome, sheet, value_of
 from bisam.lab.training.grids import plans
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
 from bisam.lab.training.progress import Progress, name_of
-from bisam.lab.training.ranks import device_of_rank, joined, unlike_fields
+from bisam.lab.training.ranks import device_of_rank, unlike_fields
 from bisam.lab.workers import watch as workers_watch
-from bisam.lab.workers.places import place as workplace
 
 Over = Annotated[
     str,
@@ -65,6 +55,7 @@ GivenValues = Annotated[
 ]
 
 
+@with_groups
 def sweep(
     recipe: Name,
     over: Over,
@@ -76,16 +67,11 @@ def sweep(
     root: RunsAt = AT_RUNS,
     folder: Folder = None,
     partial_data: Partial = False,
-    device: Place = "auto",
-    together: Together = 1,
+    *,
+    where: Where,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
-    perturb: Perturb = "",
-    sync_batchnorm: SyncBatchNorm = False,
-    shard: Shard = False,
-    on: On = "",
-    workers: Workers = None,
-    gpus_per_run: GpusPerRun = None,
-    retries: Retries = RETRIES,
+    torchrun: UnderTorchrun,
+    spread: Spread,
 ) -> None:
     """Train every cell over a grid, and choose by validation accuracy; test accuracy is not shown.
 
@@ -97,12 +83,9 @@ def sweep(
         if not fields:
             raise ValueError("no field in --over: name one or more, such as --over alpha,mu")
         wanted = cli_options.recipe(recipe).only(cli_options.names(models), cli_options.names(methods))
-        spread = workplace(
-            on, workers=workers, gpus_per_run=gpus_per_run, retries=retries, device=device, together=together,
-            stored=root.storage is not None,
-        )  # fmt: skip
-        place = device_of_rank(cli_options.device(device)) if spread is None else torch.device("cpu")
-        with joined(place, perturb=perturb, sync_batchnorm=sync_batchnorm, shard=shard) as ranks:
+        workers = spread.place(where, root)
+        place = device_of_rank(cli_options.device(where.device)) if workers is None else torch.device("cpu")
+        with torchrun.joined(place) as ranks:
             planned = plans(
                 wanted,
                 fields,
@@ -122,8 +105,8 @@ def sweep(
                     progress.note(plan.description)
                 load = partial(open_source, folder=folder, partial=partial_data)
                 workers_watch.train(
-                    jobs, load, spread, progress, device=place, root=root.folder, storage=root.storage,
-                    together=together, checkpoint_seconds=every, ranks=ranks,
+                    jobs, load, workers, progress, device=place, root=root.folder, storage=root.storage,
+                    together=where.together, checkpoint_seconds=every, ranks=ranks,
                 )  # fmt: skip
         if not ranks.is_first:
             return
