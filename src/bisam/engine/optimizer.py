@@ -35,7 +35,8 @@ from bisam.engine.checks import (
 )
 from bisam.engine.criterion import Criterion, Pass, Phase
 from bisam.engine.objective_options import setting, share
-from bisam.engine.passes import Given, TwoPasses, Work
+from bisam.engine.passes import TwoPasses
+from bisam.engine.work import Given, Work
 from bisam.merge import Merge
 from bisam.objectives import Objective
 from bisam.perturbation import Ball, Perturbation

@@ -6,11 +6,9 @@ elsewhere, so it does not matter whether, or how, a closure clears.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,87 +18,31 @@ from bisam.engine.checks import (
     FRAMEWORKS,
     Closure,
     RefuseUnknownReplicas,
-    Start,
     WatchBuffers,
     explain_graph_of_first_pass,
     refuse_loss_without_criterion,
 )
-from bisam.engine.criterion import Criterion, Pass
-from bisam.engine.telemetry import Telemetry
+from bisam.engine.criterion import Pass
+from bisam.engine.moves import Moves
 from bisam.engine.vectorized import Vectorized
 from bisam.engine.weights import Weights
-from bisam.engine.wrapper import Wrapper
+from bisam.engine.work import Work
 from bisam.tensors import gradients, scaling
-from bisam.tensors.buckets import Bucket, all_zero, into_buckets
-from bisam.tensors.distributed import GradientSync
 from bisam.tensors.gradients import Gradients
-from bisam.tensors.snapshot import BufferSnapshot, RandomState, Snapshot
+from bisam.tensors.snapshot import BufferSnapshot, RandomState
 
 
-class Work(Protocol):
-    """The samples that share one ε, as closures for each pass. Gradients of the closures add up, over `divisor`."""
-
-    share: float | Tensor
-    """The weight of its descent gradient in that of the step."""
-    divisor: int
-
-    def ascent(self) -> Sequence[Closure]: ...
-    def descent(self) -> Sequence[Closure]: ...
-    def plain(self) -> Sequence[Closure]: ...
-
-
-@dataclass
-class Given:
-    """Closures that the user gave, each for an equal part of the batch: the same in every pass."""
-
-    closures: Sequence[Closure]
-    divisor: int
-    share: float | Tensor = 1.0
-
-    def ascent(self) -> Sequence[Closure]:
-        return self.closures
-
-    descent = plain = ascent
-
-
-class TwoPasses(Wrapper):
+class TwoPasses(Moves):
     """The passes of a step around a base optimizer. `SharpnessAware` is its public form."""
 
-    criterion: Criterion
     vectorize: bool
-    start: Start
-    clip_norm: float | None
-    scaler: torch.amp.GradScaler | None
     autocast: torch.dtype | None
     same_dropout: bool
 
-    # What lives across a pass:
-    _weights: Snapshot
-    """The weights at w, while they are perturbed."""
-    _buffers: BufferSnapshot
-    _running: bool
-    """Whether `step` or `minimize` is running: closures cannot begin, end or give up another one."""
     _stale: Gradients | None
     """Gradients from before the step, until its first closure clears them by `zero_grad`."""
-    _awaits_update: bool
-    """Whether `.grad` holds the gradient that `backward` left for `step()`."""
     _has_perturbed: bool
     """Whether this object has done a perturbed step, for what is checked in the first one."""
-    _fixed_radii: list[Tensor] | None
-    """The radius of each group as a tensor on the device: in a captured step."""
-
-    model: nn.Module | None
-    _sync: GradientSync
-
-    @property
-    def telemetry(self) -> Telemetry:
-        """What the current step, or the last one, measured."""
-        return self.criterion.telemetry
-
-    @property
-    def perturbed(self) -> bool:
-        """Whether the weights are at w + ε now."""
-        return self._weights.originals is not None
 
     def _run(self, work: Sequence[Work], *, update: bool = True) -> list[Any]:
         """Both passes of all the work, and the update. Returns the values of the closures at w."""
@@ -346,157 +288,6 @@ class TwoPasses(Wrapper):
         self._bring_back()
         gradients.put(params, [found.get(of_name.get(param, "")) for param in params])
         return [None]
-
-    @torch.no_grad()
-    def _ascend(self, ascent: Gradients | None) -> None:
-        """Move to w + ε, from the ascent's gradients, which the move uses up."""
-        buckets = self._buckets(ascent)
-        if self._weights.originals is None:  # else they were saved before the ascent pass
-            self._save(buckets)
-        try:
-            if ascent is not None:  # without an ascent pass, the statistics of the only pass are kept
-                self._buffers.save()
-            self.criterion.current = Pass.DESCENT
-            for bucket in buckets:
-                bucket.weights = self._weights.copies_of(bucket.owners)
-            if self.scaler is not None and ascent is not None:
-                scaling.check_used(self.scaler)
-                scaling.unscale_ascent(self.scaler, self, [bucket.gradients for bucket in buckets])
-            if buckets:
-                self.criterion.telemetry._ascent_norms.append(self.perturbation(buckets))
-            for bucket in buckets:
-                bucket.move()
-            self._weights_changed()
-        except BaseException:
-            self._bring_back()
-            self.criterion.finish()
-            raise
-
-    @torch.no_grad()
-    def _save(self, buckets: list[Bucket]) -> None:
-        self._weights.save(
-            [param for bucket in buckets for param in bucket.params],
-            [owner for bucket in buckets for owner in bucket.owners],
-        )
-
-    @torch.no_grad()
-    def _bring_back(self) -> None:
-        self._buffers.restore()
-        self._weights.restore()  # last, for a buffer may share memory with a weight
-        self._weights_changed()
-
-    def _weights_changed(self) -> None:
-        torch.clear_autocast_cache()  # it holds low-precision copies of the weights as they were
-        if self._sync.gathering:
-            self._sync.forget_gathered()
-
-    @torch.no_grad()
-    def _update(self, params: list[Tensor]) -> None:
-        """Let the base optimizer step with the gradients in `.grad`."""
-        if self.scaler is not None:
-            scaling.unscale_descent(self.scaler, self, self.base)
-        try:
-            if self.clip_norm is not None:
-                self.criterion.telemetry.descent_norm = gradients.clip_(params, self.clip_norm)
-            if self.scaler is None:
-                self.base.step()
-            else:
-                self.scaler.step(self.base)
-        finally:
-            if self.scaler is not None:
-                self.scaler.update()
-        self._awaits_update = False
-        self._opt_called = True  # what torch's schedulers look at; descend() is a step too
-        gradients.mark(params)
-
-    def _buckets(self, found: Gradients | None) -> list[Bucket]:
-        """The parameters to perturb, with these gradients; None takes all, without gradients."""
-        return into_buckets(self.base.param_groups, self._radii(), found, self.base.state)
-
-    def _radii(self) -> Sequence[float | Tensor]:
-        """The radius of each group in this step. The groups' options are checked."""
-        self._complete_groups()
-        radii: list[float | Tensor] = []
-        for number, group in enumerate(self.base.param_groups):
-            self.perturbation.check(group)
-            radii.append(self.perturbation.radius(group) if self._fixed_radii is None else self._fixed_radii[number])
-        return radii
-
-    @property
-    def _captured(self) -> bool:
-        """Whether a captured step is being recorded, or run with its numbers."""
-        return self._fixed_radii is not None
-
-    @property
-    def skips_steps(self) -> bool:
-        """Whether there may be steps that do not perturb."""
-        return self.merge.every > 1 or self.start != 0
-
-    def _perturbs(self) -> bool:
-        """Whether the next step perturbs."""
-        if callable(self.start):
-            return self.start(self._steps) and self._steps % self.merge.every == 0 and self._has_radius()
-        since = self._steps - self.start
-        return since >= 0 and since % self.merge.every == 0 and self._has_radius()
-
-    def _has_radius(self) -> bool:
-        self._complete_groups()
-        return not all_zero(self.base.param_groups)
-
-    def _complete_groups(self) -> None:
-        """Give each group the options that it does not set: it may come from the base optimizer or its checkpoint."""
-        for group in self.base.param_groups:
-            for name, value in self.perturbation.defaults.items():
-                group.setdefault(name, value)
-
-    def _parameters(self) -> list[Tensor]:
-        return [param for group in self.base.param_groups for param in group["params"]]
-
-    def _attach(self) -> None:
-        """Tie the base optimizer to this one: its step is refused while the weights are perturbed."""
-        super()._attach()
-        this = weakref.ref(self)
-
-        def refuse(*_: Any) -> None:
-            optimizer = this()
-            if optimizer is None:
-                return
-            if optimizer.criterion.current is not Pass.NONE:  # the passes are over when the engine lets it step
-                optimizer._refuse_inside_step("the base optimizer's step()")
-            if optimizer._weights.originals is not None:
-                optimizer._refuse_while_perturbed("the base optimizer's step()")
-            optimizer._awaits_update = False  # the gradient that backward() left is used up
-
-        self.base.register_step_pre_hook(refuse)
-
-    def _devices(self) -> set[torch.device]:
-        return {param.device for param in self._parameters()}
-
-    def _refuse_inside_step(self, method: str) -> None:
-        if self._running:
-            raise RuntimeError(
-                f"{method} called by a closure, inside of a running step. The step runs both passes and the update: a "
-                "closure computes the loss, calls backward() and returns it"
-            )
-
-    def _refuse_inference(self, method: str) -> None:
-        if torch.is_inference_mode_enabled():
-            raise RuntimeError(f"{method} needs gradients, which torch.inference_mode() rules out: leave that first")
-
-    def _require_gradients(self, method: str, source: str) -> None:
-        if not gradients.present(self._parameters()):
-            raise self._no_gradients(method, source)
-
-    def _no_gradients(self, method: str, source: str) -> RuntimeError:
-        if not any(param.requires_grad for param in self._parameters()):
-            return RuntimeError(
-                "the step found no gradients: every parameter of the optimizer has requires_grad=False. Unfreeze those "
-                "that are to be trained"
-            )
-        return RuntimeError(
-            f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on the "
-            "loss, on a model whose parameters this optimizer holds."
-        )
 
 
 def _is_compiled(model: nn.Module | None) -> bool:
