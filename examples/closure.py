@@ -1,4 +1,8 @@
-"""A training loop with a closure, as for LBFGS: the criterion is Q on the way up and cross entropy on the way down."""
+"""A training loop with a closure, as for LBFGS: the criterion is Q on the way up and cross entropy on the way down.
+
+    pip install bisam scikit-learn
+    python examples/closure.py
+"""
 
 import torch
 from sklearn.datasets import load_digits
