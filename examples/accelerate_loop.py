@@ -1,7 +1,7 @@
 """Accelerate: gradient accumulation, clipping and a schedule, with both passes over the same micro-batches.
 
-    pip install 'bisam[accelerate]' scikit-learn
-    python examples/accelerate_loop.py
+pip install 'bisam[accelerate]' scikit-learn
+python examples/accelerate_loop.py
 """
 
 import torch

@@ -1,7 +1,7 @@
 """The whole step as one CUDA graph, with a schedule and a generator for dropout; without a GPU it runs eagerly.
 
-    pip install bisam scikit-learn
-    python examples/captured_step.py
+pip install bisam scikit-learn
+python examples/captured_step.py
 """
 
 import torch

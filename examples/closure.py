@@ -1,7 +1,7 @@
 """A training loop with a closure, as for LBFGS: the criterion is Q on the way up and cross entropy on the way down.
 
-    pip install bisam scikit-learn
-    python examples/closure.py
+pip install bisam scikit-learn
+python examples/closure.py
 """
 
 import torch

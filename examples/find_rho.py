@@ -1,7 +1,7 @@
 """Which ρ? A short sweep on one's own model and data, and then the training with what it chose.
 
-    pip install bisam scikit-learn
-    python examples/find_rho.py
+pip install bisam scikit-learn
+python examples/find_rho.py
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Lightning: a module whose optimizer is BiSAM, with the Trainer's accumulation and clipping.
 
-    pip install 'bisam[lightning]' scikit-learn
-    python examples/lightning_module.py
+pip install 'bisam[lightning]' scikit-learn
+python examples/lightning_module.py
 """
 
 import logging

@@ -1,7 +1,7 @@
 """skorch: BiSAM in a scikit-learn estimator, with clipping and a schedule by skorch's callbacks.
 
-    pip install 'bisam[skorch]' scikit-learn
-    python examples/skorch_classifier.py
+pip install 'bisam[skorch]' scikit-learn
+python examples/skorch_classifier.py
 """
 
 import torch

@@ -1,7 +1,7 @@
 """timm: fine-tune a model with BiSAM, its call of the loss scaler as in timm's training script.
 
-    pip install 'bisam[timm]' scikit-learn
-    python examples/timm_finetuning.py
+pip install 'bisam[timm]' scikit-learn
+python examples/timm_finetuning.py
 """
 
 from functools import partial

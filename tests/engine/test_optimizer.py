@@ -329,7 +329,7 @@ def test_what_would_keep_or_lose_perturbed_weights_is_refused(name, use):
 
 @pytest.mark.parametrize(
     ("closure", "message"),
-    [(None, r"step\(\) needs a closure.*minimize\(x, y\)"), ([], "non-empty list of closures"), (3, "got 3")],
+    [(None, r"step\(\) needs a closure.*minimize\(x, y\).*scaler="), ([], "non-empty list of closures"), (3, "got 3")],
 )
 def test_step_needs_a_closure(closure, message):
     _, optimizer = build()

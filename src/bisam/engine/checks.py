@@ -292,6 +292,7 @@ def as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure
         raise TypeError(
             "step() needs a closure that computes the loss, calls backward() and returns it, because a step runs it "
             "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes. "
+            "A GradScaler goes to the optimizer, as scaler=, in place of scaler.step(optimizer). "
             f"Inside of a framework see {FRAMEWORKS}; in place of the Hugging Face Trainer use SharpnessAwareTrainer "
             "of bisam.integrations.transformers"
         )

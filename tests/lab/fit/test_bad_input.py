@@ -182,6 +182,7 @@ def test_an_empty_validation_part(refused, tmp_path):
             ["--measure", "f2"],
             "no measure is called 'f2': there are accuracy, ",
         ),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--batch", 1], "batch norm of perceptron needs two samples"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--set", "rho=1"], "rho has an option of its own"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--methods", "base"], "a comparison needs a method beside SGD"),
     ],
