@@ -254,6 +254,13 @@ class TrainingRun:
         self.model.load_state_dict(now)
         return found
 
+    def last_test_accuracies(self) -> dict[str, float]:
+        """The same of the weights as they are, for what the choice of an epoch does; empty if they are not finite."""
+        if self.diverged:
+            return {}
+        found = self.measured(self.test, "test", [*self.tops.values()])
+        return {f"last_{name}": value for name, value in found.items()}
+
     def state(self) -> dict[str, Any]:
         """Everything that is needed to resume the run bit for bit. All ranks call it together."""
         weights, optimizer = self.held.state(self.model, self.optimizer)
