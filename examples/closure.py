@@ -32,5 +32,5 @@ for epoch in range(5):
         loss = optimizer.step(closure)
     with torch.no_grad():
         error = bisam.zero_one_error(model(x[test]), y[test])
-    told = optimizer.telemetry
-    print(f"epoch {epoch + 1}: loss {loss:.3f}, test error {error:.3f}, flips in the last batch {told.flips}")
+    measured = optimizer.telemetry
+    print(f"epoch {epoch + 1}: loss {loss:.3f}, test error {error:.3f}, flips in the last batch {measured.flips}")
