@@ -172,9 +172,12 @@ class TrainingRun:
         }
 
     @property
+    @torch.no_grad()
     def diverged(self) -> bool:
         """Whether any weight is not finite."""
-        found = not all(torch.isfinite(part).all() for part in locals_of(self.model.parameters()))
+        parts = [part for part in locals_of(self.model.parameters()) if part.numel()]
+        largest = [norm.float() for norm in torch._foreach_norm(parts, math.inf)]
+        found = bool(parts) and not bool(torch.isfinite(torch.stack(largest)).all())  # one wait for the device
         return self.ranks.any(found) if self.held.is_sharded else found
 
     @torch.no_grad()
