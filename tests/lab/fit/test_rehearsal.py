@@ -111,7 +111,8 @@ def test_a_validation_of_many_batches_is_measured_by_its_first_ones(monkeypatch)
     config = replace(CONFIG, validation=0.3)  # 12 samples, and 30 of the test: 0.2 seconds a batch
     found = rehearse(config, clock.source(), CPU, clock.build, clock=clock)
     assert found.validation == pytest.approx(0.2 * 5.5)
-    assert found.once == pytest.approx(3.1 + 0.2 * 14.5)  # one sample is run to see whether the model fits
+    # one sample is run to see whether the model fits; the weights of two epochs are tested
+    assert found.once == pytest.approx(3.1 + 2 * 0.2 * 14.5)
 
 
 def test_the_steps_of_the_search_are_those_of_the_plan():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypedDict
 
 from bisam.lab import records, spec
 from bisam.lab.cli import fit_options as own
@@ -12,13 +13,14 @@ from bisam.lab.cli import report as cli_report
 from bisam.lab.cli.groups import Spread, Tracking, UnderTorchrun, Where, with_groups
 from bisam.lab.cli.options import AT_RUNS, Changes, Every, RunsAt, errors_in_one_line
 from bisam.lab.cli.output import console, counting, print_line, quiet_console
+from bisam.lab.config import Config
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.sources import own_data
 from bisam.lab.fitting import defaults
 from bisam.lab.fitting.plan import NAME as PLAN
 from bisam.lab.fitting.plan import Plan
 from bisam.lab.fitting.study import CODE, METHODS_OF_A_STUDY, Study
-from bisam.lab.methods import title_of
+from bisam.lab.methods import find, title_of
 from bisam.lab.records.storage import Storage
 from bisam.lab.tables.answer import Answer
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
@@ -65,6 +67,7 @@ def fit(
     given = {"epochs": epochs, "batch": batch, "lr": lr, "measures": measure or None}
     set_by_option = {field: str(value) for field, value in given.items() if value is not None}
     with errors_in_one_line():
+        choices = _choices(methods, rho, seeds, {**cli_options.changes_of(changes), **set_by_option})
         workers = spread.place(where, root)
         on_ray = isinstance(workers, RayCluster) and where.device == "cuda"
         device = device_of_rank(cli_options.device("auto" if on_ray else where.device))
@@ -74,14 +77,11 @@ def fit(
             source = _opened(data, place_of_data, ranks, note)
             study = Study(
                 source, model or defaults.model_for(source.task), root.folder, device,
-                methods=cli_options.names(methods),
-                rho=_rho(rho),
-                seeds=cli_options.numbers(seeds) if seeds else None,
                 minutes=minutes,
-                changes={**cli_options.changes_of(changes), **set_by_option},
                 name=name,
                 pretrained=pretrained,
                 ranks=ranks,
+                **choices,
             )  # fmt: skip
             note(f"model: {study.model}; methods: {', '.join(study.methods)}; results: {study.folder}")
             note(f"settings (change them by --set): {', '.join(study.settings.lines)}")
@@ -143,6 +143,30 @@ def _show(found: Answer, study: Study) -> None:
 
 def _silent(line: str) -> None:
     """In the place of `print_line`, in a process beside the one that prints."""
+
+
+class _Choices(TypedDict):
+    """What a study needs beside data and model."""
+
+    methods: list[str]
+    rho: float | None
+    seeds: list[int] | None
+    changes: dict[str, str]
+
+
+def _choices(methods: str, rho: str, seeds: str, changes: dict[str, str]) -> _Choices:
+    """The options that can be checked before the data are read, which may take long."""
+    names = cli_options.names(methods)
+    for name in names:
+        if name != "base":
+            find(name)
+    Config().with_changes(changes)
+    return {
+        "methods": names,
+        "rho": _rho(rho),
+        "seeds": cli_options.numbers(seeds) if seeds else None,
+        "changes": changes,
+    }
 
 
 def _rho(text: str) -> float | None:

@@ -75,6 +75,12 @@ def rehearse(
     try:
         with numerics(config):
             return ranks.of_first(_measured(config, source, device, build, ranks, clock))
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ValueError(
+            f"the batch norm of {config.model} needs two samples or more in a batch, got {config.batch}: give --batch 2"
+        ) from error
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -127,7 +133,7 @@ def _measured(
         plain * step,
         validation,
         len(training.batches),
-        once=built + test,
+        once=built + 2 * test,  # the chosen weights, and the last ones
         searched_step=plain * _typical(eager)[0],
         scatter=scatter,
     )
