@@ -35,6 +35,9 @@ BREAK = "¦"
 LINE, NARROW_LINE = 22, 19
 """Pixels of a line of the plot, and of one of its narrow form, in which a label is above its interval."""
 
+ROOM, LEAST_LINE = 340, 13
+"""Pixels that all lines share below the verdicts of a first screen, and of the lowest line that can be read."""
+
 
 def forest(verdict: Verdict) -> Chart:
     """Right of 0 is better. An interval that leaves the plot ends with an arrow."""
@@ -48,9 +51,13 @@ def forest(verdict: Verdict) -> Chart:
             rows.append({"wide": _key(f"h{place}", title, ""), "line": f"h{place}", "text": title, "weight": "bold"})
         before = group
         rows += _marks(place, one, paper, limits)
-    wide, narrow = (_layers(rows, limits, verdict.measure, is_narrow=is_narrow) for is_narrow in (False, True))
-    heights = [step * len({row[field] for row in rows}) for step, field in ((LINE, "wide"), (NARROW_LINE, "line"))]
-    return whole(wide, rows, heights[0], narrow, heights[1])
+    counts = [len({row[field] for row in rows}) for field in ("wide", "line")]
+    line = max(LEAST_LINE, min(LINE, ROOM // counts[0]))
+    wide, narrow = (
+        _layers(rows, limits, verdict.measure, is_narrow=is_narrow, line=step)
+        for is_narrow, step in ((False, line), (True, NARROW_LINE))
+    )
+    return whole(wide, rows, line * counts[0], narrow, NARROW_LINE * counts[1])
 
 
 def _printed(group: Group, one: MethodDifference) -> Difference | None:
@@ -107,7 +114,7 @@ def _shown(found: Difference, limits: tuple[float, float]) -> dict[str, Any]:
     return row
 
 
-def _layers(rows: Rows, limits: tuple[float, float], measure: str, *, is_narrow: bool) -> alt.LayerChart:
+def _layers(rows: Rows, limits: tuple[float, float], measure: str, *, is_narrow: bool, line: int) -> alt.LayerChart:
     field = "line" if is_narrow else "wide"
     order = list(dict.fromkeys(row[field] for row in rows))
     axis = alt.Axis(labelOverlap="greedy", tickCount=7)
@@ -128,7 +135,7 @@ def _layers(rows: Rows, limits: tuple[float, float], measure: str, *, is_narrow:
     once = of(rows).transform_aggregate(rows="count()")  # not of `base`, whose y would leave it no length
     layers: list[alt.Chart] = [once.mark_rule(strokeDash=[3, 3], color="#7d8590").encode(x=alt.XDatum(0, **x))]
     present = [kind for kind in KINDS if any(row.get("kind") == kind for row in rows)]
-    for part, offset in ((own, 0), (theirs, 7)):
+    for part, offset in ((own, 0), (theirs, line // 3)):
         layers += _one_kind(part, y(None), x, present, 2 if is_narrow else 5, offset)
     texts = base.transform_filter("isValid(datum.text)")
     layers += [_headings(texts, y(None))]

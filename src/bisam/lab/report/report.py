@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 
@@ -125,10 +126,30 @@ def _answers(groups: Sequence[Group]) -> list[Block]:
     if not found:
         return [Sentences(["No two methods of a table have finished runs: no comparison is possible yet."])]
     caption = "With 95 % intervals: one that excludes 0 is resolved."
-    plots = [Figure(f"{one.name} − {one.baseline}", forest(one), caption * (one is found[0])) for one in found]
-    blocks: list[Block] = [Cards(found), Figures(plots, "forest"), _in_words(found)]
+    first, folded = _parted(found)
+    plots = [Figure(f"{one.name} − {one.baseline}", forest(one), caption * (one is first[0])) for one in first]
+    blocks: list[Block] = [Cards(found), Figures(plots, "forest")]
+    if folded:
+        more = [Figure(f"{one.name} − {one.baseline}", forest(one)) for one in folded]
+        count = sum(len(one.placed) for one in folded)
+        blocks.append(Fold(f"{count} difference{'s' * (count != 1)} of changed recipes", [Figures(more, "forest")]))
+    blocks.append(_in_words(found))
     plans = effects.sheet_of_plans(effects.seed_plans(groups), found[0].measure)
     return blocks if plans is None else [*blocks, Grid(plans)]
+
+
+def _parted(found: Sequence[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
+    """The verdicts with the differences of tables as they are, and those with the differences of changed recipes.
+
+    Only the first are in sight: a ledger has ever more of the others. Where there are no others, all are.
+    """
+    parts: dict[bool, list[Verdict]] = {False: [], True: []}
+    for one in found:
+        for is_changed, verdicts_of in parts.items():
+            kept = tuple((group, each) for group, each in one.placed if bool(group.changes) == is_changed)
+            verdicts_of += [replace(one, placed=kept)] if kept else []
+    own, changed = parts[False], parts[True]
+    return (own, changed) if own else (changed, [])
 
 
 def _in_words(found: Sequence[Verdict]) -> Fold:
