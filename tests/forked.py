@@ -49,15 +49,15 @@ def context():
 class Process:
     """A command under way, with the names of subprocess.Popen; `stdout` and `stderr` are the text so far.
 
-    The command is a path of a file, or the name of a module such as bisam, and its arguments. With a file for `stdout`,
-    the process writes there.
+    The command is a path of a file, the name of a module such as bisam, or a function that can be imported; and its
+    arguments. With a file for `stdout`, the process writes there.
     """
 
     def __init__(self, *command, folder=None, env=None, stdout=None):
         output = tempfile.mkdtemp(prefix="forked")
         weakref.finalize(self, shutil.rmtree, output)
         self._streams = [Path(output, name) for name in ("stdout", "stderr")]
-        self.arguments = [*map(str, command)]
+        self.arguments = [*command] if callable(command[0]) else [*map(str, command)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         with self._streams[0].open("wb") as out, self._streams[1].open("wb") as err:
             streams = [_Handle(out if stdout is None else stdout), _Handle(err)]
@@ -138,8 +138,10 @@ def _run(command, folder, environment, streams):
     )
     signal.signal(signal.SIGINT, signal.default_int_handler)
     mp.set_start_method(None, force=True)  # the system's, not the server's
-    sys.argv[:] = command
     try:
+        if callable(command[0]):
+            return command[0](*command[1:])
+        sys.argv[:] = command
         if command[0].endswith(".py"):
             sys.path.insert(0, str(Path(command[0]).parent))
             runpy.run_path(command[0], run_name="__main__")
