@@ -25,6 +25,7 @@ LIMIT = 1200
 
 IMPORTED = [
     "bisam.lab.cli",
+    "pydantic.type_adapter",  # typer's
     "sklearn.datasets",
     "torch._dynamo",
     "torch.distributed.fsdp",

@@ -23,7 +23,9 @@ def test_the_example_runs_and_learns(name):
 
 
 def test_the_overhead_benchmark_runs():
-    done = forked.run(ROOT / "benchmarks/bench_optimizer_overhead.py", "--repeats", "1", "--rounds", "1")
+    done = forked.run(
+        ROOT / "benchmarks/bench_optimizer_overhead.py", "--repeats", "1", "--rounds", "1", "--batch", "2"
+    )
     assert done.returncode == 0, done.stderr
     assert "160 parameter tensors" in done.stdout
     assert "bisam.BiSAM" in done.stdout
