@@ -93,7 +93,7 @@ def _close() -> None:
 
 
 def _host(module: str, folder: str, pipes: list) -> None:
-    """Fork the ranks, and end as soon as one of them does, with its exit code."""
+    """Fork the ranks, and end as soon as one of them does, in the same way."""
     os.setsid()  # a group of their own, to be killed together
     importlib.import_module(module)
     for rank, pipe in enumerate(pipes):
@@ -108,8 +108,10 @@ def _host(module: str, folder: str, pipes: list) -> None:
                 os._exit(1)
     for pipe in pipes:
         pipe.close()
-    _, status = os.wait()
-    os._exit(os.waitstatus_to_exitcode(status) % 256)
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def _serve(rank: int, folder: str, pipe) -> None:
