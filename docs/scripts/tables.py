@@ -23,6 +23,7 @@ from bisam.lab.methods import title_of
 from bisam.lab.recipes import find
 from bisam.lab.tables import published, summary
 from bisam.lab.tables.cells import Collection
+from bisam.lab.tables.statistics import difference
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -198,6 +199,38 @@ def _with_the_labs_batches() -> str:
         f"{found[f'six {name}, fused']['step_lab_batches']:.2f} ms for each {name}" for name in ("resnet32", "resnet56")
     )
     return f"With the lab's own batches, which are cropped, flipped and cut out anew in every step, it was {times}."
+
+
+CURVES = {
+    "loss": "loss at w",
+    "perturbed_loss": "loss at w + ε",
+    "error": "training error",
+    "flips": "flips per batch",
+    "ascent_norm": "norm of the ascent's gradient",
+    "validation_accuracy": "validation accuracy, %",
+}
+
+
+def curves_table() -> str:
+    """Means over the same epochs of the same runs, by torch.compile (the ledger) and by the ResNet's own kernels."""
+    again = measured("fused_curves_h200")["runs"]
+    epochs = range(1, min(len(run["loss"]) for run in again.values()))  # the first one falls from the initial weights
+    rows = []
+    for name, title in CURVES.items():
+        own = {run: statistics.fmean(curves[name][epoch] for epoch in epochs) for run, curves in again.items()}
+        compiled = {
+            run: statistics.fmean(records.read(ROOT / "results" / run).metrics[e][name] for e in epochs)
+            for run in again
+        }
+        found = difference(own, compiled)
+        assert found.low is not None
+        assert found.high is not None
+        rows.append([
+            title, f"{statistics.fmean(compiled.values()):.4f}", f"{statistics.fmean(own.values()):.4f}",
+            f"{found.low:+.4f} to {found.high:+.4f}".replace("-", "−"),
+        ])  # fmt: skip
+    head = [f"mean of epochs 2 to {len(epochs) + 1}", "torch.compile", "own kernels", "difference, 95 % interval"]
+    return markdown(head, rows) + "\n\n" + where("fused_curves_h200")
 
 
 def loss_table() -> str:
@@ -404,6 +437,7 @@ PAGES = {
     },
     ROOT / "docs/speed.md": {
         "epoch": epoch_table, "together": together_table, "profile": profile_table, "fused": fused_table,
+        "curves": curves_table,
         "loss": loss_table, "ten_thousand": ten_thousand_table, "memory": memory_table,
         "bars": bar_table, "where": bench_where,
     },

@@ -68,9 +68,11 @@ class Config:
     """Part of all steps that come first and do not perturb: late sharpness. 0.9 perturbs in the last tenth."""
 
     noise: float = 0.0
-    """Fraction of the training and validation labels that is moved to another class."""
+    """Fraction of the training and validation labels that is moved to another class; see `validation_noise`."""
     validation: float = 0.1
     """Fraction of the training data that is used for validation."""
+    validation_noise: bool = True
+    """Whether `noise` is in the validation labels too; false keeps those as they are in the data."""
     select: str = "best"
     """Which weights are tested: those with the "best" value of the first measure on validation data, or the "last"."""
     measures: str = "accuracy"

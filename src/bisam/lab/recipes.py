@@ -164,6 +164,7 @@ FRONTIER_SETTINGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "late50": (["sam", "bisam-log"], {"start": 0.5}),
     "late25": (["sam", "bisam-log"], {"start": 0.75}),
     "late10": (["sam", "bisam-log"], {"start": 0.9}),
+    "late50every5": (["sam", "bisam-log"], {"start": 0.5, "every": 5}),
 }
 """The methods and changes of each setting of the frontier: late25 perturbs in the last 25 % of the steps."""
 

@@ -5,7 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bisam.lab.config import Config
 from bisam.lab.data import split, with_noise
+from bisam.lab.data.own import from_parts
+from bisam.lab.data.own_source import OwnData
+from tiny import tiny_images
 
 SEEDS = st.integers(-(2**70), 2**70)
 RATES = [0.2, 0.4, 0.6, 0.8]
@@ -111,3 +115,27 @@ def test_labels_that_are_none_are_refused():
         with_noise(torch.zeros(3), 0.4, 10, seed=0)
     with pytest.raises(ValueError, match="1 class"):
         with_noise(torch.zeros(3, dtype=torch.int64), 0.4, 1, seed=0)
+
+
+def labels_of(source, **changes):
+    """Labels of the training and of the validation samples."""
+    parts = source.parts(Config(batch=1, validation=0.5, **changes), torch.device("cpu"))
+    return [torch.cat([labels for _, labels in part.epoch(0)]) for part in (parts.train, parts.validation)]
+
+
+def test_validation_labels_are_noisy_unless_they_are_to_stay_clean():
+    clean = labels_of(tiny_images())
+    noisy, spared = (labels_of(tiny_images(), noise=0.8, validation_noise=choice) for choice in (True, False))
+    assert torch.equal(spared[1], clean[1])
+    assert not torch.equal(noisy[1], clean[1])
+    assert torch.equal(spared[0], noisy[0])
+    assert not torch.equal(noisy[0], clean[0])
+
+
+def test_validation_labels_of_ones_own_data_stay_clean_too():
+    source = OwnData(from_parts("x", {"train": (torch.randn(100, 2), torch.arange(100) % 4)}, "x"))
+    clean = source.task.train.labels[source._rows(Config(noise=0.8, validation=0.5))[1]]
+    noisy, spared = (labels_of(source, noise=0.8, validation_noise=choice) for choice in (True, False))
+    assert torch.equal(spared[1], clean)
+    assert not torch.equal(noisy[1], clean)
+    assert torch.equal(spared[0], noisy[0])

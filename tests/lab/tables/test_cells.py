@@ -184,6 +184,7 @@ numbers = {
     "every": st.none() | st.integers(1, 1_000_000),
     "start": st.floats(0, 0.999),
     "validation": st.floats(0.001, 0.9),
+    "validation_noise": st.booleans(),
     "select": st.sampled_from(["best", "last"]),
     "padding": st.integers(0, 64),
     "flip": st.booleans(),

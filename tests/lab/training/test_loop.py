@@ -84,6 +84,7 @@ def test_a_run_leaves_its_whole_record(undisturbed):
     assert {"perturbed_loss", "flips", "error", "ascent_norm", "validation_accuracy"} <= metrics[0].keys()
     assert result["status"] == "done"
     assert 50 < result["test_accuracy"] <= 100
+    assert result["last_test_accuracy"] == result["test_accuracy"]  # the demo tests its last weights
     receipt = json.loads((undisturbed / "receipt.json").read_text())
     assert receipt["torch"] == torch.__version__
     assert len(receipt["data_checksum"]) == 64

@@ -220,6 +220,12 @@ def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes(
     first, five = (100 * sum(rank < top for rank in ranks) / len(ranks) for top in (1, 5))
     assert 0 < first < five < 20
     assert training.test_accuracies() == {"test_accuracy": first, "test_top5_accuracy": five}
+    last = training.accuracies(training.test, [1, 5])
+    assert [*training.last_test_accuracies().items()] == [
+        ("last_test_accuracy", last[0]), ("last_test_top5_accuracy", last[1]),
+    ] != [("last_test_accuracy", first), ("last_test_top5_accuracy", five)]  # fmt: skip
+    next(training.model.parameters()).data.fill_(float("nan"))
+    assert training.last_test_accuracies() == {}
 
 
 def test_a_collapsed_model_is_as_right_as_a_guess_and_nan_is_wrong():

@@ -56,7 +56,8 @@ class OwnData:
         train, validation, labels = self._rows(config)
         inputs, test = self._inputs("train", config), self._inputs("test", config)
         if self.task.validation is None:
-            validating = self._evaluated(_rows(inputs, validation), labels[validation], config, device)
+            known = labels if config.validation_noise else self.task.train.labels
+            validating = self._evaluated(_rows(inputs, validation), known[validation], config, device)
         else:
             own = self._inputs("validation", config)
             validating = self._evaluated(own, self.task.validation.labels, config, device)

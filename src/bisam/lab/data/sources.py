@@ -58,6 +58,7 @@ class InMemory:
     def parts(self, config: Config, device: torch.device) -> Parts:
         data = self._data
         labels = with_noise(data.train.labels, config.noise, data.classes, seed=config.seed)
+        validating = labels if config.validation_noise else data.train.labels
         train_rows, validation_rows = split(labels, config.validation, seed=config.seed)
 
         def batches(pixels: Tensor, labels: Tensor, *, train: bool) -> Batches:
@@ -71,7 +72,7 @@ class InMemory:
         training = batches(pixels[train_rows], labels[train_rows], train=True)
         return Parts(
             training if config.epoch_steps is None else Rounds(training, config.epoch_steps),
-            batches(pixels[validation_rows], labels[validation_rows], train=False),
+            batches(pixels[validation_rows], validating[validation_rows], train=False),
             batches(data.test.pixels, data.test.labels, train=False),
         )
 

@@ -325,6 +325,7 @@ def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:
         "validation_accuracy": training.best.accuracy,
         **training.best.others,
         **({"test_accuracy": None} if training.best.weights is None else training.test_accuracies()),
+        **training.last_test_accuracies(),
         "seconds": training.seconds,
     }
     if training.best.weights:

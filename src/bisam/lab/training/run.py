@@ -172,9 +172,12 @@ class TrainingRun:
         }
 
     @property
+    @torch.no_grad()
     def diverged(self) -> bool:
         """Whether any weight is not finite."""
-        found = not all(torch.isfinite(part).all() for part in locals_of(self.model.parameters()))
+        parts = [part for part in locals_of(self.model.parameters()) if part.numel()]
+        largest = [norm.float() for norm in torch._foreach_norm(parts, math.inf)]
+        found = bool(parts) and not bool(torch.isfinite(torch.stack(largest)).all())  # one wait for the device
         return self.ranks.any(found) if self.held.is_sharded else found
 
     @torch.no_grad()
@@ -253,6 +256,13 @@ class TrainingRun:
         found = self.measured(self.test, "test", [*self.tops.values()])
         self.model.load_state_dict(now)
         return found
+
+    def last_test_accuracies(self) -> dict[str, float]:
+        """The same of the weights as they are, for what the choice of an epoch does; empty if they are not finite."""
+        if self.diverged:
+            return {}
+        found = self.measured(self.test, "test", [*self.tops.values()])
+        return {f"last_{name}": value for name, value in found.items()}
 
     def state(self) -> dict[str, Any]:
         """Everything that is needed to resume the run bit for bit. All ranks call it together."""
