@@ -1,4 +1,8 @@
-"""Accelerate: gradient accumulation, clipping and a schedule, with both passes over the same micro-batches."""
+"""Accelerate: gradient accumulation, clipping and a schedule, with both passes over the same micro-batches.
+
+pip install 'bisam[accelerate]' scikit-learn
+python examples/accelerate_loop.py
+"""
 
 import torch
 from accelerate import Accelerator

@@ -1,4 +1,8 @@
-"""The whole step as one CUDA graph, with a schedule and a generator for dropout; without a GPU it runs eagerly."""
+"""The whole step as one CUDA graph, with a schedule and a generator for dropout; without a GPU it runs eagerly.
+
+pip install bisam scikit-learn
+python examples/captured_step.py
+"""
 
 import torch
 from sklearn.datasets import load_digits

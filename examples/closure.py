@@ -1,4 +1,8 @@
-"""A training loop with a closure, as for LBFGS: the criterion is Q on the way up and cross entropy on the way down."""
+"""A training loop with a closure, as for LBFGS: the criterion is Q on the way up and cross entropy on the way down.
+
+pip install bisam scikit-learn
+python examples/closure.py
+"""
 
 import torch
 from sklearn.datasets import load_digits
@@ -28,5 +32,5 @@ for epoch in range(5):
         loss = optimizer.step(closure)
     with torch.no_grad():
         error = bisam.zero_one_error(model(x[test]), y[test])
-    told = optimizer.telemetry
-    print(f"epoch {epoch + 1}: loss {loss:.3f}, test error {error:.3f}, flips in the last batch {told.flips}")
+    measured = optimizer.telemetry
+    print(f"epoch {epoch + 1}: loss {loss:.3f}, test error {error:.3f}, flips in the last batch {measured.flips}")

@@ -1,4 +1,8 @@
-"""Which ρ? A short sweep on one's own model and data, and then the training with what it chose."""
+"""Which ρ? A short sweep on one's own model and data, and then the training with what it chose.
+
+pip install bisam scikit-learn
+python examples/find_rho.py
+"""
 
 import torch
 from sklearn.datasets import load_digits

@@ -1,4 +1,8 @@
-"""Keras 3 on torch: BiSAM in `fit`, with accumulation, clipping and a schedule by Keras' optimizer."""
+"""Keras 3 on torch: BiSAM in `fit`, with accumulation, clipping and a schedule by Keras' optimizer.
+
+pip install 'bisam[keras]' scikit-learn
+python examples/keras_model.py
+"""
 
 import os
 

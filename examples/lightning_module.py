@@ -1,4 +1,8 @@
-"""Lightning: a module whose optimizer is BiSAM, with the Trainer's accumulation and clipping."""
+"""Lightning: a module whose optimizer is BiSAM, with the Trainer's accumulation and clipping.
+
+pip install 'bisam[lightning]' scikit-learn
+python examples/lightning_module.py
+"""
 
 import logging
 import warnings

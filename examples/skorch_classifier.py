@@ -1,4 +1,8 @@
-"""skorch: BiSAM in a scikit-learn estimator, with clipping and a schedule by skorch's callbacks."""
+"""skorch: BiSAM in a scikit-learn estimator, with clipping and a schedule by skorch's callbacks.
+
+pip install 'bisam[skorch]' scikit-learn
+python examples/skorch_classifier.py
+"""
 
 import torch
 from sklearn.datasets import load_digits

@@ -1,4 +1,8 @@
-"""timm: fine-tune a model with BiSAM, its call of the loss scaler as in timm's training script."""
+"""timm: fine-tune a model with BiSAM, its call of the loss scaler as in timm's training script.
+
+pip install 'bisam[timm]' scikit-learn
+python examples/timm_finetuning.py
+"""
 
 from functools import partial
 

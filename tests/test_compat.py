@@ -122,6 +122,8 @@ def test_misuse_is_loud():
     model = mlp()
     with pytest.raises(TypeError, match=r"must be a class such as torch.optim.SGD, got an instance of SGD"):
         SAM(model.parameters(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(TypeError, match=r"params must be parameters, got SGD. bisam.SAM takes .base, model."):
+        SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
     with pytest.raises(TypeError, match="needs a closure"):
         optimizer.step()

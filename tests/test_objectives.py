@@ -317,9 +317,16 @@ LABELS = torch.zeros(4, dtype=torch.long)
         (torch.randn(4, 3), LABELS + 3, IndexError, r"labels must lie in 0 … 2.* got labels from 3 to 3"),
         (torch.randn(4, 3), LABELS - 1, IndexError, r"labels must lie in 0 … 2.* got labels from -1 to -1"),
         (torch.randn(4, 3), LABELS.float(), TypeError, r"float32 of shape \(4,\).*pass target.long\(\)"),
-        (torch.randn(4, 3), LABELS.bool(), TypeError, "class indices must be integers, got bool"),
+        (
+            torch.randn(4, 3),
+            LABELS.bool(),
+            TypeError,
+            r"must be integers, got bool.*Pass target.long\(\)",
+        ),
         (torch.randn(0, 3), LABELS[:0], ValueError, r"the batch is empty: logits have shape \(0, 3\)"),
         (torch.randn(4, 3), LABELS[:3], ValueError, r"class indices of shape \(4,\), got int64 of shape \(3,\)"),
+        (torch.randn(4, 3), LABELS[:, None], ValueError, r"got int64 of shape \(4, 1\). Pass target.squeeze\(1\)"),
+        (torch.randn(4, 3), LABELS[:, None].expand(4, 3), ValueError, r"one-hot.*pass target.argmax\(1\) or .*float"),
         (LABELS, LABELS, TypeError, "logits must be a floating-point tensor"),
     ],
 )

@@ -46,6 +46,11 @@ class SAM(SharpnessAware):
         adaptive: bool = False,
         **kwargs: Any,
     ) -> None:
+        if isinstance(params, torch.optim.Optimizer):
+            raise TypeError(
+                f"params must be parameters, got {type(params).__name__}. bisam.SAM takes (base, model); this class "
+                "takes (model.parameters(), torch.optim.SGD, lr=0.1)"
+            )
         if isinstance(base_optimizer, torch.optim.Optimizer):
             raise TypeError(
                 f"base_optimizer must be a class such as torch.optim.SGD, got an instance of "

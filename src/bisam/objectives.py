@@ -345,10 +345,16 @@ def check_classification(logits: Tensor, target: Tensor) -> None:
                 f"{_describe(target)}. If they are class indices, pass target.long()"
             )
     elif target.dtype == torch.bool or target.is_complex():
-        raise TypeError(f"class indices must be integers, got {_describe(target)}")
+        remedy = ". Pass target.long()" if target.dtype == torch.bool else ""
+        raise TypeError(f"class indices must be integers, got {_describe(target)}{remedy}")
     elif target.shape != indices:
-        last = logits.dim() > 2 and target.shape == logits.shape[:-1]
-        remedy = ". The classes come second: give logits.transpose(1, -1), or flatten both" if last else ""
+        remedy = ""
+        if logits.dim() > 2 and target.shape == logits.shape[:-1]:
+            remedy = ". The classes come second: give logits.transpose(1, -1), or flatten both"
+        elif target.shape == logits.shape:
+            remedy = ". If they are one-hot, pass target.argmax(1) or target.float()"
+        elif target.shape == (*indices, 1):
+            remedy = f". Pass target.squeeze({len(indices)})"
         raise ValueError(
             f"logits of shape {tuple(logits.shape)} go with class indices of shape {tuple(indices)}, got "
             f"{_describe(target)}{remedy}"

@@ -329,7 +329,7 @@ def test_what_would_keep_or_lose_perturbed_weights_is_refused(name, use):
 
 @pytest.mark.parametrize(
     ("closure", "message"),
-    [(None, r"step\(\) needs a closure.*minimize\(x, y\)"), ([], "non-empty list of closures"), (3, "got 3")],
+    [(None, r"step\(\) needs a closure.*minimize\(x, y\).*scaler="), ([], "non-empty list of closures"), (3, "got 3")],
 )
 def test_step_needs_a_closure(closure, message):
     _, optimizer = build()
@@ -372,7 +372,7 @@ def test_ascend_and_descend_without_gradients():
         (lambda m: SAM(sgd(m), m), TypeError, "SAM is sharpness-aware already"),
         (lambda m: bisam.compat.SAM(m.parameters(), torch.optim.SGD, lr=0.1), TypeError, "sharpness-aware already"),
         (lambda m: m.parameters(), TypeError, "base must be a torch optimizer, got generator.*compat.SAM"),
-        (lambda m: torch.optim.SGD, TypeError, "base must be a torch optimizer, got type"),
+        (lambda m: torch.optim.SGD, TypeError, "base must be a torch optimizer, got the class SGD"),
         (lambda m: torch.optim.LBFGS(m.parameters()), TypeError, "LBFGS"),
         (lambda m: torch.optim.SGD([{"params": []}], lr=0.1), ValueError, "empty parameter list"),
         (lambda m: torch.optim.SGD([], lr=0.1), ValueError, "empty parameter list"),
@@ -408,6 +408,34 @@ def test_options_that_cannot_be_leave_the_base_optimizer_alone(options, error, m
 def test_a_model_that_is_none():
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module or None, got list"):
         SAM(sgd(mlp()), [1])
+    with pytest.raises(TypeError, match=r"got float. Options have names, such as rho=0.1"):
+        SAM(sgd(mlp()), 0.1)
+
+
+def test_rho_is_an_option_of_groups_and_cannot_be_set_beside_them():
+    _, optimizer = build()
+    with pytest.raises(AttributeError, match=r'rho is an option of the parameter groups.*group\["rho"\] = 0.2'):
+        optimizer.rho = 0.2
+    with pytest.raises(AttributeError, match=r'rho is an option of the parameter groups.*param_groups\[0\]\["rho"\]'):
+        _ = optimizer.rho
+    optimizer.param_groups[0]["rho"] = 0.2
+    assert repr(optimizer).startswith("BiSAM(rho=0.2, adaptive=False")
+    optimizer.add_param_group({"params": [torch.zeros(2, requires_grad=True)], "rho": 0.0})
+    assert repr(optimizer).startswith("BiSAM(rho=0.2 or 0.0, adaptive=False")
+
+
+def test_a_step_between_ascend_and_descend_names_the_remedy_also_without_a_closure():
+    model, optimizer = build()
+    perturb(model, optimizer)
+    with pytest.raises(RuntimeError, match=r"step\(\) called between ascend\(\) and descend\(\)"):
+        optimizer.step()
+
+
+def test_minimize_on_a_model_that_the_base_optimizer_does_not_train():
+    model, other = mlp(), mlp()
+    optimizer = BiSAM(sgd(other), model)
+    with pytest.raises(RuntimeError, match="no gradients: the base optimizer has no parameter of the model"):
+        optimizer.minimize(*batch())
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,9 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
             "torch.optim.SGD(model.parameters(), lr=0.1)"
         )
     if not isinstance(base, torch.optim.Optimizer):
+        given = f"the class {base.__name__}" if isinstance(base, type) else type(base).__name__
         raise TypeError(
-            f"base must be a torch optimizer, got {type(base).__name__}. Build it first, such as "
+            f"base must be a torch optimizer, got {given}. Build it first, such as "
             "torch.optim.SGD(model.parameters(), lr=0.1); bisam.compat.SAM takes parameters and a class"
         )
     missing = [name for name in ("param_groups", "state", "defaults") if not hasattr(base, name)]
@@ -117,7 +118,10 @@ def check_options(clip_norm: Any, scaler: Any, autocast: Any, micro_batch: Any, 
 
 def check_start(start: Any) -> Start:
     if not (callable(start) or (isinstance(start, int) and is_number(start) and start >= 0)):
-        raise ValueError(f"start must be the number of a step, from 0 on, or a function of that number, got {start!r}")
+        raise ValueError(
+            f"start must be the number of a step, from 0 on, or a function of that number, got {start!r}. To perturb "
+            "in the last quarter of a training, give start=int(0.75 * steps)"
+        )
     return start
 
 
@@ -288,6 +292,7 @@ def as_closures(closure: Closure | Sequence[Closure] | None) -> Sequence[Closure
         raise TypeError(
             "step() needs a closure that computes the loss, calls backward() and returns it, because a step runs it "
             "twice. Without one, use minimize(x, y), or ascend() and descend() after your own backward passes. "
+            "A GradScaler goes to the optimizer, as scaler=, in place of scaler.step(optimizer). "
             f"Inside of a framework see {FRAMEWORKS}; in place of the Hugging Face Trainer use SharpnessAwareTrainer "
             "of bisam.integrations.transformers"
         )

@@ -148,7 +148,8 @@ class SharpnessAware(TwoPasses):
     @model.setter
     def model(self, model: nn.Module | None) -> None:
         if model is not None and not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
+            named = f". Options have names, such as rho={model}" if isinstance(model, float) else ""
+            raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}{named}")
         sync = GradientSync(model, self.sharpness)
         if self.vectorize:
             check_vectorize(self, model, sync)
@@ -279,11 +280,11 @@ class SharpnessAware(TwoPasses):
 
     def plan_closure(self, closure: Closure | Sequence[Closure] | None) -> Sequence[Work]:
         """The work of `step`."""
+        if self._weights.originals is not None:
+            self._refuse_while_perturbed("step()")
         closures = [closure] if callable(closure) else as_closures(closure)
         if self.plan.chooses or self.micro_batch is not None:
             check_sees_batch(self, "step(closure)")
-        if self._weights.originals is not None:
-            self._refuse_while_perturbed("step()")
         return [Given(closures, divisor=len(closures))]
 
     def plan_batch(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Sequence[Work]:
@@ -337,7 +338,9 @@ class SharpnessAware(TwoPasses):
         return value
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{name}={value}" for name, value in self.perturbation.defaults.items())
+        self._complete_groups()
+        values = {name: [group[name] for group in self.param_groups] for name in self.perturbation.defaults}
+        options = ", ".join(f"{name}={' or '.join(map(str, dict.fromkeys(found)))}" for name, found in values.items())
         return (
             f"{type(self).__name__}({options}, ascent={self.criterion.ascent}, descent={self.criterion.descent},\n"
             f"base={self.base})"

@@ -493,6 +493,11 @@ class TwoPasses(Wrapper):
                 "the step found no gradients: every parameter of the optimizer has requires_grad=False. Unfreeze those "
                 "that are to be trained"
             )
+        if self.model is not None and {*self._parameters()}.isdisjoint(self.model.parameters()):
+            return RuntimeError(
+                "the step found no gradients: the base optimizer has no parameter of the model. Build both from the "
+                "same model, the base optimizer after the last change of its layers"
+            )
         return RuntimeError(
             f"{method} found no gradients: {source} left none in the optimizer's parameters. Call backward() on the "
             "loss, on a model whose parameters this optimizer holds."

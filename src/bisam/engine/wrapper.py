@@ -81,7 +81,25 @@ class Wrapper(torch.optim.Optimizer):
         """`train` and `eval` of the base optimizer, which schedule-free ones have."""
         if name in ("train", "eval") and hasattr(self.__dict__.get("base"), name):
             return getattr(self.base, name)
+        if self._is_option_of_groups(name):
+            raise AttributeError(
+                f'{name} is an option of the parameter groups, like lr: read optimizer.param_groups[0]["{name}"]'
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse `optimizer.rho = 0.2`: the parameter groups would keep their own."""
+        if name not in self.__dict__ and self._is_option_of_groups(name):
+            raise AttributeError(
+                f"{name} is an option of the parameter groups, like lr: set it in each of them, "
+                f'for group in optimizer.param_groups: group["{name}"] = {value!r}'
+            )
+        super().__setattr__(name, value)
+
+    def _is_option_of_groups(self, name: str) -> bool:
+        """Whether the perturbation reads this name from the groups, and this object has no attribute of that name."""
+        perturbation = self.__dict__.get("perturbation")
+        return perturbation is not None and name in perturbation.defaults and not hasattr(type(self), name)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self._refuse_inside_step("add_param_group()")
@@ -157,9 +175,9 @@ class Wrapper(torch.optim.Optimizer):
         of_base_alone = theirs is None and all("rho" not in group for group in state_dict["param_groups"])
         if not of_base_alone and (theirs or set()) != ours:
             raise ValueError(
-                f"this checkpoint is of another variant: it remembers {sorted(theirs or []) or 'nothing'}, and "
-                f"{type(self).__name__} {sorted(ours) or 'nothing'}. Load it into the variant that wrote it, or load "
-                "the base optimizer's part of it, without rho, to start afresh"
+                f"this checkpoint is of another variant: it has {_memory_of(theirs or set())}, and "
+                f"{type(self).__name__} has {_memory_of(ours)}. Load it into the variant that wrote it, or, for the "
+                "base optimizer's state alone, call optimizer.base.load_state_dict(checkpoint)"
             )
 
     def _refuse_ball_of_another(self, state_dict: dict[str, Any]) -> None:
@@ -198,6 +216,14 @@ class Wrapper(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._attach()
+
+
+def _memory_of(parts: set[str]) -> str:
+    """
+    >>> _memory_of({"Reuse"}), _memory_of(set())
+    ('the memory of Reuse', 'none')
+    """
+    return f"the memory of {', '.join(sorted(parts))}" if parts else "none"
 
 
 TWO_STEP_KEYS = frozenset({"old_p", "e_w"})

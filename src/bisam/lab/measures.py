@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -87,8 +86,7 @@ MEASURES = {
 def find(name: str) -> Measure:
     """The measure of that name; ValueError with the names that there are if there is none."""
     if name not in MEASURES:
-        near = difflib.get_close_matches(name.lower(), MEASURES, n=3, cutoff=0.5) or MEASURES
-        raise ValueError(f"no measure is called {name!r}: there are {', '.join(near)}")
+        raise ValueError(f"no measure is called {name!r}: there are {', '.join(MEASURES)}")
     return MEASURES[name]
 
 

@@ -42,12 +42,12 @@ def group(accuracies, validation=None, measures="accuracy"):
 
 @pytest.mark.parametrize(
     ("sam", "verdict"),
-    [([91.0, 92.1, 93.2], "Yes"), ([89.0, 90.1, 91.2], "No"), ([90.5, 90.0, 93.0], "Not shown")],
+    [([91.0, 92.1, 93.2], "Yes"), ([89.0, 90.1, 91.2], "No"), ([90.5, 90.0, 93.0], "Inconclusive")],
 )
 def test_the_verdict_is_that_of_the_interval(sam, verdict):
     found = answer(group({"sgd": [90.0, 91.0, 92.0], "sam": sam}))
     assert found.sentence.startswith(f"{verdict}: in test accuracy, SAM with ρ = 0.05 is ")
-    assert ("would resolve a difference of this size" in found.sentence) == (verdict == "Not shown")
+    assert ("would resolve a difference of this size" in found.sentence) == (verdict == "Inconclusive")
     assert found.sheet.rows[0][0] == "SGD"
     assert found.sheet.rows[1][-1] == "100.0"  # milliseconds of a step of 10 samples at 100 a second
 

@@ -20,7 +20,7 @@ def table(path, columns):
 def refused(bisam, tmp_path):
     """Runs the command, which must refuse in one line and leave no record; returns that line."""
 
-    def run(*arguments):
+    def run(*arguments, options=()):
         done = bisam(
             "fit",
             *arguments,
@@ -34,6 +34,7 @@ def refused(bisam, tmp_path):
             1,
             "--seeds",
             0,
+            *options,
         )
         assert done.exit_code == 1, done.output
         (line,) = (line for line in done.stderr.splitlines() if line.startswith("Error:"))
@@ -168,6 +169,7 @@ def test_an_empty_validation_part(refused, tmp_path):
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--label", "lable"], "no column 'lable': did you mean 'label'?"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--label", "kind"], "no column 'kind': it has x, label."),
         ({"x;label": ["1;0", "2;1"] * 6}, [], "has one column, 'x;label': separate its columns by commas"),
+        ({"x;label": ["1,5;0", "2,5;1"] * 6}, [], "has one column, 'x;label': separate its columns by commas"),
         ({"x": [], "label": []}, [], "has no rows below its header"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--model", "nets.py"], "nets.py is a Python file: name the function"),
         ({"x": NUMBERS, "label": ["a", "", "b"] * 4}, [], "4 rows have no label, the first is row 1"),
@@ -175,7 +177,12 @@ def test_an_empty_validation_part(refused, tmp_path):
         ({"x": ["a", "b"] * 6, "label": [0, 1] * 6}, [], "column 'x' has texts, not numbers: name a column of texts"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--model", "resnet57"], "no model is called 'resnet57'"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--methods", "sma"], "no method is called 'sma'"),
-        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--measure", "f2"], "no measure is called 'f2'"),
+        (
+            {"x": NUMBERS, "label": [0, 1] * 6},
+            ["--measure", "f2"],
+            "no measure is called 'f2': there are accuracy, ",
+        ),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--batch", 1], "batch norm of perceptron needs two samples"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--set", "rho=1"], "rho has an option of its own"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--methods", "base"], "a comparison needs a method beside SGD"),
     ],
@@ -188,8 +195,30 @@ def test_a_path_that_is_not_there_and_a_file_of_another_kind(refused, tmp_path):
     assert "nowhere.csv is not there, or of a kind that is not read" in refused(tmp_path / "nowhere.csv")
     (tmp_path / "empty").mkdir()
     assert "has no images: give a folder with a folder of images for each class" in refused(tmp_path / "empty")
+    (tmp_path / "empty/1.jpg").touch()
+    assert "the image 1.jpg is in no folder of a class: give a folder with a folder of" in refused(tmp_path / "empty")
     (tmp_path / "half.parquet").write_bytes(b"PAR1")
     assert "is not a complete Parquet file" in refused(tmp_path / "half.parquet")
+
+
+def test_a_text_file_in_another_encoding(refused, tmp_path, capfd):
+    (tmp_path / "a.csv").write_bytes("x,label\n1,grün\n2,rot\n".encode("latin1") * 6)
+    assert "is not in UTF-8 (byte 0xfc): save it as UTF-8" in refused(tmp_path / "a.csv")
+    assert "Failed to read file" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--methods", "sma"], "no method is called 'sma'"),
+        (["--set", "lrr=1"], "no field of a run is called 'lrr'"),
+        (["--seeds", "a"], "seeds are numbers such as"),
+        (["--rho", "x"], "--rho is auto or a number"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_the_data_are_read(options, message, refused, monkeypatch, breast_cancer):
+    monkeypatch.setattr("bisam.lab.cli.fit.own_data", lambda _: pytest.fail("the data were read"))
+    assert message in refused(breast_cancer, options=options)
 
 
 def test_a_name_of_the_hub_without_a_connection(refused, monkeypatch):

@@ -64,7 +64,7 @@ def test_the_sentence_is_that_of_the_records(rows):
     assert f"by {abs(mean):.2f} points" in sentence
     assert f"{printed(low)} to {printed(high)}" in sentence
     resolved = low > 0 or high < 0
-    assert sentence.split(":")[0] == ("Not shown" if not resolved else "Yes" if mean > 0 else "No")
+    assert sentence.split(":")[0] == ("Inconclusive" if not resolved else "Yes" if mean > 0 else "No")
     assert ("more seed" in sentence) == (not resolved)
 
 

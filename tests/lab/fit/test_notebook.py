@@ -1,5 +1,7 @@
 """`bisam.lab.fit`: the same from Python."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -80,3 +82,19 @@ def test_what_is_not_data_has_a_remedy():
         fit(network, (torch.randn(12, 4), torch.arange(11) % 3))
     with pytest.raises(ValueError, match="no field of a run is called 'epoch'"):
         fit(network, data(60, 0), epoch=3)
+
+
+def test_a_handful_of_samples_trains_with_batch_norm_which_needs_two_in_a_batch():
+    def network():
+        return nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+    x, y = torch.arange(6.0)[:, None], torch.arange(6) % 2
+    found = fit(network, (x, y), methods=["sam"], rho=0.05, seeds=1, epochs=1, quiet=True)
+    assert found.answer.best.config.batch == 2
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "bisam.lab.fitting.notebook")
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(ModuleNotFoundError, match=r"bisam.lab needs rich, which .*: pip install 'bisam\[lab\]'"):
+        __import__("bisam.lab").lab.fit  # noqa: B018

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 
@@ -31,12 +31,13 @@ from bisam.lab.cli.options import (
     errors_in_one_line,
 )
 from bisam.lab.cli.output import console, counting, print_line, quiet_console
+from bisam.lab.config import Config
 from bisam.lab.data.sources import own_data
 from bisam.lab.fitting import defaults
 from bisam.lab.fitting.plan import NAME as PLAN
 from bisam.lab.fitting.plan import Plan
 from bisam.lab.fitting.study import CODE, METHODS_OF_A_STUDY, Study
-from bisam.lab.methods import title_of
+from bisam.lab.methods import find, title_of
 from bisam.lab.records.storage import Storage
 from bisam.lab.tables.answer import Answer
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
@@ -117,6 +118,7 @@ def fit(
     given = {"epochs": epochs, "batch": batch, "lr": lr, "measures": measure or None}
     set_by_option = {field: str(value) for field, value in given.items() if value is not None}
     with errors_in_one_line():
+        choices = _choices(methods, rho, seeds, {**cli_options.changes_of(changes), **set_by_option})
         spread = workplace(
             on, workers=workers, gpus_per_run=gpus_per_run, retries=retries, device=device, together=together,
             stored=root.storage is not None,
@@ -135,14 +137,11 @@ def fit(
             chosen = model or defaults.model_for(source.task)
             study = Study(
                 source, chosen, root.folder, place,
-                methods=cli_options.names(methods),
-                rho=_rho(rho),
-                seeds=cli_options.numbers(seeds) if seeds else None,
                 minutes=minutes,
-                changes={**cli_options.changes_of(changes), **set_by_option},
                 name=name,
                 pretrained=pretrained,
                 ranks=ranks,
+                **choices,
             )  # fmt: skip
             note(f"model: {chosen}; methods: {', '.join(study.methods)}; results: {study.folder}")
             note(f"settings (change them by --set): {', '.join(study.settings.lines)}")
@@ -198,6 +197,30 @@ def _show(found: Answer, study: Study) -> None:
 
 def _silent(line: str) -> None:
     """In the place of `print_line`, in a process beside the one that prints."""
+
+
+class _Choices(TypedDict):
+    """What a study needs beside data and model."""
+
+    methods: list[str]
+    rho: float | None
+    seeds: list[int] | None
+    changes: dict[str, str]
+
+
+def _choices(methods: str, rho: str, seeds: str, changes: dict[str, str]) -> _Choices:
+    """The options that can be checked before the data are read, which may take long."""
+    names = cli_options.names(methods)
+    for name in names:
+        if name != "base":
+            find(name)
+    Config().with_changes(changes)
+    return {
+        "methods": names,
+        "rho": _rho(rho),
+        "seeds": cli_options.numbers(seeds) if seeds else None,
+        "changes": changes,
+    }
 
 
 def _rho(text: str) -> float | None:

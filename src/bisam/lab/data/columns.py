@@ -22,6 +22,9 @@ TEXTS = ("text", "sentence", "sentence1", "sentence2")
 IMAGES = ("image", "img")
 """Names of columns that are taken where none is given."""
 
+INDEX = "__index_level_0__"
+"""What pandas adds where rows have more commas than the header, as in numbers with a decimal comma."""
+
 MOST_LISTED = 10
 """Columns that an error lists."""
 
@@ -30,7 +33,7 @@ def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind
     """The kind of data, the columns of the inputs, and the column of the label."""
     columns = tables.columns
     label = options.get("label") or next((name for name in LABELS if name in columns), "")
-    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t|"):
+    if {*columns[1:]} <= {INDEX} and any(mark in columns[0] for mark in ";\t|"):
         raise DataError(f"{where} has one column, {columns[0]!r:.60}: separate its columns by commas (.tsv: by tabs)")
     if not label:
         raise DataError(f"{where} has the columns {_listed(columns)}: name that of the classes by --label")

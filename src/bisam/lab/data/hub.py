@@ -38,11 +38,11 @@ def download(dataset: DataSet, split: str) -> list[Path]:
 
 @contextmanager
 def silent_retries() -> Iterator[None]:
-    """Without a line for each attempt of the hub's packages: the last one raises what failed."""
+    """Without lines of the hub's packages for what fails: the last attempt raises it."""
     loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

@@ -200,8 +200,10 @@ def _from_folder(name: str, folder: Path) -> Task:
         ]
         inputs[part], labels[part] = [image for image, _ in pairs], [label for _, label in pairs]
     if not labels["train"]:
+        outside = next((path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in ENDINGS), None)
+        reason = f"no classes: the image {outside} is in no folder of a class" if outside else "no images"
         raise DataError(
-            f"{folder} has no images: give a folder with a folder of images for each class, such as "
+            f"{folder} has {reason}: give a folder with a folder of images for each class, such as "
             f"{folder}/cat/1.jpg, or with such folders in train and test"
         )
     return _task(name, "image", inputs, labels, str(folder), [])

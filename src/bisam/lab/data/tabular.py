@@ -140,6 +140,9 @@ def _read(files: Sequence[Path]) -> tuple[pa.Table, dict[str, list[str]]]:
             reason = next(iter(str(cause).splitlines()), "")[:200]
             if "corresponds to no data" in reason:
                 raise DataError(f"{files[0]} has no rows below its header: add some") from error
+            if isinstance(cause, UnicodeDecodeError):
+                byte = cause.object[cause.start]
+                raise DataError(f"{files[0]} is not in UTF-8 (byte {byte:#04x}): save it as UTF-8") from error
             raise DataError(f"{files[0]} cannot be read as {builder} ({reason}): correct the file") from error
         return _arrow(datasets, found)
 

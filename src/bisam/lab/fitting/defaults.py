@@ -19,6 +19,9 @@ MODELS = {"image": "resnet20", "rows": "perceptron"}
 STEPS_OF_AN_EPOCH = 4
 """A batch is halved until an epoch has this many steps."""
 
+SMALLEST_BATCH = 2
+"""Batch norm cannot train on one sample."""
+
 SAMPLES_TO_SELECT = 1000
 """Validation samples from which they choose the epoch that is tested: fewer would choose by chance among many."""
 
@@ -74,7 +77,7 @@ def settings(
         values["measures"] = "accuracy,balanced_accuracy,macro_f1"
     values["select"] = "best" if samples["validation"] >= SAMPLES_TO_SELECT else "last"
     batch = values.pop("batch")
-    while batch > 1 and samples["train"] // batch < STEPS_OF_AN_EPOCH:
+    while batch > SMALLEST_BATCH and samples["train"] // batch < STEPS_OF_AN_EPOCH:
         batch //= 2
     precision = "fp32" if device.type == "cpu" else "bf16"
     config = Config(data=task.name, model=model, batch=batch, precision=precision, **values)

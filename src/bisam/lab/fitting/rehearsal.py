@@ -37,6 +37,12 @@ def rehearse(config: Config, source: Source, device: torch.device, build: Build,
     """Measure a step of this configuration. ValueError with a batch that fits where its own does not."""
     try:
         return ranks.of_first(_measured(config, source, device, build, ranks))
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ValueError(
+            f"the batch norm of {config.model} needs two samples or more in a batch, got {config.batch}: give --batch 2"
+        ) from error
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -81,7 +81,7 @@ def _sentence(
     if base is None or best is None or gap is None:
         return "No answer: there are no two finished runs to compare, one with and one without a perturbation."
     name = f"{title_of(best.config.method)} with ρ = {text_of(best.config.rho)}"
-    verdict = "Not shown" if not gap.resolved else "Yes" if gap.mean > 0 else "No"
+    verdict = "Inconclusive" if not gap.resolved else "Yes" if gap.mean > 0 else "No"
     return f"{verdict}: in test {measure}, {gap.describe(name, title_of(base))}{_advice(gap)}."
 
 
