@@ -8,8 +8,9 @@ QUICK_OUT := tests/lab src/bisam/lab tests/tensors/test_distributed.py tests/tes
 
 .PHONY: test quick check verify lint types demo bench docs site package browser clean
 
+# A file runs in one worker: its fixtures, ranks and clusters start once. tests/conftest.py puts the longest files first.
 test: $(VENV)/.installed  ## all tests and doctests
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Leaves out the lab, training on several ranks (two processes), the examples and the benchmark, the pages that are
 # compared with their sources, and what is marked slow: base optimizers beside SGD, long runs against the reference,

@@ -33,6 +33,17 @@ def pytest_generate_tests(metafunc):
             metafunc.parametrize(name, values)
 
 
+LONGEST = [
+    "test_ray.py", "test_variants.py", "test_loop.py", "test_page_in_browser.py", "test_transformers.py",
+    "test_crashes.py", "test_examples.py", "test_fit.py", "test_fit_on_ranks.py", "test_processes.py",
+]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files come first, so that two workers end at about the same time."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
 def pytest_report_header():
     return f"contract: {len(VARIANTS)} variants, {len(BASES)} base optimizers, {len(pairs(VARIANTS))} pairs"
 

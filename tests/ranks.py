@@ -1,16 +1,19 @@
 """Two real processes, joined by gloo, which run one function after the other."""
 
 import atexit
+import importlib
 import os
 import pickle
+import signal
 import tempfile
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+import forked
 
 RANKS = 2
 LIMIT, GRACE = 600, 60
@@ -20,19 +23,19 @@ Limits end a hang. Both are more than ten times what it takes on an idle machine
 
 
 class _Pool:
-    """Starting takes longer than most of what is run, so the processes stay until one of them fails."""
+    """Ranks that serve the functions of a module until one of them fails: starting takes longer than most functions.
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        context = mp.get_context("spawn")
-        self._processes, self._pipes = [], []
-        for rank in range(RANKS):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self._folder.name, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
+    A host imports the module and forks the ranks, which share what it has imported.
+    """
+
+    def __init__(self, module: str) -> None:
+        self.module, self._folder = module, tempfile.TemporaryDirectory()
+        pairs = [forked.context().Pipe() for _ in range(RANKS)]
+        self._pipes, theirs = [ours for ours, _ in pairs], [pipe for _, pipe in pairs]
+        self._host = forked.context().Process(target=_host, args=(module, self._folder.name, theirs))
+        self._host.start()
+        for pipe in theirs:
+            pipe.close()
 
     def run(self, function, args) -> list:
         for pipe in self._pipes:
@@ -53,12 +56,15 @@ class _Pool:
         try:
             return pickle.loads(self._pipes[rank].recv_bytes())
         except EOFError:
-            self._processes[rank].join(GRACE)
-            return f"it ended with exit code {self._processes[rank].exitcode}", None
+            self._host.join(GRACE)
+            return f"it ended with exit code {self._host.exitcode}", None
 
     def close(self) -> None:
-        for process in self._processes:
-            process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self._host.pid, signal.SIGKILL)
+        self._host.join()
+        for pipe in self._pipes:
+            pipe.close()
         self._folder.cleanup()
 
 
@@ -68,9 +74,9 @@ _pool: _Pool | None = None
 def run(function, *args) -> list:
     """What function(*args) returns on each rank. It must be importable: the processes are others."""
     global _pool
-    if _pool is None:
-        _pool = _Pool()
-        atexit.register(_close)
+    if _pool is None or _pool.module != function.__module__:
+        _close()
+        _pool = _Pool(function.__module__)
     try:
         return _pool.run(function, args)
     except BaseException:
@@ -78,11 +84,34 @@ def run(function, *args) -> list:
         raise
 
 
+@atexit.register
 def _close() -> None:
     global _pool
     if _pool is not None:
         _pool.close()
     _pool = None
+
+
+def _host(module: str, folder: str, pipes: list) -> None:
+    """Fork the ranks, and end as soon as one of them does, in the same way."""
+    os.setsid()  # a group of their own, to be killed together
+    importlib.import_module(module)
+    for rank, pipe in enumerate(pipes):
+        if os.fork() == 0:
+            try:
+                for other in pipes[:rank] + pipes[rank + 1 :]:
+                    other.close()
+                _serve(rank, folder, pipe)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+    for pipe in pipes:
+        pipe.close()
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def _serve(rank: int, folder: str, pipe) -> None:

@@ -1,19 +1,13 @@
 """Every example runs, as a user would run it."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
+
 ROOT = Path(__file__).parent.parent
-
-
-def run(command):
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # tests run beside each other
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=one_thread)
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "examples").glob("*.py"))])
@@ -21,7 +15,7 @@ def test_the_example_runs_and_learns(name):
     if "timm" in name:
         reason = "timm cannot be imported here: it needs torchvision, which does not import beside a torch for CPUs"
         pytest.importorskip("timm", reason=reason, exc_type=Exception)
-    done = run([sys.executable, ROOT / "examples" / f"{name}.py"])
+    done = forked.run(ROOT / "examples" / f"{name}.py")
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
     assert len(losses) > 1
@@ -29,8 +23,9 @@ def test_the_example_runs_and_learns(name):
 
 
 def test_the_overhead_benchmark_runs():
-    command = [sys.executable, ROOT / "benchmarks/bench_optimizer_overhead.py", "--repeats", "1", "--rounds", "1"]
-    done = run(command)
+    done = forked.run(
+        ROOT / "benchmarks/bench_optimizer_overhead.py", "--repeats", "1", "--rounds", "1", "--batch", "2"
+    )
     assert done.returncode == 0, done.stderr
     assert "160 parameter tensors" in done.stdout
     assert "bisam.BiSAM" in done.stdout

@@ -1,6 +1,7 @@
 """The smallest training that is one: a few random images, and somebody who asks to stop."""
 
 import torch
+from torch import nn
 
 from bisam.lab.data import Images, ImageSplits
 from bisam.lab.data.sources import InMemory
@@ -19,6 +20,20 @@ def tiny_images(classes=10, tested=10):
         return Images(pixels, torch.randint(classes, (count,), generator=draws))
 
     return InMemory(ImageSplits("tiny", images(40), images(tested), classes, (0.5,) * 3, (0.25,) * 3))
+
+
+NET = f"{__file__}:net"
+"""The smallest network with a convolution and batch statistics, as `Config.model` names it."""
+
+
+def net(classes):
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, classes)
+    )
+
+
+def net_with_dropout(classes):
+    return nn.Sequential(nn.Dropout(0.5), net(classes))
 
 
 class Asking(Progress):

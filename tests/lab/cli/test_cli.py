@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 
+import forked
 
-def bisam(*arguments, folder, code=None):
-    start = ["-m", "bisam"] if code is None else ["-c", code]
-    command = [sys.executable, *start, *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=1200)
+
+def python(code, *arguments):
+    """In an interpreter that has imported nothing yet."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=1200)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     options = ["--device", "cpu", "--quick", "--batch", "2", "--models", "resnet20", "--loop"]
-    return bisam("bench", *options, folder=folder), folder / "bench.json"
+    return forked.run("bisam", "bench", *options, folder=folder), folder / "bench.json"
 
 
 def test_bench_measures_on_a_cpu_and_says_so(run):
@@ -72,9 +74,9 @@ def test_the_result_says_what_was_measured_where_and_with_what(run):
     assert entry["speed_up_over_authors"] is None
 
 
-def test_help_shows_the_defaults(tmp_path):
-    done = bisam("bench", "--help", folder=tmp_path)
-    assert done.returncode == 0
+def test_help_shows_the_defaults(in_process):
+    done = in_process("bench", "--help")
+    assert done.exit_code == 0
     text = " ".join(done.stdout.split())
     for default in ("loss,epoch,together,memory", "resnet20 on a CPU", "128; 16 on a CPU", "auto", "bench.json"):
         assert default in text
@@ -113,13 +115,20 @@ def in_process():
     return lambda *arguments: CliRunner().invoke(app, arguments)
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_without_the_extra_one_line_says_what_to_install(missing, tmp_path):
-    code = f"import sys; sys.modules[{missing!r}] = None; from bisam.__main__ import main; main()"
-    done = bisam("bench", folder=tmp_path, code=code)
-    assert done.returncode == 1
+def test_without_the_extra_one_line_says_what_to_install():
+    code = (
+        "import os, sys; from bisam.__main__ import main\n"
+        "for missing in sys.argv[1:]:\n"
+        "    if os.fork() == 0:\n"
+        "        sys.modules[missing] = None\n"
+        "        main()\n"
+        "    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)\n"
+    )
+    done = python(code, "typer", "rich")
+    assert done.stdout.splitlines() == ["1", "1"]
     assert done.stderr.splitlines() == [
         f"the command line needs {missing}, which is not installed: pip install 'bisam[lab]'"
+        for missing in ("typer", "rich")
     ]
 
 
@@ -136,8 +145,8 @@ def test_without_the_extra_one_line_says_what_to_install(missing, tmp_path):
 )
 def test_what_trains_loads_nothing_that_draws_and_what_reads_records_nothing_that_trains(module, absent):
     code = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    done = python(code)
+    assert done.stdout == "[]\n", done.stderr
 
 
 @pytest.mark.parametrize(("columns", "width"), [(None, 120), ("100", 100), ("140", 140)])
@@ -168,7 +177,7 @@ def test_each_time_in_the_list_has_the_machine_that_it_is_of(in_process):
 
 def test_the_version_is_printed_without_loading_torch(in_process):
     code = "import sys, bisam_command as c; sys.argv = ['bisam', '--version']; c.main(); print('torch' in sys.modules)"
-    version, loaded = bisam(folder=None, code=code).stdout.splitlines()
+    version, loaded = python(code).stdout.splitlines()
     assert loaded == "False"
     assert in_process("--version").stdout.splitlines() == [version]
     assert version.startswith("bisam 0.")
@@ -185,7 +194,7 @@ def test_a_terminal_shows_something_before_torch_is_loaded():
         "sys.argv = ['bisam', '--help']\n"
         "c.main()\n"
     )
-    done = bisam(folder=None, code=code)
+    done = python(code)
     assert done.stderr.startswith("loading torch …")
     assert done.stderr.index("loading torch") < done.stderr.index("|torch|")
     assert "Usage: bisam" in done.stdout

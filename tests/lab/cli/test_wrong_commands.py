@@ -1,7 +1,5 @@
 """Commands that mean nothing: each is an error in one line, before anything is trained or written."""
 
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +12,8 @@ from typer.testing import CliRunner
 from bisam.lab.cli import app
 from bisam.lab.cli.options import MOST_SEEDS, changes_of, numbers
 from bisam.lab.training.progress import Progress
+
+import forked
 
 SGD = ["train", "demo/40%/sgd", "--device", "cpu", "--runs", "runs"]
 SAM = ["sweep", "demo/40%/sam", "--device", "cpu", "--runs", "runs", "--over"]
@@ -105,9 +105,7 @@ def test_a_line_that_cannot_be_printed_does_not_stop_a_training(full):
 
 @pytest.mark.parametrize("arguments", [["list"], ["data", "digits"]])
 def test_output_that_cannot_be_written_is_an_error_in_a_line(arguments, full):
-    done = subprocess.run(
-        [sys.executable, "-m", "bisam", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-    )
+    done = forked.run("bisam", *arguments, stdout=full)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("Error: cannot write the output: No space left on device.")

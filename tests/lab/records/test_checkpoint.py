@@ -27,6 +27,8 @@ import bisam
 from bisam.lab.records import checkpoint
 from bisam.lab.records.checkpoint import CheckpointError, load, save
 
+import forked
+
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 DTYPES += [torch.complex64, torch.float8_e4m3fn]
 SMALL = {"lr": 0.1, "weights": torch.arange(6.0).reshape(2, 3)}
@@ -438,10 +440,12 @@ def test_a_file_in_the_place_of_the_folder_is_an_error_with_a_remedy(tmp_path):
 
 
 def in_a_process(function, *args, within=()):
-    """Run a function of this file in an interpreter of its own; its output."""
-    here = str(Path(__file__).parent)
-    code = f"import sys; sys.path.insert(0, {here!r}); import {__name__}; {__name__}.{function.__name__}(*{args!r})"
-    done = subprocess.run([*within, sys.executable, "-c", code], capture_output=True, text=True)
+    """Run a function of this file in a process of its own, or of an interpreter within a command; its output."""
+    if within:
+        code = f"import sys; sys.path[:] = {sys.path!r}; import {__name__}; {__name__}.{function.__name__}(*{args!r})"
+        done = subprocess.run([*within, sys.executable, "-c", code], capture_output=True, text=True)
+    else:
+        done = forked.run(function, *args)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

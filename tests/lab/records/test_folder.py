@@ -3,8 +3,6 @@ import math
 import os
 import resource
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -19,6 +17,8 @@ from torch import nn
 from bisam.lab import records
 from bisam.lab.config import Config
 from bisam.lab.records import ConfigMismatch, RecordError, RunFolder, RunInUse, check, checkpoint, find, read
+
+import forked
 
 CONFIG = {"model": "resnet20", "lr": 0.1, "seed": 1, "optimizer": {"name": "sgd", "milestones": [60, 120]}}
 WORDS = ("nan", "inf", "-inf")
@@ -535,54 +535,53 @@ def test_find_says_nothing_of_checkpoints_that_a_run_removes_meanwhile(tmp_path,
 # Processes.
 
 
-def start(function, *args):
-    """A function of this file in an interpreter of its own."""
-    here, pipe = str(Path(__file__).parent), subprocess.PIPE
-    code = f"import sys; sys.path.insert(0, {here!r}); import {__name__}; {__name__}.{function.__name__}(*{args!r})"
-    return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-
-
 def hold_open(folder, with_a_worker):
-    """Open a run, tell so, and hold it until there is no more input."""
-    with RunFolder.open(Path(folder), CONFIG) as run:
+    """Open a run, print that, and hold it until a signal comes."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    with RunFolder.open(folder, CONFIG) as run:
         run.metrics.append({"epoch": 0})
-        if with_a_worker and os.fork() == 0:  # the worker tells its number itself: only then has it let go of the lock
+        if with_a_worker and os.fork() == 0:  # the worker prints its number itself: only then has it let go of the lock
             print(os.getpid(), flush=True)
             signal.pause()
         if not with_a_worker:
             print("open", flush=True)
-        sys.stdin.read()
+        signal.sigwait({signal.SIGUSR1})
 
 
 def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
-    with start(hold_open, str(tmp_path), False) as first:
-        assert first.stdout.readline() == "open\n"
+    first = forked.Process(hold_open, tmp_path, False)
+    try:
+        first.until(lambda: first.stdout == "open\n")
         with pytest.raises(RunInUse, match=rf"the run in {tmp_path} is in use by process {first.pid}"):
             RunFolder.open(tmp_path, CONFIG)
         assert read(tmp_path).metrics == [{"epoch": 0}]
-        assert first.communicate() == ("", "")
+        first.send_signal(signal.SIGUSR1)
+        assert (first.wait(), first.stderr) == (0, "")
+    finally:
+        first.kill()
     with RunFolder.open(tmp_path, CONFIG), pytest.raises(RunInUse, match=f"in use by process {os.getpid()}"):
         RunFolder.open(tmp_path, CONFIG)
 
 
 def test_a_killed_process_leaves_the_run_free_though_its_workers_live_on(tmp_path):
-    with start(hold_open, str(tmp_path), True) as first:
-        worker = int(first.stdout.readline())
+    first = forked.Process(hold_open, tmp_path, True)
+    try:
+        worker = int(first.until(lambda: first.stdout.endswith("\n")).stdout)
         try:
             with pytest.raises(RunInUse):
                 RunFolder.open(tmp_path, CONFIG)
             first.kill()
-            first.wait()
             os.kill(worker, 0)  # it is alive
             with RunFolder.open(tmp_path, CONFIG) as run:
                 assert run.metrics.read() == [{"epoch": 0}]
         finally:
             os.kill(worker, signal.SIGKILL)
+    finally:
+        first.kill()
 
 
 def be_killed_while_writing(folder):
     """For each size, a process that writes epochs, rewinds and results until a file would be larger, which kills it."""
-    folder = Path(folder)
 
     def write_on(limit):
         with RunFolder.open(folder, CONFIG) as run:
@@ -612,18 +611,19 @@ def be_killed_while_writing(folder):
     print(notes)
 
 
-def finish(process) -> str:
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    return out
+def in_a_process(function, *args) -> str:
+    """What the function prints in a process of its own."""
+    done = forked.run(function, *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_process_killed_at_any_byte_of_its_metrics_leaves_whole_lines(tmp_path):
-    assert int(finish(start(be_killed_while_writing, str(tmp_path)))) > 30  # were cut in the middle of a line
+    assert int(in_a_process(be_killed_while_writing, tmp_path)) > 30  # were cut in the middle of a line
 
 
 def run_out_of_space(folder):
-    with RunFolder.open(Path(folder), CONFIG) as run:
+    with RunFolder.open(folder, CONFIG) as run:
         for epoch in range(5):
             run.metrics.append({"epoch": epoch})
         run.metrics.rewind(1)
@@ -643,7 +643,7 @@ def run_out_of_space(folder):
 
 
 def test_without_space_what_was_there_is_intact(tmp_path):
-    finish(start(run_out_of_space, str(tmp_path)))
+    in_a_process(run_out_of_space, tmp_path)
     assert names(tmp_path) == ["best.safetensors", "config.json", "lock", "metrics.jsonl"]
 
 

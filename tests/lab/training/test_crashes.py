@@ -10,10 +10,11 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+import forked
 
 TRAIN = ["train", "demo/40%/sgd", "--set", "epochs=2", "--set", "batch=512", "--checkpoint-seconds", "0", "--runs"]
 EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
@@ -102,9 +103,6 @@ def outcome(runs):
 
 def crash(place):
     """Prints what was disturbed, by kind."""
-    import sklearn.datasets  # noqa: F401 - before the forks: these imports take seconds
-    import torch._dynamo  # noqa: F401
-
     from bisam.lab import records
 
     place, chance = Path(place), random.Random(0)
@@ -143,10 +141,7 @@ def crash(place):
 
 
 def test_killed_or_out_of_space_at_any_call_that_writes_a_training_ends_with_the_same_bits(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads do not survive a fork
-    done = subprocess.run(
-        [sys.executable, __file__, tmp_path], capture_output=True, text=True, env=environment, check=False
-    )
+    done = forked.run(__file__, tmp_path)  # which has imported all: the trainings are forked from it
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "SIGKILL": CALLS,

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -25,22 +24,32 @@ from bisam.lab.recipes import find
 from bisam.lab.records import RunFolder, checkpoint
 from bisam.lab.training.jobs import jobs_of, twins
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+import forked
+
+COLUMNS = {"COLUMNS": "200"}
 SHORT = ["--set", "epochs=10", "--checkpoint-seconds", "0"]
 
 
-def command(*arguments, runs):
-    return [sys.executable, "-m", "bisam", *map(str, arguments), "--runs", str(runs)]
-
-
-def run(arguments):
-    return subprocess.run(arguments, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+def started(*arguments, runs, **options):
+    return forked.Process("bisam", *arguments, "--runs", runs, **{"env": COLUMNS, **options})
 
 
 def bisam(*arguments, runs, check=True):
-    done = run(command(*arguments, runs=runs))
+    done = forked.run("bisam", *arguments, "--runs", runs, env=COLUMNS)
     assert not check or done.returncode == 0, done.stderr
     return done
+
+
+def lines_of_metrics(runs):
+    return [line for path in runs.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
+
+
+def has_epochs(runs, count):
+    return len(lines_of_metrics(runs)) >= count
+
+
+def has_begun(runs):
+    return [*runs.rglob("metrics.jsonl")]
 
 
 def only_folder(runs):
@@ -85,24 +94,12 @@ def test_a_run_leaves_its_whole_record(undisturbed):
 
 
 def test_killed_at_any_moment_it_goes_on_and_ends_bit_for_bit_the_same(undisturbed, tmp_path):
-    arguments = command("train", "demo/40%/bisam-log", *SHORT, runs=tmp_path)
     chance = random.Random(0)
     kills = 0
-    for _ in range(2):  # test_crashes.py kills at more moments, from within
-        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
-        began, metrics = time.monotonic(), tmp_path / "demo"
-        before = len([*metrics.rglob("checkpoint-*")]) if metrics.exists() else 0
-        while process.poll() is None and time.monotonic() - began < 600:  # until it is training
-            if metrics.exists() and len([*metrics.rglob("*checkpoint-*")]) > before:
-                break
-            time.sleep(0.02)
-        time.sleep(chance.uniform(0, 0.5))
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.wait()
-        if process.returncode == 0:
-            break
+    for epochs in (chance.randint(1, 2), chance.randint(3, 5)):  # test_crashes.py kills at more moments, from within
+        process = started("train", "demo/40%/bisam-log", *SHORT, runs=tmp_path)
+        process.until(partial(has_epochs, tmp_path, epochs)).kill()
+        kills += process.returncode == -signal.SIGKILL
     assert kills > 0
     done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=tmp_path)
     assert outcome(only_folder(tmp_path)) == outcome(undisturbed), done.stdout
@@ -110,16 +107,13 @@ def test_killed_at_any_moment_it_goes_on_and_ends_bit_for_bit_the_same(undisturb
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_stops_and_the_same_command_goes_on(undisturbed, tmp_path, number):
-    arguments = command("train", "demo/40%/bisam-log", "--set", "epochs=10", runs=tmp_path)  # no checkpoint of its own
-    terminal = {**ENVIRONMENT, "COLUMNS": "60", "FORCE_COLOR": "1"}
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=terminal)
-    while process.poll() is None and not [*tmp_path.rglob("metrics.jsonl")]:
-        time.sleep(0.02)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=600)
-    assert process.returncode == 130, errors
-    assert "the same command resumes" in errors
-    assert errors.splitlines()[-1] == f"  bisam {shlex.join(arguments[3:])}"  # to be copied
+    terminal = {"COLUMNS": "60", "FORCE_COLOR": "1"}
+    # no checkpoint of its own
+    process = started("train", "demo/40%/bisam-log", "--set", "epochs=10", runs=tmp_path, env=terminal)
+    process.until(partial(has_begun, tmp_path)).send_signal(number)
+    assert process.wait() == 130, process.stderr
+    assert "the same command resumes" in process.stderr
+    assert process.stderr.splitlines()[-1] == f"  {shlex.join(process.arguments)}"  # to be copied
     assert [*tmp_path.rglob("checkpoint-*")]
     done = bisam("train", "demo/40%/bisam-log", "--set", "epochs=10", runs=tmp_path)
     assert "resumes at epoch" in done.stdout
@@ -181,15 +175,12 @@ def test_a_run_that_diverges_ends_with_a_record(tmp_path):
 
 
 def test_two_processes_on_one_run_the_second_is_refused(tmp_path):
-    arguments = command("train", "demo/40%/sam", "--set", "epochs=500", runs=tmp_path)
-    first = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    first = started("train", "demo/40%/sam", "--set", "epochs=500", runs=tmp_path)
     try:
-        while first.poll() is None and not [*tmp_path.rglob("metrics.jsonl")]:
-            time.sleep(0.02)
+        first.until(partial(has_begun, tmp_path))
         second = bisam("train", "demo/40%/sam", "--set", "epochs=500", runs=tmp_path, check=False)
     finally:
         first.kill()
-        first.wait()
     assert second.returncode == 1
     assert str(first.pid) in second.stderr
     assert "Traceback" not in second.stderr
@@ -197,38 +188,35 @@ def test_two_processes_on_one_run_the_second_is_refused(tmp_path):
 
 def test_two_processes_share_the_runs_of_a_table(tmp_path):
     changed = ["--set", "epochs=4"]
-    arguments = command("train", "demo/40%/sam", *changed, runs=tmp_path)
-    first = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    first = started("train", "demo/40%/sam", *changed, runs=tmp_path)
     try:
-        while first.poll() is None and not [*tmp_path.rglob("metrics.jsonl")]:
-            time.sleep(0.02)
+        first.until(partial(has_begun, tmp_path))
         first.send_signal(signal.SIGSTOP)  # it has its run under way for as long as we like
         both = ["reproduce", "demo", "--methods", "sam,sgd", "--seeds", "0", *changed, "--runs", str(tmp_path)]
         second = CliRunner(env={"COLUMNS": "200"}).invoke(app, both)
         third = CliRunner().invoke(app, ["train", "demo/40%/sam", *changed, "--runs", str(tmp_path)])
         ended = [path.parent.name for path in tmp_path.rglob("result.json")]
         first.send_signal(signal.SIGCONT)
-        _, errors = first.communicate(timeout=1200)
+        first.wait()
     finally:
         first.kill()
-        first.wait()
     theirs = tmp_path / "demo" / "noise40-sam-seed0+epochs=4"
     in_use = f"the run in {theirs} is in use by process {first.pid}"
     assert second.exit_code == 0, second.stderr
     assert f"skipped: {in_use}" in second.stdout
     assert ended == ["noise40-sgd-seed0+epochs=4"]
     assert (third.exit_code, in_use in third.stderr) == (1, True)  # where nothing else is to be done
-    assert first.returncode == 0, errors
+    assert first.returncode == 0, first.stderr
     assert outcome(theirs)[1]["status"] == "done"
 
 
 def test_a_run_is_finished_though_nobody_reads_what_is_printed(tmp_path):
-    arguments = command("train", "demo/40%/sam", "--set", "epochs=3", runs=tmp_path)
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    assert "epoch 1/3" in process.stdout.readline()
-    process.stdout.close()  # as `| head -1` does
-    _, errors = process.communicate(timeout=1200)
-    assert (process.returncode, errors) == (0, "")
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as pipe:
+        process = started("train", "demo/40%/sam", "--set", "epochs=3", runs=tmp_path, stdout=pipe)
+    with os.fdopen(reader) as lines:
+        assert "epoch 1/3" in lines.readline()  # and no more, as `| head -1` does
+    assert (process.wait(), process.stderr) == (0, "")
     assert outcome(only_folder(tmp_path))[1]["epochs"] == 3
 
 
@@ -306,9 +294,7 @@ def test_more_changes_than_the_name_of_a_folder_can_hold_are_an_error_with_a_rem
 
 
 def test_the_list_names_every_recipe():
-    done = subprocess.run(
-        [sys.executable, "-m", "bisam", "list"], capture_output=True, text=True, env=ENVIRONMENT, check=False
-    )
+    done = CliRunner(env=COLUMNS).invoke(app, ["list"])
     for name in ("demo", "cifar10", "cifar100", "imagenet", "adaptive", "efficient", "label_noise"):
         assert name in done.stdout
 
@@ -398,11 +384,8 @@ def test_tensorboard_has_each_epoch_once_of_a_run_that_was_killed_and_went_on(tm
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     options = ["train", "demo/40%/sam", "--set", "epochs=6", "--tensorboard"]  # no checkpoint of its own
-    process = subprocess.Popen(command(*options, runs=tmp_path), stdout=subprocess.DEVNULL, env=ENVIRONMENT)
-    while process.poll() is None and len([*lines_of_metrics(tmp_path)]) < 2:
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
+    process = started(*options, runs=tmp_path)
+    process.until(partial(has_epochs, tmp_path, 2)).kill()
     (folder,) = {path.parent for path in (tmp_path / "tensorboard").rglob("events*")}
     assert EventAccumulator(str(folder)).Reload().Scalars("loss")  # it had told some of its epochs
     time.sleep(1)  # files of curves are in the order of the seconds in their names
@@ -413,10 +396,6 @@ def test_tensorboard_has_each_epoch_once_of_a_run_that_was_killed_and_went_on(tm
     assert [event.step for event in curve] == [*range(6)]
     rows = [json.loads(line) for line in lines_of_metrics(tmp_path)]
     assert [event.value for event in curve] == pytest.approx([row["loss"] for row in rows])
-
-
-def lines_of_metrics(runs):
-    return [line for path in runs.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
@@ -547,20 +526,16 @@ def test_ctrl_c_ends_a_command_that_is_loading_data(tmp_path):
         "cache._fingerprints = lambda files: (print('loading', flush=True), time.sleep(60))\n"
         "main()"
     )
-    _, _, _, *arguments = command("train", "cifar10/resnet56/sam", "--data", tmp_path / "data", runs=tmp_path / "runs")
-    arguments = [sys.executable, "-c", code, *arguments]
-    process = subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # which a shell's background jobs ignore
-    )  # fmt: skip
+    (tmp_path / "slow.py").write_text(code)
+    arguments = ["train", "cifar10/resnet56/sam", "--data", tmp_path / "data", "--runs", tmp_path / "runs"]
+    process = forked.Process(tmp_path / "slow.py", *arguments)
     try:
-        assert process.stdout.readline() == "loading\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=300)
+        process.until(lambda: process.stdout).send_signal(signal.SIGINT)
+        assert process.wait() == 130
+        assert process.stdout == "loading\n"
+        assert "Traceback" not in process.stderr
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert "Traceback" not in errors
 
 
 def test_another_configuration_in_the_folder_of_a_run_under_way_is_told_before_any_training(undisturbed, tmp_path):

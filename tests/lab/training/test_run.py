@@ -19,7 +19,7 @@ from bisam.lab.records import RunFolder, checkpoint, read
 from bisam.lab.training.loop import Job, Stopped, train
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.run import TrainingRun
-from tiny import BATCHES, Asking, tiny_images
+from tiny import BATCHES, NET, Asking, tiny_images
 
 
 def step_of(training):
@@ -27,7 +27,7 @@ def step_of(training):
 
 
 def test_a_training_with_dropout_goes_on_from_its_state_bit_for_bit(recwarn):
-    config = Config(model="vgg19bn", batch=8, epochs=2, precision="fp32")
+    config = Config(model=f"{NET}_with_dropout", batch=8, epochs=2, precision="fp32")
     one, other = (TrainingRun(config, tiny_images(), torch.device("cpu")) for _ in range(2))
     step, batches = step_of(one), [*one.batches.epoch(0)]
     for batch in batches[:2]:
@@ -42,7 +42,7 @@ def test_a_training_with_dropout_goes_on_from_its_state_bit_for_bit(recwarn):
 
 
 def test_a_training_goes_on_from_a_file_which_has_lost_the_layout_of_its_tensors(device, tmp_path, recwarn):
-    config = Config(model="resnet20", method="sgd", batch=8, epochs=2)
+    config = Config(model=NET, method="sgd", batch=8, epochs=2)
     one, other = (TrainingRun(config, tiny_images(), torch.device(device)) for _ in range(2))
     batches = [*one.batches.epoch(0)]
     step_of(one)([batches[0]])
@@ -55,7 +55,7 @@ def test_a_training_goes_on_from_a_file_which_has_lost_the_layout_of_its_tensors
 
 
 def test_a_training_of_another_kind_of_device_goes_on_with_random_numbers_of_its_own():
-    config = Config(model="resnet20", method="sgd", batch=8, epochs=2)
+    config = Config(model=NET, method="sgd", batch=8, epochs=2)
     one, other = (TrainingRun(config, tiny_images(), torch.device("cpu")) for _ in range(2))
     state = one.state()
     assert other.load(state) == ""
@@ -66,7 +66,7 @@ def test_a_training_of_another_kind_of_device_goes_on_with_random_numbers_of_its
 
 
 def test_the_best_weights_are_those_of_the_highest_validation_accuracy(monkeypatch):
-    training = TrainingRun(Config(model="resnet20", batch=8, epochs=9), tiny_images(), torch.device("cpu"))
+    training = TrainingRun(Config(model=NET, batch=8, epochs=9), tiny_images(), torch.device("cpu"))
     training.sums["steps"].fill_(1)
     accuracies = iter([50.0, 70.0, 60.0, 70.0])
     monkeypatch.setattr(training, "measured", lambda *_: {"validation_accuracy": next(accuracies)})
@@ -93,7 +93,7 @@ def test_a_run_that_another_process_has_finished_meanwhile_is_left_alone(tmp_pat
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=3), tmp_path_factory.mktemp("undisturbed"))
+    job = Job(Config(model=NET, method="sgd", batch=8, epochs=3), tmp_path_factory.mktemp("undisturbed"))
     train([job], tiny_images(), torch.device("cpu"), Progress())
     return job
 
@@ -166,7 +166,7 @@ def rank_of_label(logits, label):
 
 
 def test_the_receipt_of_a_run_that_other_versions_have_begun_names_them(tmp_path, monkeypatch, recwarn):
-    job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=1), tmp_path / "run")
+    job = Job(Config(model=NET, method="sgd", batch=8, epochs=1), tmp_path / "run")
     for commit in ("first", "first", "second", "third"):
         monkeypatch.setenv("BISAM_COMMIT", commit)
         progress = Asking(None if commit == "third" else 1)
@@ -187,14 +187,14 @@ def test_a_receipt_is_of_the_code_that_the_process_began_with(tmp_path, monkeypa
             super().epoch(*arguments)
 
     monkeypatch.setenv("BISAM_COMMIT", "begun with")
-    job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=1), tmp_path / "run")
+    job = Job(Config(model=NET, method="sgd", batch=8, epochs=1), tmp_path / "run")
     with Committing() as progress:
         train([job], tiny_images(), torch.device("cpu"), progress)
     assert json.loads((job.folder / "receipt.json").read_text())["commit"] == "begun with"
 
 
 def test_a_checkpoint_that_tells_no_version_is_of_an_unknown_one(tmp_path, monkeypatch, recwarn):
-    job = Job(Config(model="resnet20", method="sgd", batch=8, epochs=1), tmp_path / "run")
+    job = Job(Config(model=NET, method="sgd", batch=8, epochs=1), tmp_path / "run")
     progress = Asking(1)
     with pytest.raises(Stopped):
         train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
@@ -208,7 +208,7 @@ def test_a_checkpoint_that_tells_no_version_is_of_an_unknown_one(tmp_path, monke
 
 
 def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes():
-    config = Config(model="resnet20", batch=8, epochs=1, precision="fp32")
+    config = Config(model=NET, batch=8, epochs=1, precision="fp32")
     training = TrainingRun(config, tiny_images(classes=100, tested=300), torch.device("cpu"))
     training.best.weights = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
     training.model.eval()
@@ -229,7 +229,7 @@ def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes(
 
 
 def test_a_collapsed_model_is_as_right_as_a_guess_and_nan_is_wrong():
-    training = TrainingRun(Config(model="resnet20", batch=8), tiny_images(classes=100, tested=300), torch.device("cpu"))
+    training = TrainingRun(Config(model=NET, batch=8), tiny_images(classes=100, tested=300), torch.device("cpu"))
     weight, bias = [*training.model.parameters()][-2:]
     with torch.no_grad():
         weight.zero_()
@@ -244,7 +244,7 @@ def test_a_collapsed_model_is_as_right_as_a_guess_and_nan_is_wrong():
 
 @pytest.mark.parametrize(("classes", "told"), [(99, False), (100, True)])
 def test_a_result_has_top5_accuracy_from_a_hundred_classes_on(classes, told, tmp_path):
-    config = Config(model="resnet20", batch=8, epochs=1)
+    config = Config(model=NET, batch=8, epochs=1)
     train([Job(config, tmp_path)], tiny_images(classes), torch.device("cpu"), Progress())
     result = json.loads((tmp_path / "result.json").read_text())
     assert ("test_top5_accuracy" in result) == told

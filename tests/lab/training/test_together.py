@@ -19,11 +19,11 @@ from bisam.lab.training import jobs as runs
 from bisam.lab.training import loop as lab
 from bisam.lab.training.loop import Job, Stopped, train
 from bisam.lab.training.progress import Progress
-from tiny import BATCHES, Asking, tiny_images
+from tiny import BATCHES, NET, Asking, tiny_images
 
 
 def job(folder, epochs, seed=0, method="sam", **fields):
-    return Job(Config(model="resnet20", method=method, batch=8, epochs=epochs, seed=seed, **fields), folder)
+    return Job(Config(model=NET, method=method, batch=8, epochs=epochs, seed=seed, **fields), folder)
 
 
 def do(jobs, together=None, progress=None):

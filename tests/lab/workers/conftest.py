@@ -16,6 +16,9 @@ from typer.testing import CliRunner
 
 from bisam.lab import records
 from bisam.lab.cli import app
+from bisam.lab.workers import processes
+
+import forked
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray stays on 127.0.0.1; read when it is imported
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -113,6 +116,12 @@ def command(network):
         return CliRunner().invoke(app, [*arguments, *map(str, options)], env={"COLUMNS": "250"})
 
     return run
+
+
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """Workers that share what a server has imported. The test of killed workers has them as a user does."""
+    monkeypatch.setattr(processes, "multiprocessing", SimpleNamespace(get_context=lambda _: forked.context()))
 
 
 OF_THE_PLACE = ("seconds", "samples_per_second", "together", "alike")

@@ -1,8 +1,10 @@
 """`bisam fit` with workers: its data and network by name, its plan in the storage."""
 
 import numpy as np
+import pytest
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_fit_trains_in_workers_and_another_machine_resumes_its_plan_from_the_storage(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 

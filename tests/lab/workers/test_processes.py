@@ -3,6 +3,8 @@
 import multiprocessing
 from types import SimpleNamespace
 
+import pytest
+
 from bisam.lab import records
 from bisam.lab.workers.messages import Begun, Done, Lost
 from bisam.lab.workers.processes import Processes
@@ -42,6 +44,7 @@ def test_a_killed_worker_starts_again_ctrl_c_saves_and_the_table_ends_with_the_s
     assert of_table(tmp_path) == expected["reproduce"]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_whose_workers_are_lost_is_named_and_the_others_are_trained(
     command, network, expected, of_table, tmp_path
 ):
