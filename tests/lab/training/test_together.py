@@ -221,8 +221,8 @@ def test_what_a_run_needed_is_let_go_when_it_ends(tmp_path, monkeypatch):
 
 def test_steps_are_prepared_only_when_the_company_changes(tmp_path, monkeypatch):
     prepared = []
-    own = lab._steps
-    monkeypatch.setattr(lab, "_steps", lambda crew, progress: prepared.append(len(crew)) or own(crew, progress))
+    own = lab.steps_of
+    monkeypatch.setattr(lab, "steps_of", lambda crew, note: prepared.append(len(crew)) or own(crew, note))
     do([job(tmp_path / "short", 2), job(tmp_path / "long", 4, seed=1)])
     assert prepared == [2, 1]
 
