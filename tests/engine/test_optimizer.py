@@ -424,6 +424,16 @@ def test_rho_is_an_option_of_groups_and_cannot_be_set_beside_them():
     assert repr(optimizer).startswith("BiSAM(rho=0.2 or 0.0, adaptive=False")
 
 
+def test_an_option_of_groups_may_have_the_name_of_an_attribute_and_any_value():
+    perturbation = bisam.perturbation.Ball()
+    perturbation.defaults.update(start=[0.1, 0.9])
+    model = mlp()
+    optimizer = SharpnessAware(sgd(model), model, perturbation=perturbation, start=3)
+    optimizer.start = 5
+    assert optimizer.start == 5
+    assert "start=[0.1, 0.9]" in repr(optimizer)
+
+
 def test_a_step_between_ascend_and_descend_names_the_remedy_also_without_a_closure():
     model, optimizer = build()
     perturb(model, optimizer)

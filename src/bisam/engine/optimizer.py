@@ -340,8 +340,8 @@ class SharpnessAware(TwoPasses):
 
     def __repr__(self) -> str:
         self._complete_groups()
-        values = {name: [group[name] for group in self.param_groups] for name in self.perturbation.defaults}
-        options = ", ".join(f"{name}={' or '.join(map(str, dict.fromkeys(found)))}" for name, found in values.items())
+        values = {name: [str(group[name]) for group in self.param_groups] for name in self.perturbation.defaults}
+        options = ", ".join(f"{name}={' or '.join(dict.fromkeys(found))}" for name, found in values.items())
         return (
             f"{type(self).__name__}({options}, ascent={self.criterion.ascent}, descent={self.criterion.descent},\n"
             f"base={self.base})"

@@ -97,7 +97,9 @@ class Wrapper(torch.optim.Optimizer):
         super().__setattr__(name, value)
 
     def _is_option_of_groups(self, name: str) -> bool:
-        """Whether the perturbation reads this name from the groups, and this object has no attribute of that name."""
+        """Whether the perturbation reads this name from the groups, and the class has no attribute of that name."""
+        if "defaults" not in self.__dict__:  # it is being built: attributes get their first values
+            return False
         perturbation = self.__dict__.get("perturbation")
         return perturbation is not None and name in perturbation.defaults and not hasattr(type(self), name)
 
