@@ -9,6 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from torch import nn
 
 from bisam.capture import capture_together
 from bisam.lab.config import Config
@@ -226,6 +227,25 @@ def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes(
     ] != [("last_test_accuracy", first), ("last_test_top5_accuracy", five)]  # fmt: skip
     next(training.model.parameters()).data.fill_(float("nan"))
     assert training.last_test_accuracies() == {}
+
+
+def test_a_run_has_diverged_where_any_weight_is_not_finite():
+    training = TrainingRun(Config(model=NET, batch=8), tiny_images(), torch.device("cpu"))
+    whole = nn.Parameter(torch.arange(3), requires_grad=False)  # as quantized models have
+    waves = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    training.model.extend([nn.ParameterList([whole, waves, nn.Parameter(torch.zeros(0, 4))])])
+    assert not training.diverged
+    waves.data[1] = complex(0, float("inf"))
+    assert training.diverged
+    training.model = nn.ParameterList([torch.zeros(0, 4)])  # as on a rank that holds no part of a small model
+    assert not training.diverged
+
+
+@pytest.mark.parametrize(("compiled", "kernels"), [(False, "torch"), (True, "bisam")])
+def test_a_run_names_the_kernels_that_train_it(compiled, kernels, monkeypatch):
+    monkeypatch.setattr("bisam.lab.training.run.compile_model", lambda *_, **__: "bisam")  # as on a GPU
+    config = Config(model=NET, batch=8, compile=compiled)
+    assert TrainingRun(config, tiny_images(), torch.device("cpu")).kernels == kernels
 
 
 def test_a_collapsed_model_is_as_right_as_a_guess_and_nan_is_wrong():

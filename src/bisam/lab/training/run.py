@@ -175,9 +175,12 @@ class TrainingRun:
     @torch.no_grad()
     def diverged(self) -> bool:
         """Whether any weight is not finite."""
-        parts = [part for part in locals_of(self.model.parameters()) if part.numel()]
-        largest = [norm.float() for norm in torch._foreach_norm(parts, math.inf)]
-        found = bool(parts) and not bool(torch.isfinite(torch.stack(largest)).all())  # one wait for the device
+        weights = [weight for weight in self.model.parameters() if weight.is_floating_point() or weight.is_complex()]
+        parts = [part for part in locals_of(weights) if part.numel()]
+        found = False
+        if parts:  # a rank may hold none of a small model that is sharded
+            largest = [norm.float() for norm in torch._foreach_norm(parts, math.inf)]
+            found = not bool(torch.isfinite(torch.stack(largest)).all())  # one wait for the device
         return self.ranks.any(found) if self.held.is_sharded else found
 
     @torch.no_grad()
