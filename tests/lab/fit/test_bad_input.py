@@ -1,9 +1,12 @@
 """Input that cannot be used: one line with the remedy, and no run that counts."""
 
 import json
+import logging
 import shutil
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bisam.lab import records
@@ -183,6 +186,7 @@ def test_an_empty_validation_part(refused, tmp_path):
             "no measure is called 'f2': there are accuracy, ",
         ),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--batch", 1], "batch norm of perceptron needs two samples"),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--batch", 2, "--methods", "esam"], "of a batch of 2: give --batch 4"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--set", "rho=1"], "rho has an option of its own"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--methods", "base"], "a comparison needs a method beside SGD"),
     ],
@@ -201,10 +205,17 @@ def test_a_path_that_is_not_there_and_a_file_of_another_kind(refused, tmp_path):
     assert "is not a complete Parquet file" in refused(tmp_path / "half.parquet")
 
 
-def test_a_text_file_in_another_encoding(refused, tmp_path, capfd):
+def test_a_table_without_columns(refused, tmp_path):
+    pq.write_table(pa.table({}), tmp_path / "a.parquet")
+    assert "a.parquet has no columns: give a column of labels" in refused(tmp_path / "a.parquet")
+
+
+def test_a_text_file_in_another_encoding(refused, tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(logging.StreamHandler, "emit", lambda _, record: lines.append(record.getMessage()))
     (tmp_path / "a.csv").write_bytes("x,label\n1,grün\n2,rot\n".encode("latin1") * 6)
     assert "is not in UTF-8 (byte 0xfc): save it as UTF-8" in refused(tmp_path / "a.csv")
-    assert "Failed to read file" not in capfd.readouterr().err
+    assert lines == []
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,8 @@ def test_a_validation_of_many_batches_is_measured_by_its_first_ones(monkeypatch)
     config = replace(CONFIG, validation=0.3)  # 12 samples, and 30 of the test: 0.2 seconds a batch
     found = rehearse(config, clock.source(), CPU, clock.build, clock=clock)
     assert found.validation == pytest.approx(0.2 * 5.5)
+    assert found.scatter == pytest.approx(0)  # the first step, which is cold, does not count
+    assert found.searched_step == found.step  # nothing is captured on a CPU
     # one sample is run to see whether the model fits; the weights of two epochs are tested
     assert found.once == pytest.approx(3.1 + 2 * 0.2 * 14.5)
 
@@ -123,7 +125,12 @@ def test_the_steps_of_the_search_are_those_of_the_plan():
 
 @pytest.mark.parametrize(
     ("step", "scatter", "words"),
-    [(0.1, 0.05, "30 seconds"), (0.1, 0.3, "21 to 39 seconds"), (2.0, 0.5, "5 to 15 minutes")],
+    [
+        (0.003, 0.5, "1 seconds"),
+        (0.1, 0.05, "30 seconds"),
+        (0.1, 0.3, "21 to 39 seconds"),
+        (2.0, 0.5, "5 to 15 minutes"),
+    ],
 )
 def test_an_uncertain_time_is_a_range(step, scatter, words):
     assert duration(Budget(10, 3, 0, 0), {"sam": Cost(step, 0.0, 10, scatter=scatter)}, {}) == words

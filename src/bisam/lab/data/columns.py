@@ -33,8 +33,11 @@ def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind
     """The kind of data, the columns of the inputs, and the column of the label."""
     columns = tables.columns
     label = options.get("label") or next((name for name in LABELS if name in columns), "")
-    if {*columns[1:]} <= {INDEX} and any(mark in columns[0] for mark in ";\t|"):
-        raise DataError(f"{where} has one column, {columns[0]!r:.60}: separate its columns by commas (.tsv: by tabs)")
+    if not columns:
+        raise DataError(f"{where} has no columns: give a column of labels, and one or more of inputs")
+    own = [name for name in columns if name != INDEX]
+    if len(own) == 1 and any(mark in own[0] for mark in ";\t|"):
+        raise DataError(f"{where} has one column, {own[0]!r:.60}: separate its columns by commas (.tsv: by tabs)")
     if not label:
         raise DataError(f"{where} has the columns {_listed(columns)}: name that of the classes by --label")
     for option in ("label", "text", "image"):

@@ -56,13 +56,12 @@ def duration(budget: Budget, costs: Mapping[str, Cost], searched: Mapping[str, C
         )
         for sign in (-1, 1)
     )
-    number, unit = (f"{low:.0f}", f"{high:.0f}"), "seconds"
-    if high >= 90:
-        number, unit = (f"{low / 60:.0f}", f"{high / 60:.0f}"), "minutes"
-    if high <= PRECISE * low or number[0] == number[1]:
+    length, unit = (1, "seconds") if high < 90 else (60, "minutes")
+    least, most = (max(1, round(time / length)) for time in (low, high))
+    if high <= PRECISE * low or least == most:
         middle = seconds(budget, costs, searched)
         return f"{middle:.0f} seconds" if middle < 90 else f"{middle / 60:.0f} minutes"
-    return f"{max(1, int(number[0]))} to {number[1]} {unit}"
+    return f"{least} to {most} {unit}"
 
 
 def planned(wanted: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Cost], limit: float) -> Budget:

@@ -29,6 +29,7 @@ RECORDED = 6
 """More steps at least where they are captured on a GPU: the first ones run eagerly, and one is recorded."""
 
 STRETCHES, MOST_SCATTER = 5, 0.5
+"""Parts of the timed steps whose means are compared, and the largest scatter that is reported."""
 
 BATCHES = 3
 """Batches that are evaluated, after one that is not timed. They stand for the others."""
@@ -79,7 +80,8 @@ def rehearse(
         if "more than 1 value per channel" not in str(error):
             raise
         raise ValueError(
-            f"the batch norm of {config.model} needs two samples or more in a batch, got {config.batch}: give --batch 2"
+            f"the batch norm of {config.model} needs two samples or more in each pass, got too few of a batch of "
+            f"{config.batch}: give --batch {2 * config.batch}"
         ) from error
     except RuntimeError as error:
         if not is_out_of_memory(error):
