@@ -60,11 +60,12 @@ class _Pool:
             return f"it ended with exit code {self._host.exitcode}", None
 
     def close(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._host.pid, signal.SIGKILL)
-        self._host.join()
         for pipe in self._pipes:
             pipe.close()
+        with suppress(ProcessLookupError):  # it may not have a group of its own yet
+            os.killpg(self._host.pid, signal.SIGKILL)
+        self._host.kill()
+        self._host.join()
         self._folder.cleanup()
 
 
@@ -120,11 +121,11 @@ def _serve(rank: int, folder: str, pipe) -> None:
     while True:
         try:
             function, args = pickle.loads(pipe.recv_bytes())
-        except EOFError:  # whoever asked is gone
+        except EOFError:  # the test has ended
             os._exit(0)
         try:
             answer = "", function(*args)
-            dist.barrier()  # nobody goes on while another still listens
+            dist.barrier()  # all have ended it before the next one begins
         except BaseException:
             answer = traceback.format_exc(), None
         pipe.send_bytes(pickle.dumps(answer))
