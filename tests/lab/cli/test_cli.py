@@ -1,6 +1,7 @@
 """The command line as it is typed."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,18 @@ def test_help_shows_the_defaults(in_process):
     text = " ".join(done.stdout.split())
     for default in ("loss,epoch,together,memory", "resnet20 on a CPU", "128; 16 on a CPU", "auto", "bench.json"):
         assert default in text
+
+
+@pytest.mark.parametrize(
+    ("option", "default"),
+    [("device", "auto"), ("together", "1"), ("workers", "one for each GPU"), ("retries", "2"), ("perturb", "rank")],
+)
+@pytest.mark.parametrize("command", ["fit", "reproduce", "sweep"])
+def test_commands_share_options_with_the_same_defaults(command, option, default, in_process):
+    text = " ".join(in_process(command, "--help").stdout.split())
+    found = re.search(rf"--{option} (?:(?! --\w).)*?\[default: \(?([^\];]*)", text)
+    assert found
+    assert found.group(1).rstrip(")") == default
 
 
 @pytest.mark.parametrize(

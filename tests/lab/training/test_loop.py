@@ -261,6 +261,7 @@ def test_a_checkpoint_of_another_configuration_is_refused_by_field(undisturbed, 
         (["train", "demo", "--set", "batch=100000"], "larger than the training data"),
         (["reproduce", "cifar10", "--methods", "sgdd"], "no method of cifar10 is called 'sgdd'"),
         (["train", "demo", "--track", "paper"], "wandb or trackio, got 'paper'"),
+        (["reproduce", "demo", "--track", "wandb", "--workers", "2"], "one run at a time: remove --track, or"),
         (["train", "demo", "--device", "tpu"], "auto, cpu or cuda, got 'tpu'"),
     ],
 )

@@ -22,7 +22,9 @@ def trackers(root: Path, *, tensorboard: bool, service: str | None, together: in
         if service not in SERVICES:
             raise ValueError(f"curves can be sent to {' or '.join(SERVICES)}, got {service!r}")
         if together > 1:
-            raise ValueError(f"{service} takes the curves of one run at a time: remove --track or --together")
+            raise ValueError(
+                f"{service} takes the curves of one run at a time: remove --track, or --together, --workers and --on"
+            )
         wanted.append(Service(service))
     return wanted
 
