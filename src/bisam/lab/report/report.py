@@ -131,8 +131,8 @@ def _answers(groups: Sequence[Group]) -> list[Block]:
     blocks: list[Block] = [Cards(found), Figures(plots, "forest")]
     if folded:
         more = [Figure(f"{one.name} − {one.baseline}", forest(one)) for one in folded]
-        count = sum(len(one.placed) for one in folded)
-        blocks.append(Fold(f"{count} difference{'s' * (count != 1)} of changed recipes", [Figures(more, "forest")]))
+        lines = sum(len(one.placed) for one in folded)
+        blocks.append(Fold(f"{lines} difference{'s' * (lines != 1)} of changed recipes", [Figures(more, "forest")]))
     blocks.append(_in_words(found))
     plans = effects.sheet_of_plans(effects.seed_plans(groups), found[0].measure)
     return blocks if plans is None else [*blocks, Grid(plans)]
