@@ -60,7 +60,9 @@ def paper_table(found: Collection) -> str:
                         "–" if gap is None else f"{signed(gap.found.mean)} ({_interval(gap)})",
                         "–" if gap is None or gap.published is None else signed(gap.published),
                     ])  # fmt: skip
-    return markdown(head, rows)
+    return markdown(
+        head, [[cell.replace(" ± ", "\u00a0±\u00a0").replace(" = ", "\u00a0=\u00a0") for cell in row] for row in rows]
+    )
 
 
 def verdicts(found: Collection) -> str:

@@ -423,9 +423,10 @@ PAGES = {
     ROOT / "README.md": of_ledger(demo=ledger.demo_table),
     ROOT / "docs/index.md": of_ledger(paper=ledger.paper_table),
     ROOT / "docs/results.md": {
-        **of_ledger(tables=ledger.all_tables, verdicts=ledger.verdicts, flips=ledger.flips_table, runs=ledger.all_runs),
+        **of_ledger(tables=ledger.all_tables, verdicts=ledger.verdicts, flips=ledger.flips_table),
         "ties": ties_table, "cutout": cutout_table,
     },
+    ROOT / "docs/runs.md": of_ledger(runs=ledger.all_runs),
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
     ROOT / "docs/your-data.md": {"ending": your_data.ending, "ten_seeds": your_data.with_ten_seeds},
     ROOT / "docs/variants.md": {

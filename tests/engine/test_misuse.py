@@ -168,15 +168,20 @@ def test_a_scaler_that_the_closure_does_not_use_is_an_error():
 @pytest.mark.parametrize("form", ["list", "accumulate", "micro_batch"])
 def test_no_more_than_two_gradients_live_beside_the_weights(form):
     """The sum so far, and what the pass under way computes."""
+    shape = mlp()[0].weight.shape
+
+    def alike():
+        gc.collect()
+        return [o for o in gc.get_objects() if type(o) is torch.Tensor and o.shape == shape and not o.requires_grad]
+
+    others = alike()  # of other tests; as long as they live here, their places are not used again
     options = {"micro_batch": 4} if form == "micro_batch" else {}
     model, optimizer = build("SAM", net=mlp, **options)
     held = []
-    shape = model[0].weight.shape
 
     def look(*_):
-        gc.collect()
-        alike = [o for o in gc.get_objects() if type(o) is torch.Tensor and o.shape == shape and not o.requires_grad]
-        held.append(len({t.data_ptr() for t in alike} - {c.data_ptr() for c in optimizer._weights.copies}))
+        known = {t.data_ptr() for t in [*others, *optimizer._weights.copies]}
+        held.append(len({t.data_ptr() for t in alike()} - known))
 
     x, y = batch()
     optimizer.minimize(x, y)  # momentum exists now

@@ -133,7 +133,7 @@ def test_the_paper_s_number_stands_beside_ours(recorded):
     records = runs(recorded, "cifar10/resnet56/sam", [94.0, 94.2]) + runs(
         recorded, "cifar10/resnet56/bisam-log", [94.5, 94.6]
     )
-    _, _, sam, log = ledger.paper_table(collect(records)).splitlines()
+    _, _, sam, log = ledger.paper_table(collect(records)).replace("\u00a0", " ").splitlines()
     assert sam == "| cifar10, resnet56 | SAM | 94.10 ± 0.14, n = 2 | 94.09 ± 0.26 | – | – |"
     assert log.startswith("| cifar10, resnet56 | BiSAM (-log) | 94.55 ± 0.07, n = 2 | 94.28 ± 0.31 | +0.45 (")
     assert log.endswith(") | +0.19 |")

@@ -434,6 +434,19 @@ def test_many_runs_are_drawn_with_fewer_of_their_epochs(recorded, monkeypatch):
     assert len(curves.points(runs, curves.stride(runs))) == 110  # and the last ones
 
 
+def test_differences_of_changed_recipes_have_a_figure_of_their_own(recorded):
+    both = [
+        recorded(f"cifar10/vgg19bn/{method}", seed, 94.0 + seed) for method in ("sam", "bisam-log") for seed in (0, 1)
+    ]
+    changed = [recorded(f"cifar10/resnet56/{method}", cutout=0) for method in ("sam", "bisam-log")]
+    own, of_changed = "differences-BiSAM-vs-SAM", "differences-of-changed-recipes-BiSAM-vs-SAM"
+    made = report.figures(collect(both + changed))
+    texts = {name: str(made[name].to_dict()["datasets"]) for name in (own, of_changed)}
+    models = {name: [model for model in ("vgg19bn", "resnet56") if model in text] for name, text in texts.items()}
+    assert models == {own: ["vgg19bn"], of_changed: ["resnet56"]}
+    assert {own, of_changed} & {*report.figures(collect(changed))} == {own}
+
+
 def test_rows_without_runs_have_no_figures(recorded):
     names = [*report.figures(collect([recorded("label_noise/40%/sam")]))]
     assert len(names) == 6

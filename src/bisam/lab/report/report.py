@@ -88,8 +88,9 @@ def figures(collection: Collection) -> dict[str, charts.Chart]:
     """All charts of these runs, each by a name for a file."""
     drawn: dict[str, charts.Chart] = {}
     groups, found = sort_out(collection)
-    for verdict in verdicts(groups):
-        drawn[_file_name("differences", verdict.title, drawn)] = forest(verdict)
+    for kind, part in zip(("differences", "differences-of-changed-recipes"), _parted(verdicts(groups)), strict=True):
+        for verdict in part:
+            drawn[_file_name(kind, verdict.title, drawn)] = forest(verdict)
     for sweep in found:
         name = f"{sweep.name}, {sweep.changes}" if sweep.changes else sweep.name
         drawn[_file_name(name, sweep.fields[0], drawn)] = grid(sweep)
