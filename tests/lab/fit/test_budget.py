@@ -45,6 +45,6 @@ def test_the_search_is_given_up_before_the_third_seed():
 
 
 def test_too_short_a_time_is_refused_with_one_that_suffices():
-    with pytest.raises(ValueError, match="takes about 2 minutes: give --minutes 2") as refusal:
+    with pytest.raises(ValueError, match="takes about 68 seconds: give --minutes 2") as refusal:
         planned(WANTED, COSTS, SEARCHED, 10)
     assert "2 seeds of 1 epoch without" in str(refusal.value)

@@ -126,7 +126,7 @@ def test_the_steps_of_the_search_are_those_of_the_plan():
 @pytest.mark.parametrize(
     ("step", "scatter", "words"),
     [
-        (0.003, 0.5, "1 seconds"),
+        (0.003, 0.5, "1 second"),
         (0.1, 0.05, "30 seconds"),
         (0.1, 0.3, "21 to 39 seconds"),
         (2.0, 0.5, "5 to 15 minutes"),

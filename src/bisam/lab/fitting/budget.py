@@ -56,12 +56,20 @@ def duration(budget: Budget, costs: Mapping[str, Cost], searched: Mapping[str, C
         )
         for sign in (-1, 1)
     )
-    length, unit = (1, "seconds") if high < 90 else (60, "minutes")
+    length = 1 if high < 90 else 60
     least, most = (max(1, round(time / length)) for time in (low, high))
     if high <= PRECISE * low or least == most:
-        middle = seconds(budget, costs, searched)
-        return f"{middle:.0f} seconds" if middle < 90 else f"{middle / 60:.0f} minutes"
-    return f"{least} to {most} {unit}"
+        return _in_words(seconds(budget, costs, searched))
+    return f"{least} to {most} {'seconds' if length == 1 else 'minutes'}"
+
+
+def _in_words(time: float) -> str:
+    """
+    >>> _in_words(0.2), _in_words(20), _in_words(90), _in_words(600)
+    ('1 second', '20 seconds', '2 minutes', '10 minutes')
+    """
+    number, unit = (max(1, round(time)), "second") if time < 90 else (round(time / 60), "minute")
+    return f"{number} {unit}{'s' * (number != 1)}"
 
 
 def planned(wanted: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Cost], limit: float) -> Budget:
@@ -72,7 +80,7 @@ def planned(wanted: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Co
     least = seconds(budget, costs, searched)  # of one epoch
     raise ValueError(
         f"the least that can be compared, {budget.seeds} seeds of 1 epoch without a search of ρ, takes "
-        f"about {math.ceil(least / 60)} minutes: give --minutes {math.ceil(1.2 * least / 60)}, or a smaller model"
+        f"about {_in_words(least)}: give --minutes {math.ceil(1.2 * least / 60)}, or a smaller model"
     )
 
 
