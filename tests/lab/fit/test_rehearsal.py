@@ -96,7 +96,15 @@ def taken(config, folder):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"method": "sgd"}, {}, {"start": 0.75}, {"every": 4}, {"method": "looksam"}, {"method": "esam"}],
+    [
+        {"method": "sgd"},
+        {},
+        {"start": 0.75},
+        {"every": 4},
+        {"method": "looksam"},
+        {"method": "esam"},
+        {"select": "last"},
+    ],
     ids=str,
 )
 def test_the_announced_time_is_that_of_the_training(fields, tmp_path):

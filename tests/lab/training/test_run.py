@@ -248,6 +248,22 @@ def test_a_run_names_the_kernels_that_train_it(compiled, kernels, monkeypatch):
     assert TrainingRun(config, tiny_images(), torch.device("cpu")).kernels == kernels
 
 
+@pytest.mark.parametrize(("select", "last"), [("best", 92.0), ("last", 91.0)])
+def test_the_last_weights_are_tested_too_but_no_weights_twice(select, last, tmp_path, monkeypatch, recwarn):
+    validated, tested = iter([50.0, 40.0]), iter([91.0, 92.0, 93.0])
+
+    def measured(training, batches, part, tops=(1,)):
+        return {f"{part}_accuracy": next(tested if part == "test" else validated)}
+
+    monkeypatch.setattr(TrainingRun, "measured", measured)
+    job = Job(Config(model=NET, method="sgd", batch=8, epochs=2, select=select), tmp_path / "run")
+    with Progress() as progress:
+        train([job], tiny_images(), torch.device("cpu"), progress)
+    result = read(job.folder).result
+    assert (result["test_accuracy"], result["last_test_accuracy"]) == (91.0, last)
+    assert next(tested) == last + 1
+
+
 def test_a_collapsed_model_is_as_right_as_a_guess_and_nan_is_wrong():
     training = TrainingRun(Config(model=NET, batch=8), tiny_images(classes=100, tested=300), torch.device("cpu"))
     weight, bias = [*training.model.parameters()][-2:]

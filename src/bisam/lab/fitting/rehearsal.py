@@ -135,7 +135,7 @@ def _measured(
         plain * step,
         validation,
         len(training.batches),
-        once=built + 2 * test,  # the chosen weights, and the last ones
+        once=built + (1 if config.select == "last" else 2) * test,  # the chosen weights, and the last ones
         searched_step=plain * _typical(eager)[0],
         scatter=scatter,
     )

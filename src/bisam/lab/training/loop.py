@@ -315,6 +315,17 @@ def _save(active: Sequence[ActiveRun], checksum: str) -> None:
             checkpoint.save(one.run.checkpoints, steps, whole)
 
 
+def _tested(one: ActiveRun) -> dict[str, float | None]:
+    """Test accuracies of the best weights and, named `last_…`, of the last ones; the same weights are tested once."""
+    training = one.training
+    if training.best.weights is None:
+        return {"test_accuracy": None, **training.last_test_accuracies()}
+    found = training.test_accuracies()
+    is_last = training.best.epoch == one.epoch - 1
+    last = {f"last_{name}": value for name, value in found.items()} if is_last else training.last_test_accuracies()
+    return {**found, **last}
+
+
 def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:
     """Write result, receipt and weights, and remove the checkpoints."""
     training = one.training
@@ -324,8 +335,7 @@ def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:
         "best_epoch": training.best.epoch,
         "validation_accuracy": training.best.accuracy,
         **training.best.others,
-        **({"test_accuracy": None} if training.best.weights is None else training.test_accuracies()),
-        **training.last_test_accuracies(),
+        **_tested(one),
         "seconds": training.seconds,
     }
     if training.best.weights:
