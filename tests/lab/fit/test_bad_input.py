@@ -225,6 +225,8 @@ def test_a_text_file_in_another_encoding(refused, tmp_path, monkeypatch):
         (["--set", "lrr=1"], "no field of a run is called 'lrr'"),
         (["--seeds", "a"], "seeds are numbers such as"),
         (["--rho", "x"], "--rho is auto or a number"),
+        (["--rho", "-1"], "rho must lie between 0 and 1000, got -1.0"),
+        (["--rho", "nan"], "rho must lie between 0 and 1000, got nan"),
     ],
 )
 def test_a_wrong_option_is_refused_before_the_data_are_read(options, message, refused, monkeypatch, breast_cancer):

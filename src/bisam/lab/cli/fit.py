@@ -173,6 +173,7 @@ def _rho(text: str) -> float | None:
     if text == "auto":
         return None
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         raise ValueError(f"--rho is auto or a number, got {text!r}") from None
+    return Config(rho=value).rho  # which refuses numbers that are no radius
