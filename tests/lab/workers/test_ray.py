@@ -1,11 +1,20 @@
 """A Ray cluster of two nodes on this machine, with workers that are killed and a command that is stopped."""
 
+import builtins
 import shutil
 from pathlib import Path
 
 import pytest
 
 from bisam.lab import records
+
+
+@pytest.fixture(autouse=True)
+def print_stays():
+    """By default Ray replaces it in our process, for bars of its own: what refers to it cannot be pickled then."""
+    before = builtins.print
+    yield
+    assert builtins.print is before
 
 
 def test_a_killed_worker_is_retried_by_ray_ctrl_c_saves_and_the_table_ends_with_the_same_bits(

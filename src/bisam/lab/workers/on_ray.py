@@ -40,6 +40,7 @@ class RayCluster:
     def open(self) -> Iterator[None]:
         ray = imported()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that begins here
+        os.environ.setdefault("RAY_TQDM_PATCH_PRINT", "0")  # Ray would replace Python's print in this process, for good
         try:
             ray.init(self.address or None, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
