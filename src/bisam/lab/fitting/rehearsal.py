@@ -122,7 +122,7 @@ def _measured(
     perturbing = replace(config, start=0.0, every=1)  # what it needs once it perturbs
     training = TrainingRun(perturbing, source, device, build, ranks)
     built = timer.seconds()
-    plain = passes(config) / passes(perturbing)  # steps that do not perturb cost less
+    part = passes(config) / passes(perturbing)  # steps that do not perturb cost less
     eager = _timed(training, lambda batch: _eager_step(training, batch), timer, LEAST_STEPS)
     captured = steps_of([training], _ignore)
     times = eager
@@ -132,11 +132,11 @@ def _measured(
     training.measured(_First(training.validation, 1), "validation")
     validation, test = (_evaluation(training, batches, timer) for batches in (training.validation, training.test))
     return Cost(
-        plain * step,
+        part * step,
         validation,
         len(training.batches),
         once=built + (1 if config.select == "last" else 2) * test,  # the chosen weights, and the last ones
-        searched_step=plain * _typical(eager)[0],
+        searched_step=part * _typical(eager)[0],
         scatter=scatter,
     )
 

@@ -318,12 +318,10 @@ def _save(active: Sequence[ActiveRun], checksum: str) -> None:
 def _tested(one: ActiveRun) -> dict[str, float | None]:
     """Test accuracies of the best weights and, named `last_…`, of the last ones; the same weights are tested once."""
     training = one.training
-    if training.best.weights is None:
-        return {"test_accuracy": None, **training.last_test_accuracies()}
-    found = training.test_accuracies()
+    best = None if training.best.weights is None else training.test_accuracies()
     is_last = training.best.epoch == one.epoch - 1
-    last = {f"last_{name}": value for name, value in found.items()} if is_last else training.last_test_accuracies()
-    return {**found, **last}
+    last = best if best is not None and is_last else training.last_test_accuracies()
+    return {**(best or {"test_accuracy": None}), **{f"last_{name}": value for name, value in last.items()}}
 
 
 def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:

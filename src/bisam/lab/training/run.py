@@ -264,8 +264,7 @@ class TrainingRun:
         """The same of the weights as they are, for what the choice of an epoch does; empty if they are not finite."""
         if self.diverged:
             return {}
-        found = self.measured(self.test, "test", [*self.tops.values()])
-        return {f"last_{name}": value for name, value in found.items()}
+        return self.measured(self.test, "test", [*self.tops.values()])
 
     def state(self) -> dict[str, Any]:
         """Everything that is needed to resume the run bit for bit. All ranks call it together."""
