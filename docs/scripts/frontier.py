@@ -36,7 +36,8 @@ MODELS = {"resnet32": "ResNet-32", "vgg19bn": "VGG19-BN"}
 PLACES = [(model, noise) for model in MODELS for noise in (0.0, 0.4)]
 KINDS = {
     "": "all steps", "200epochs": "200 epochs", "every5": "every fifth step", "late50": "last 50 %",
-    "late25": "last 25 %", "late10": "last 10 %", "late50every5": "every fifth step of the last 50 %",
+    "late25": "last 25 %", "late14": "last 14 %", "late10": "last 10 %",
+    "late50every5": "every fifth step of the last 50 %",
 }  # fmt: skip
 """Which steps perturb, by setting."""
 EPOCHS = 200

@@ -79,12 +79,13 @@ def test_the_frontier_has_one_protocol_and_its_settings_differ_in_one_field_or_t
         assert (config.model, config.noise, config.row) == (model, 0.4 if noise else 0.0, row)
         assert config.epochs == (400 if method == "sgd" and setting != "200epochs" else 200)
         assert config.every == (5 if setting.endswith("every5") else None)
-        assert config.start == {"late50": 0.5, "late25": 0.75, "late10": 0.9, "late50every5": 0.5}.get(setting, 0.0)
+        starts = {"late50": 0.5, "late25": 0.75, "late14": 0.86, "late10": 0.9, "late50every5": 0.5}
+        assert config.start == starts.get(setting, 0.0)
         assert config.rho == (0.3 if method == "msam" else 0.05)
     theirs = find("label_noise").cells["40%", "bisam-log"]
     assert training_of(cells["resnet32-noise40", "bisam-log"]) == training_of(theirs)
     assert training_of(cells["vgg19bn", "sgd"]) == training_of(find("cifar10").cells["vgg19bn", "sgd"])
-    assert len(cells) == 4 * (8 + 1 + 5 * 2)
+    assert len(cells) == 4 * (8 + 1 + 6 * 2)
 
 
 def test_the_fine_tuning_tables_have_the_paper_s_settings():

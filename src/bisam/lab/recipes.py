@@ -163,6 +163,7 @@ FRONTIER_SETTINGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "every5": (["sam", "bisam-log"], {"every": 5}),
     "late50": (["sam", "bisam-log"], {"start": 0.5}),
     "late25": (["sam", "bisam-log"], {"start": 0.75}),
+    "late14": (["sam", "bisam-log"], {"start": 0.86}),
     "late10": (["sam", "bisam-log"], {"start": 0.9}),
     "late50every5": (["sam", "bisam-log"], {"start": 0.5, "every": 5}),
 }
