@@ -183,6 +183,22 @@ def test_a_part_of_each_batch_is_put_together_without_the_others(monkeypatch):
     assert all(x.untyped_storage().nbytes() == x.nbytes for x, _ in parts[0].epoch(1))
 
 
+def test_an_epoch_that_ends_draws_the_random_numbers_of_the_next(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        on_device, "generator", lambda *names: drawn.append(names[-1]) or torch.Generator().manual_seed(names[-1])
+    )
+    made, fresh = batches(cutout=4), batches(cutout=4)
+    first = list(made.epoch(0))
+    assert drawn == [0, 1]
+    second = list(made.epoch(1))
+    assert drawn == [0, 1, 2]  # the one that was drawn ahead is used
+    again = list(made.epoch(1))
+    assert equal(first, list(fresh.epoch(0)))
+    assert equal(second, again)
+    assert equal(second, list(batches(cutout=4).epoch(1)))
+
+
 def test_epochs_may_be_read_at_the_same_time():
     made = batches()
     pairs = list(zip(made.epoch(0), made.epoch(1), strict=True))

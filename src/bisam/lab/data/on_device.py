@@ -14,6 +14,9 @@ from bisam.lab.data.shards import WHOLE
 PIXELS_AT_ONCE = 2**20
 """Pixels of the batches that are put together at a time: eight of 128 images of 32×32. Larger batches come singly."""
 
+_Drawn = tuple[Tensor, Tensor | None]
+"""Order, first pixel and direction of each crop; corners of the squares to cut out, if any."""
+
 
 class Normalization:
     """uint8 (B, H, W, C) → (pixel/255 − mean)/std, (B, C, H, W)."""
@@ -49,7 +52,7 @@ class Batches:
     pixel, so it is clipped at the border. `shuffle` is the order alone.
 
     Order and augmentation depend on seed and epoch only, and are the same on every device. All random numbers of an
-    epoch are drawn when it begins; nothing waits for the device.
+    epoch are drawn at once, at the end of the epoch before it, while the device is busy; nothing waits for the device.
 
     >>> images, labels = torch.zeros(10, 3, 32, 32, dtype=torch.uint8), torch.arange(10)
     >>> batches = Batches(images, labels, batch=4, mean=[0.5] * 3, std=[0.25] * 3, device="cpu", seed=0, augment=True)
@@ -113,6 +116,7 @@ class Batches:
         self._down = torch.arange(self._height, device=self.device).view(-1, 1)
         self._across = torch.arange(self._width, device=self.device)
         self._rows_down = self._down * self._stride
+        self._ahead: dict[int, _Drawn] = {}  # the epoch after the one that has ended
 
     def __len__(self) -> int:
         count = len(self._labels)
@@ -129,16 +133,7 @@ class Batches:
             yield self._normalize(self._pixels[rows]), self._labels[rows].clone()
 
     def _random(self, number: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-        count, p = len(self._labels), self.padding
-        draws = generator("batches", self.seed, number)
-        order = torch.randperm(count, generator=draws) if self.shuffle else torch.arange(count)
-        top, left = torch.randint(2 * p + 1, (2, count), generator=draws)
-        mirrored = torch.randint(2, (count,), generator=draws) * int(self.flip)
-        # where the first pixel of each crop is, and whether the next one is to its right or to its left
-        area = (self._height + 2 * p) * self._stride
-        first = order * area + top * self._stride + left + mirrored * (self._width - 1)
-        plan = _moved(torch.stack([order, first, 1 - 2 * mirrored]), self.device)
-        holes = self._holes(draws) if self.cutout else None
+        plan, holes = self._ahead.pop(number) if number in self._ahead else self._drawn(number)
         pixels = self._pixels.view(-1, self._pixels.shape[-1])
         for several in self._neighbours(start):
             rows = slice(several[0].start, several[-1].stop)
@@ -151,6 +146,20 @@ class Batches:
             for one in several:
                 own = slice(one.start - rows.start, one.stop - rows.start)
                 yield x[own], labels[own]
+        self._ahead = {number + 1: self._drawn(number + 1)}
+
+    def _drawn(self, number: int) -> _Drawn:
+        """All that is random in an epoch: for each image its place in the order, its crop, and what is cut out."""
+        count, p = len(self._labels), self.padding
+        draws = generator("batches", self.seed, number)
+        order = torch.randperm(count, generator=draws) if self.shuffle else torch.arange(count)
+        top, left = torch.randint(2 * p + 1, (2, count), generator=draws)
+        mirrored = torch.randint(2, (count,), generator=draws) * int(self.flip)
+        # where the first pixel of each crop is, and whether the next one is to its right or to its left
+        area = (self._height + 2 * p) * self._stride
+        first = order * area + top * self._stride + left + mirrored * (self._width - 1)
+        plan = _moved(torch.stack([order, first, 1 - 2 * mirrored]), self.device)
+        return plan, self._holes(draws) if self.cutout else None
 
     def _neighbours(self, start: int) -> Iterator[list[slice]]:
         """The rows of a few batches at a time: to launch as many kernels for each would keep the host busy."""

@@ -131,8 +131,8 @@ class TrainingRun:
 
         `together` is how many runs shared the device, `alike` whether their steps cost the same.
         """
-        steps = self.sums["steps"].item()
-        means = self._means()
+        whole = self._whole_sums()
+        sums = dict(zip(whole, torch.stack([*whole.values()]).tolist(), strict=True))  # one wait for the device
         for total in self.sums.values():
             total.zero_()
         validation = self.measured(self.validation, "validation")
@@ -146,21 +146,13 @@ class TrainingRun:
         return {
             "epoch": epoch,
             "lr": rate(self.config, epoch, 0, len(self.batches)),
-            **means,
+            **_means(sums),
             **validation,
             "seconds": seconds,
             "together": together,
             "alike": alike,
-            "samples_per_second": steps * self.config.batch / seconds if seconds > 0 else math.inf,
+            "samples_per_second": sums["steps"] * self.config.batch / seconds if seconds > 0 else math.inf,
         }
-
-    def _means(self) -> dict[str, float]:
-        """Telemetry of a step: means over the steps that measure a number. What no step has measured is left out."""
-        sums = {name: total.item() for name, total in self._whole_sums().items()}
-        means = {name: sums[name] / sums[one] for one, names in COUNTS.items() for name in names if sums[one]}
-        if "loss" not in means:  # without a pass at w nothing has turned from right to wrong
-            means.pop("flips", None)
-        return means
 
     def _whole_sums(self) -> dict[str, Tensor]:
         """The sums of one process with the whole batch: flips are counted, other numbers are means over the samples."""
@@ -312,6 +304,14 @@ class TrainingRun:
         primary = self.config.primary
         score = state["accuracy"] if primary == "accuracy" else others[f"validation_{primary}"]
         return Best(state["accuracy"], state["epoch"], kept, score, others)
+
+
+def _means(sums: dict[str, float]) -> dict[str, float]:
+    """Telemetry of a step: means over the steps that measure a number. What no step has measured is left out."""
+    means = {name: sums[name] / sums[one] for one, names in COUNTS.items() for name in names if sums[one]}
+    if "loss" not in means:  # without a pass at w nothing has turned from right to wrong
+        means.pop("flips", None)
+    return means
 
 
 def _among(top: int, logits: Tensor, labels: Tensor) -> Tensor:
