@@ -402,13 +402,15 @@ def test_quantiles_of_students_t_are_those_of_the_tables(freedom, expected):
     assert student.quantile(0.95, 0.5) == student.quantile(0.95, 1)
 
 
-def whole_samples(*accuracies):
+def whole_samples(*accuracies, samples=50):
     """Repeats in which every sample is as right as every other: only the repeats scatter."""
-    return [Outcome(torch.full((50,), value, dtype=torch.float64), loss) for loss, value in enumerate(accuracies)]
+    return [Outcome(torch.full((samples,), value, dtype=torch.float64), loss) for loss, value in enumerate(accuracies)]
 
 
-def test_where_only_repeats_scatter_the_interval_is_that_of_paired_differences():
-    found = judge({0: whole_samples(0.5, 0.6, 0.7), 0.1: whole_samples(0.62, 0.7, 0.84)}, steps=7)
+@pytest.mark.parametrize("samples", [50, 1])  # of one sample the samples have no variance
+def test_where_only_repeats_scatter_the_interval_is_that_of_paired_differences(samples):
+    worse, best = whole_samples(0.5, 0.6, 0.7, samples=samples), whole_samples(0.62, 0.7, 0.84, samples=samples)
+    found = judge({0: worse, 0.1: best}, steps=7)
     # gaps 0.12, 0.10, 0.14: mean 0.12, standard deviation 0.02, t of two degrees of freedom 4.3027
     assert found.points[0].behind == pytest.approx(0.12)
     assert found.points[0].margin == pytest.approx(4.3027 * 0.02 / math.sqrt(3), rel=1e-4)
@@ -423,6 +425,12 @@ def test_few_validation_samples_leave_differences_open_however_alike_the_repeats
     few = judged({0: [0.5, 0.5, 0.5], 0.1: [0.56, 0.56, 0.56]}, samples=50)
     assert many.indistinguishable == ()
     assert few.indistinguishable == (0,)
+
+
+def test_trainings_that_are_right_on_the_same_samples_are_not_distinguished():
+    found = judged({0: [0.5, 0.6, 0.7], 0.1: [0.5, 0.6, 0.7]}, {0.1: [3.0, 4.0, 5.0]})
+    assert (found.points[1].behind, found.points[1].margin) == (0.0, 0.0)
+    assert found.indistinguishable == (0.1,)
 
 
 def test_samples_are_compared_one_by_one():
@@ -475,12 +483,15 @@ def test_the_table_marks_the_choice_and_what_cannot_be_distinguished_from_it():
     outcomes = {0: outcomes_of([0.1, 0.1]), 0.05: outcomes_of([0.8, 0.85]), 0.1: outcomes_of([0.9, 0.84]), 0.5: [None]}
     found = judge(outcomes, steps=7)
     lines = str(found).split("\n")
-    assert [re.split(r"\s{2,}", line.strip())[:2] for line in lines[:5]] == [
-        ["ρ", "accuracy, %"],
-        ["0", "10.0 ± 0.0"],
-        ["~", "0.05"],
-        ["→", "0.1"],
-        ["0.5", "diverged"],
+    # of ρ = 0: gaps of 80 and 74 of 100 samples, so the squared standard errors are 0.0009 (repeats) and 0.001637
+    # (samples), the degrees of freedom 7.7, and t of seven is 2.365
+    assert lines[:6] == [
+        "      ρ  accuracy, %   loss    behind, %",
+        "      0   10.0 ± 0.0  0.500  77.0 ± 11.9",
+        "~  0.05   82.5 ± 3.5  0.500   4.5 ± 72.2",
+        "→   0.1   87.0 ± 4.2  0.500",
+        "    0.5     diverged",
+        "",
     ]
     assert lines[6:] == list(found.remarks)
     assert found.remarks == (
