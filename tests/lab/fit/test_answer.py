@@ -52,6 +52,32 @@ def test_the_verdict_is_that_of_the_interval(sam, verdict):
     assert found.sheet.rows[1][-1] == "100.0"  # milliseconds of a step of 10 samples at 100 a second
 
 
+PAIRS = "Differences and intervals are of pairs with the same seed: Student's t, each 95 % by itself."
+NO_SCATTER = "Without an interval the scatter is not known: it takes two seeds or more that differ."
+
+
+def test_the_table_has_a_row_for_each_method_and_its_difference_to_the_base_wherever_that_stands():
+    found = answer(group({"sam": [90.5, 90.0, 94.0], "sgd": [90.0, 91.0, 92.0], "bisam-log": [91.0]}))
+    # differences of SAM: 0.5, −1 and 2, of deviation 1.5, and t of two degrees of freedom is 4.303
+    assert found.sheet.head == [
+        "", "ρ", "seeds", "accuracy", "− SGD", "95 % interval", "resolved", "more seeds", "ms per step",
+    ]  # fmt: skip
+    assert found.sheet.rows == [
+        ["SAM", "0.05", "3", "91.50 ± 2.18", "+0.50", "−3.23 to +4.23", "no", "70", "100.0"],
+        ["SGD", "–", "3", "91.00 ± 1.00", "–", "–", "–", "–", "100.0"],
+        ["BiSAM (-log)", "0.05", "1", "91.00", "+0.00", "–", "no", "?", "100.0"],
+    ]
+    assert found.sheet.notes == [PAIRS, NO_SCATTER]
+
+
+def test_without_a_base_there_is_no_answer():
+    found = answer(group({"sam": [90.5, 90.0, 94.0], "bisam-log": [91.0]}))
+    assert found.sentence.startswith("No answer: ")
+    assert found.sheet.head[4] == "difference"
+    assert [row[4:8] for row in found.sheet.rows] == [["–"] * 4] * 2
+    assert found.sheet.notes == []
+
+
 def test_the_validation_data_choose_the_method_and_not_the_test_data():
     values = {"sgd": [90.0, 91.0], "sam": [95.0, 97.0], "bisam-log": [80.0, 82.0]}
     found = answer(group(values, validation={"sam": 70.0, "bisam-log": 71.0}))
@@ -100,6 +126,9 @@ def test_runs_without_common_seeds_have_no_plan_but_the_remedy():
     found = answer(replace(own, runs=shifted))
     assert "train both with the same seeds" in found.sentence
     assert found.sheet.rows[1][-2] == "?"
+    assert found.sheet.notes == [
+        "Runs without common seeds are compared as two groups: Welch's t, each 95 % by itself."
+    ]
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.perturbs])
