@@ -72,6 +72,15 @@ def test_several_batches_equal_one_large_one(call, ignoring):
     assert numbers(apart) == pytest.approx(numbers(whole), rel=1e-7, abs=1e-9)
 
 
+def test_errors_and_flips_are_of_the_samples_that_are_not_ignored():
+    model, (x, y) = mlp().double(), batch(size=40, dtype=torch.float64)
+    ignored = y.masked_fill(torch.arange(40) % 3 == 0, -100)
+    kept = ignored != -100
+    some, all_of_them = sharpness(model, (x, ignored), 1.0), sharpness(model, (x[kept], y[kept]), 1.0)
+    assert numbers(some) == pytest.approx(numbers(all_of_them))
+    assert some.flips > 0 < some.error < some.perturbed_error
+
+
 def test_a_sum_is_a_sum_over_all_batches():
     model, (x, y) = mlp().double(), batch(dtype=torch.float64)
     summed, mean = nn.CrossEntropyLoss(reduction="sum"), nn.CrossEntropyLoss()

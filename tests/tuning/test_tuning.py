@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bisam
+from bisam.plan import Batch
 from bisam.tuning import student
-from bisam.tuning.training import Outcome
+from bisam.tuning.training import Outcome, _is_finite, _look
 from bisam.tuning.verdict import judge
 
 from family import CLASSES, FEATURES, VARIANTS, ConvNet, assert_identical, batch, mlp, plain_step, tensors
@@ -282,6 +283,26 @@ def test_inputs_may_be_dicts_outputs_have_logits_and_labels_be_ignored():
         logits = kept[-1](x / 2, x / 2).logits
     assert found.points[-1].accuracy == pytest.approx(1 - bisam.zero_one_error(logits, labels).item(), abs=1e-6)
     assert found.points[-1].loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item())
+
+
+@pytest.mark.parametrize("shape", [(30,), (30, 3)])
+def test_every_validation_sample_is_counted_by_itself(shape):
+    """One that has several labels is one sample: they are not independent."""
+    model = nn.Sequential(nn.Linear(FEATURES, 3 * CLASSES), nn.Unflatten(1, (CLASSES, 3))) if len(shape) > 1 else mlp()
+    x, labels = batch(size=30)[0], torch.randint(CLASSES, shape)
+    labels[0] = -100
+    look = _look(model, sam(model, 0.1), Batch(x, labels))
+    right = (model(x).argmax(1) == labels).reshape(30, -1).sum(1)
+    assert look.right.tolist() == right.tolist()
+    assert look.counted == labels.numel() - labels[0].numel()
+
+
+def test_the_usual_grid_is_tried_three_times():
+    found = bisam.find_rho(mlp, sam, [batch(0)], [batch(1)], steps=1)
+    assert [point.rho for point in found.points] == [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5]
+    assert (found.repeats, found.steps) == (3, 1)
+    again = bisam.find_rho(mlp, sam, [batch(0)], [batch(1)], steps=1, seed=0)
+    assert again == found
 
 
 def test_validation_runs_in_evaluation_mode_and_in_the_precision_of_the_training():
@@ -554,6 +575,14 @@ def test_weights_that_are_not_finite_count_as_diverged_whatever_the_validation_l
 
     found = sweep(Mending, explodes_from(0.1), ORIGIN, LADDER, rhos=(0, 0.1), repeats=1, steps=2)
     assert [point.diverged for point in found.points] == [False, True]
+
+
+def test_one_weight_that_is_not_finite_is_enough():
+    model = mlp()
+    optimizer = sam(model, 0.1)
+    assert _is_finite(model, optimizer)
+    model[-1].bias.data[1] = math.inf
+    assert not _is_finite(model, optimizer)
 
 
 def test_it_is_an_error_when_every_rho_diverges():

@@ -111,6 +111,8 @@ def test_a_fraction_that_is_none_is_refused(fraction):
 def test_labels_that_are_none_are_refused():
     with pytest.raises(ValueError, match=r"0 … 9, got 3 … 10"):
         with_noise(torch.tensor([3, 10]), 0.4, 10, seed=0)
+    with pytest.raises(ValueError, match=r"0 … 9, got -1 … 3"):
+        with_noise(torch.tensor([3, -1]), 0.4, 10, seed=0)
     with pytest.raises(ValueError, match=r"int64.*float32"):
         with_noise(torch.zeros(3), 0.4, 10, seed=0)
     with pytest.raises(ValueError, match="1 class"):

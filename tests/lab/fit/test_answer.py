@@ -19,7 +19,7 @@ OWN = Config(recipe="mine", title="Mine", row="net", data="a.csv", model="percep
 
 
 def group(accuracies, validation=None, measures="accuracy"):
-    """From test values of each method, by seed."""
+    """From test values of each method, by seed; validation values are by method, one for all seeds or each its own."""
     own = replace(OWN, measures=measures)
     recipe = Recipe("mine", "Mine", None, 3, {("net", method): replace(own, method=method) for method in accuracies})
     name = own.primary
@@ -34,7 +34,9 @@ def group(accuracies, validation=None, measures="accuracy"):
                 "validation_accuracy": 50.0,
                 "test_accuracy": 50.0,
             }
-            result |= {f"test_{name}": value, f"validation_{name}": (validation or {}).get(method, 50.0)}
+            validated = (validation or {}).get(method, 50.0)
+            validated = validated[seed] if isinstance(validated, list) else validated
+            result |= {f"test_{name}": value, f"validation_{name}": validated}
             metrics = [{"epoch": 0, "samples_per_second": 100.0, "together": 1}]
             records.append(Record(Path(f"net-{method}-seed{seed}"), config.as_dict(), metrics, result))
     return cells.fill(recipe, records)
@@ -83,6 +85,12 @@ def test_the_validation_data_choose_the_method_and_not_the_test_data():
     found = answer(group(values, validation={"sam": 70.0, "bisam-log": 71.0}))
     assert found.method == "bisam-log"
     assert "BiSAM (-log)" in found.sentence
+
+
+def test_the_best_run_is_that_of_the_best_validation_value_and_not_of_the_best_test_value():
+    values = {"sgd": [90.0, 91.0, 92.0], "sam": [97.0, 93.0, 95.0]}
+    found = answer(group(values, validation={"sgd": [99.0, 99.0, 99.0], "sam": [60.0, 72.0, 70.0]}))
+    assert (found.best.config.method, found.best.config.seed) == ("sam", 1)
 
 
 def test_another_measure_may_be_the_one_that_counts():
