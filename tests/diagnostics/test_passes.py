@@ -165,6 +165,23 @@ def test_progress_grows_to_the_end(call, sized):
     assert set(totals) == {done[-1]}
 
 
+def test_a_parameter_that_the_loss_does_not_use_changes_no_number():
+    class Idle(nn.Module):
+        def __init__(self, net):
+            super().__init__()
+            self.net, self.idle = net, nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+        def forward(self, x):
+            return self.net(x)
+
+    net, data = mlp().double(), batch(dtype=torch.float64)
+    for steps in (1, 3):
+        ours, theirs = (sharpness(model, data, 0.3, steps=steps) for model in (Idle(net), net))
+        assert numbers(ours) == pytest.approx(numbers(theirs))
+    ours, theirs = (hessian_eigenvalues(model, data, 2, tolerance=1e-8) for model in (Idle(net), net))
+    assert ours == pytest.approx(theirs)
+
+
 # What comes back.
 
 

@@ -106,6 +106,7 @@ def test_what_is_tested():
     assert roles({"train": train, "validation": validation}, "x", notes) == (train, None, validation)
     assert "the validation part is tested" in notes[0]
     kept, none, held = roles({"train": train}, "x", notes)
+    assert notes[1] == "there is no test part: 4 of 20 samples are held out for the test, the same always"
     assert (len(kept), none, len(held)) == (16, None, 4)
     assert not {*kept.inputs.flatten().tolist()} & {*held.inputs.flatten().tolist()}
     assert held.labels.bincount().tolist() == [2, 2]
