@@ -162,3 +162,15 @@ def test_the_lines_of_every_method_build_the_optimizer_of_the_lab(method):
     ours = weights_after_a_step(lambda model, batch: methods.optimizer(model, config).minimize(*batch))
     theirs = weights_after_a_step(lambda model, batch: exec(lines(config), {"model": model, "loader": [batch]}))
     assert ours == theirs
+
+
+def test_the_lines_of_a_run_that_perturbs_late_and_seldom_or_in_micro_batches_do_so_too():
+    import torch
+    from torch import nn
+
+    config = Config(method="sam", epochs=3, start=0.5, every=4, micro_batch=2, precision="fp32", label_smoothing=0.0)
+    names = {"model": nn.Linear(6, 4), "loader": [(torch.randn(8, 6), torch.arange(8) % 4)] * 8}
+    exec(lines(config), names)
+    assert names["optimizer"].start == 12
+    assert "rho=0.05, micro_batch=2, every=4, start=round(0.5 * 3 * len(loader)))" in lines(config)
+    assert "SAM(base, model, rho=0.05)" in lines(replace(config, start=0.0, every=None, micro_batch=None))
