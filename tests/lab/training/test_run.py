@@ -228,6 +228,17 @@ def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes(
     assert training.last_test_accuracies() == {}
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_samples_are_evaluated_in_the_precision_of_the_training(precision, dtype):
+    training = TrainingRun(Config(model=NET, batch=8, precision=precision), tiny_images(), torch.device("cpu"))
+    seen = []
+    training.model.register_forward_hook(lambda module, inputs, output: seen.append((module.training, output.dtype)))
+    training.measured(training.validation, "validation")
+    training.last_test_accuracies()
+    assert set(seen) == {(False, dtype)}
+    assert training.model.training
+
+
 def test_a_run_has_diverged_where_any_weight_is_not_finite():
     training = TrainingRun(Config(model=NET, batch=8), tiny_images(), torch.device("cpu"))
     whole = nn.Parameter(torch.arange(3), requires_grad=False)  # as quantized models have
