@@ -104,7 +104,7 @@ def test_any_runs_have_numbers_around_the_mean_and_the_reverse_has_them_reversed
     if found.low is not None:
         assert math.isfinite(found.low)
         assert math.isfinite(found.high)
-        assert found.low is None or found.low <= found.mean <= found.high
+        assert found.low <= found.mean <= found.high
         assert (back.low, back.high) == pytest.approx((-found.high, -found.low), **EXACT)
 
 
