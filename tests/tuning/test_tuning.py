@@ -297,6 +297,13 @@ def test_every_validation_sample_is_counted_by_itself(shape):
     assert look.counted == labels.numel() - labels[0].numel()
 
 
+def test_one_validation_sample_is_right_or_wrong():
+    model, x = mlp(), batch()[0][:1]
+    data = [(x, torch.tensor([label])) for label in range(CLASSES)]
+    found = [sweep(model, validation=[one], repeats=1, steps=1).points[0].accuracy for one in data]
+    assert sorted(found) == [0.0, 0.0, 0.0, 1.0]
+
+
 def test_the_usual_grid_is_tried_three_times():
     found = bisam.find_rho(mlp, sam, [batch(0)], [batch(1)], steps=1)
     assert [point.rho for point in found.points] == [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5]
@@ -439,6 +446,16 @@ def test_where_only_repeats_scatter_the_interval_is_that_of_paired_differences(s
     assert "better than every other" in found.remarks[1]
     unpaired = judge({0: whole_samples(0.5, 0.6, 0.7), 0.1: whole_samples(0.84, 0.62, 0.7)}, steps=7)
     assert unpaired.indistinguishable == (0,)
+
+
+def test_where_only_samples_scatter_the_interval_has_their_degrees_of_freedom():
+    def outcomes(*shares):
+        return [Outcome(torch.tensor(shares, dtype=torch.float64), loss) for loss in (1.0, 2.0, 3.0)]
+
+    found = judge({0: outcomes(0, 1, 0, 0), 0.1: outcomes(1, 1, 1, 0)}, steps=7)
+    # gaps 1, 0, 1 and 0 in every repeat: mean ½, variance ⅓, t of three degrees of freedom 3.1824
+    assert found.points[0].behind == pytest.approx(0.5)
+    assert found.points[0].margin == pytest.approx(3.1824 * math.sqrt(1 / 3 / 4), rel=1e-4)
 
 
 def test_few_validation_samples_leave_differences_open_however_alike_the_repeats():
