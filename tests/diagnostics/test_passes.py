@@ -231,6 +231,13 @@ def test_the_same_call_gives_the_same_numbers(call):
     assert numbers(call(model, batch(), train_mode=True)) == numbers(call(model, batch(), train_mode=True))
 
 
+@every_call
+def test_evaluation_is_the_default_of_every_call(call):
+    model, data = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)).double(), batch(size=64, dtype=torch.float64)
+    evaluated, trained = (call(model, data, train_mode=train_mode) for train_mode in (False, True))
+    assert numbers(call(model, data)) == numbers(evaluated) != numbers(trained)
+
+
 def test_evaluation_is_the_default_and_train_mode_has_batch_statistics():
     model, (x, y) = ConvNet(), batch()
     evaluated, trained = sharpness(model, (x, y), 0.1), sharpness(model, (x, y), 0.1, train_mode=True)
