@@ -9,6 +9,7 @@ from torch import nn
 import bisam
 from bisam import diagnostics
 from bisam.diagnostics import hessian_eigenvalues, sharpness, surface
+from bisam.diagnostics.tally import is_classification
 
 from diagnosed import every_call
 from family import ConvNet, batch, mlp
@@ -124,6 +125,12 @@ def test_inputs_may_be_tuples_and_dicts_and_outputs_have_logits():
     expected = sharpness(model.net, (x, y), 0.1)
     assert sharpness(model, ((x / 2, x / 2), y), 0.1) == expected
     assert sharpness(model, [({"left": x / 2, "right": x / 2}, y)], 0.1) == expected
+
+
+@pytest.mark.parametrize(("row", "are_labels"), [([0.5, 0.495], True), ([0.5, 0.45], False), ([1.5, -0.5], False)])
+def test_numbers_are_probabilities_if_they_are_not_negative_and_add_up_to_one(row, are_labels):
+    logits, target = torch.randn(3, 2), torch.tensor([row] * 3)
+    assert is_classification([nn.CrossEntropyLoss()], logits, target) == are_labels
 
 
 def test_probabilities_are_labels_and_regression_has_no_errors():

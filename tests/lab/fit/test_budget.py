@@ -48,6 +48,15 @@ def test_the_search_gets_shorter_then_the_training_and_seeds_are_kept_longest():
         (20, 5, 5, 2), (20, 5, 5, 1), (20, 5, 3, 1), (10, 5, 3, 1), (10, 4, 3, 1), (10, 3, 3, 1), (10, 3, 0, 0),
         (5, 3, 0, 0), (5, 2, 0, 0), (2, 2, 0, 0), (1, 2, 0, 0),
     ]  # fmt: skip
+    found = [(one.epochs, one.seeds, one.grid, one.repeats) for one in _smaller(Budget(2, 3, 4, 1))]
+    assert found == [(2, 3, 4, 1), (2, 3, 3, 1), (1, 3, 3, 1), (1, 3, 0, 0), (1, 2, 0, 0)]
+
+
+def test_all_that_is_given_up_is_named():
+    found = given_up(WANTED, Budget(epochs=1, seeds=2, grid=3, repeats=1))
+    assert found == [
+        "1 epoch instead of 20", "2 seeds instead of 5", "3 values of ρ instead of 5", "1 training of each ρ instead of 2",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("least", [Budget(1, 2, 0, 0), Budget(1, 1, 0, 0)])
