@@ -1,6 +1,7 @@
 """`bisam.lab.fit`: the same from Python."""
 
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -82,6 +83,26 @@ def test_what_is_not_data_has_a_remedy():
         fit(network, (torch.randn(12, 4), torch.arange(11) % 3))
     with pytest.raises(ValueError, match="no field of a run is called 'epoch'"):
         fit(network, data(60, 0), epoch=3)
+
+
+@pytest.mark.parametrize("seeds", [0, -1, []])
+def test_no_seeds_are_refused(seeds):
+    with pytest.raises(ValueError, match=r"seeds must be at least one, or a list of them, got"):
+        fit(network, data(60, 0), seeds=seeds, quiet=True)
+
+
+def test_a_rho_that_is_no_number_has_a_remedy():
+    with pytest.raises(ValueError, match=r"rho is \"auto\" or a number, got 'large'"):
+        fit(network, data(60, 0), rho="large", quiet=True)
+
+
+def test_an_error_leaves_no_folder_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ValueError, match="no field of a run"):
+        fit(network, data(60, 0), epoch=3, quiet=True)
+    with pytest.raises(ValueError, match="give --minutes"):
+        fit(network, data(60, 0), methods=["sam"], minutes=0, quiet=True)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_handful_of_samples_trains_with_batch_norm_which_needs_two_in_a_batch():
