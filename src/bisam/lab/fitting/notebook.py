@@ -135,14 +135,16 @@ def fit(
     chosen = range(seeds) if isinstance(seeds, int) else list(seeds)
     if not chosen:
         raise ValueError(f"seeds must be at least one, or a list of them, got {seeds!r}")
-    radius = _radius(rho)
+    radius, place = _radius(rho), torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError('torch finds no CUDA device here: use device="cpu"')
     name = getattr(model, "__name__", "model").strip("<>")
     given = {"train": train, "validation": validation, "test": test}
     parts = {part: pair(data, part) for part, data in given.items() if data is not None}
     source = OwnData(from_parts(IN_MEMORY, parts, "the data"))
     with _folder_of(runs) as root:
         study = Study(
-            source, name, root, torch.device(device),
+            source, name, root, place,
             methods=methods,
             rho=radius,
             seeds=chosen,
