@@ -179,7 +179,7 @@ def table(found: Collection, times: Timing | None = None) -> str:
 
 
 def advice(found: Collection, times: Timing | None = None) -> str:
-    """For each budget the setting with the best accuracy that was measured within it, by times as the table has them."""
+    """For each budget the setting with the best accuracy that was measured within it, by times as they are shown."""
     places = by_place(found, times)
     rows = [[f"{budget:g} × SGD", *(_best(settings, budget) for settings in places.values())] for budget in BUDGETS]
     return markdown(["to pay at most", *(place_name(*place) for place in places)], rows)

@@ -30,8 +30,8 @@ def find_rho(
 ) -> RhoSweep:
     """Train a short while with each ρ, and compare on the validation data: the best ρ, and those that did as well.
 
-    It ranks ρ after a short training. For a long one, or another schedule of the learning rate, the best ρ may be larger
-    or smaller. Take the choice for a place to begin, not for the end of the search.
+    It ranks ρ after a short training. For a long one, or another schedule of the learning rate, the best ρ may be
+    larger or smaller. Take the choice for a place to begin, not for the end of the search.
 
     Each training is on a copy: the model stays as it is, and so do torch's and Python's random numbers. In one repeat
     every ρ starts from the same weights and sees the same batches in the same order, with the same augmentation, and

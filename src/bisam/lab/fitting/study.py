@@ -168,7 +168,7 @@ class Study:
         return runs.jobs_of(self.recipe(plan), self._seeds(plan), {}, self.root, self.ranks)
 
     def _seeds(self, plan: plans.Plan) -> Sequence[int]:
-        """The given seeds, which may be more than those that an earlier command planned; within --minutes, the plan's."""
+        """The given seeds, which may be more than an earlier command planned; within --minutes, the plan's."""
         seeds = range(plan.budget.seeds) if self.seeds is None else self.seeds
         return seeds if self.minutes is None else seeds[: plan.budget.seeds]
 
