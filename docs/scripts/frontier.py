@@ -8,6 +8,7 @@ python docs/scripts/frontier.py    # draws docs/images/frontier.svg, once there 
 import json
 import statistics
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +41,18 @@ KINDS = {
     "late50every5": "every fifth step of the last 50 %",
 }  # fmt: skip
 """Which steps perturb, by setting."""
+SHAPES = {
+    "": "circle", "200epochs": "circle", "every5": "square", "late50": "triangle-up", "late25": "diamond",
+    "late14": "triangle-down", "late10": "triangle-right", "late50every5": "cross",
+}  # fmt: skip
+"""Of the picture's marks, by setting; SGD has one, whatever its epochs."""
+METHOD_COLOURS = dict(
+    zip(
+        map(title_of, FRONTIER_SETTINGS[""][0]),
+        [COLOURS["plain"], COLOURS["sam"], COLOURS["log"], *MORE_COLOURS, "#0b7285"],
+        strict=True,
+    )
+)
 EPOCHS = 200
 """Of the SGD training that times are relative to."""
 GOAL = 1.15
@@ -84,7 +97,7 @@ class Point:
     def words(self) -> str:
         """Such as "94.20 (94.02 to 94.38), n = 3"."""
         if self.mean is None:
-            return "under way" if self.under_way else "not run yet"
+            return "under way" if self.under_way else "–"
         low, high = interval_of_mean([*self.accuracies.values()])
         interval = "" if low is None else f" ({low:.2f} to {high:.2f})"
         return f"{self.mean:.2f}{interval}, n = {len(self.accuracies)}{' ▼' * self.is_below_sam}"
@@ -153,6 +166,10 @@ def by_place(found: Collection, times: Timing | None) -> dict[tuple[str, float],
     return {place: points(group, times, *place) for place in PLACES}
 
 
+def has_runs(settings: Iterable[Point]) -> bool:
+    return any(one.accuracies or one.under_way for one in settings)
+
+
 def place_name(model: str, noise: float) -> str:
     return f"{MODELS[model]}, {100 * noise:.0f} % wrong labels"
 
@@ -163,24 +180,28 @@ def counted() -> dict[str, dict[str, float]]:
 
 
 def table(found: Collection, times: Timing | None = None) -> str:
-    """A line for each setting, cheapest first: FLOPs and time ÷ SGD's 200 epochs, and test accuracies."""
+    """A line for each setting, cheapest first: FLOPs and time ÷ SGD's 200 epochs, and test accuracies where any ran."""
     work_of = {name: {"median": ratio} for name, ratio in counted()["resnet32"].items()}
-    columns = by_place(found, times)
+    places = by_place(found, times)
+    ran = [place for place, settings in places.items() if has_runs(settings)]
     head = ["setting", "FLOPs ÷ SGD, ResNet-32", *(f"time ÷ SGD, {title}" for title in MODELS.values())]
-    head += [place_name(*place) for place in PLACES]
     rows = []
-    for settings in zip(*columns.values(), strict=True):
+    for settings in zip(*places.values(), strict=True):
+        one_of = dict(zip(places, settings, strict=True))
         first = settings[0]
         work = relative_time(first.config, work_of)
-        measured = [next(one.time for one in settings if one.config.model == model) for model in MODELS]
+        measured = [one_of[model, 0.0].time for model in MODELS]
         cells = [f"{work:.2f}", *("not measured" if time is None else f"{time:.2f}" for time in measured)]
-        rows.append((work, [first.title, *cells, *(one.words for one in settings)]))
-    return markdown(head, [row for _, row in sorted(rows, key=lambda pair: pair[0])])
+        rows.append((work, [first.title, *cells, *(one_of[place].words for place in ran)]))
+    in_order = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+    missing = "; ".join(place_name(*place) for place in places if place not in ran)
+    without = f"\n\n– is not run yet. Without any run: {missing}." if missing else ""
+    return markdown([*head, *(place_name(*place) for place in ran)], in_order) + without
 
 
 def advice(found: Collection, times: Timing | None = None) -> str:
     """For each budget the setting with the best accuracy that was measured within it, by times as they are shown."""
-    places = by_place(found, times)
+    places = {place: settings for place, settings in by_place(found, times).items() if has_runs(settings)}
     rows = [[f"{budget:g} × SGD", *(_best(settings, budget) for settings in places.values())] for budget in BUDGETS]
     return markdown(["to pay at most", *(place_name(*place) for place in places)], rows)
 
@@ -307,14 +328,17 @@ def picture(found: Collection, times: Timing | None = None) -> bytes | None:
     rows = {place: _drawn(settings) for place, settings in by_place(found, times).items()}
     if not any(rows.values()):
         return None
-    methods = list(dict.fromkeys(method for names, _ in FRONTIER_SETTINGS.values() for method in names))
-    own = dict.fromkeys((COLOURS["plain"], COLOURS["sam"], COLOURS["log"], *MORE_COLOURS, "#0b7285"))
-    colours = alt.Scale(domain=[title_of(method) for method in methods], range=[*own])
-    kinds = [kind for kind in KINDS.values() if kind != KINDS["200epochs"]]
-    shapes = alt.Scale(domain=kinds, range=["circle", "square", "triangle-up", "diamond", "triangle-down"])
+    drawn = [row for panel in rows.values() for row in panel]
+    colours = _scale(METHOD_COLOURS, {row["method"] for row in drawn})
+    shapes = _scale({kind: SHAPES[setting] for setting, kind in KINDS.items()}, {row["kind"] for row in drawn})
     panels = [_panel(rows[place], place_name(*place), colours, shapes) for place in PLACES if rows[place]]
-    drawn = alt.concat(*panels, columns=2).properties(background="white")
-    return vl_convert.vegalite_to_svg(drawn.to_dict()).encode()
+    chart = alt.concat(*panels, columns=2).properties(background="white")
+    return vl_convert.vegalite_to_svg(chart.to_dict()).encode()
+
+
+def _scale(marks: Mapping[str, str], drawn: AbstractSet[str]) -> alt.Scale:
+    """Of what is drawn, so that the legend has nothing else."""
+    return alt.Scale(domain=[one for one in marks if one in drawn], range=[marks[one] for one in marks if one in drawn])
 
 
 def _panel(rows: list[dict[str, Any]], title: str, colours: alt.Scale, shapes: alt.Scale) -> alt.LayerChart:

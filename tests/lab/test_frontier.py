@@ -61,7 +61,8 @@ def test_the_time_of_a_training_is_that_of_its_plain_steps_and_its_perturbed_one
 
 
 def test_every_setting_has_a_line_and_what_was_not_measured_is_said(frontier, found):
-    rows = by_setting(frontier.table(found, TIMES))
+    table, missing = frontier.table(found, TIMES).split("\n\n")
+    rows = by_setting(table)
     assert len(rows) == 21
     work = [float(row["FLOPs ÷ SGD, ResNet-32"]) for row in rows.values()]
     assert work == sorted(work)
@@ -75,7 +76,9 @@ def test_every_setting_has_a_line_and_what_was_not_measured_is_said(frontier, fo
     assert rows["SAM, last 10 %"]["time ÷ SGD, ResNet-32"] == "1.11"
     assert rows["SAM, last 10 %"]["time ÷ SGD, VGG19-BN"] == "1.10"
     assert rows["SAM, last 10 %"]["FLOPs ÷ SGD, ResNet-32"] == "1.10"
-    assert {row["VGG19-BN, 40 % wrong labels"] for row in rows.values()} == {"not run yet"}
+    assert rows["K-SAM"][ours] == rows["SGD, 200 epochs"]["VGG19-BN, 0 % wrong labels"] == "–"
+    assert missing.endswith(" Without any run: ResNet-32, 40 % wrong labels; VGG19-BN, 40 % wrong labels.")
+    assert not any("40 % wrong" in name for row in rows.values() for name in row)
 
 
 def test_advice_is_the_best_of_what_was_measured_within_the_budget(frontier, found):
@@ -107,6 +110,11 @@ def test_the_goal_is_reached_where_a_cheap_setting_is_not_resolvably_below_sam(f
 def test_the_picture_has_a_mark_for_each_setting_with_a_time_and_runs(frontier, found):
     drawn = frontier.picture(found, TIMES).decode()
     assert drawn.count('aria-roledescription="point"') == 6  # four times and SGD's with ResNet-32, one with VGG19-BN
+    shapes = [shape for setting, shape in frontier.SHAPES.items() if setting != "200epochs"]
+    assert len({*shapes}) == len(shapes)
+    assert len({*frontier.METHOD_COLOURS.values()}) == len(frontier.METHOD_COLOURS)
+    assert ">last 10 %<" in drawn
+    assert ">last 14 %<" not in drawn  # the legend has what is drawn
     assert "images/frontier.svg" in frontier.shown(found, TIMES)
     nothing = collect([])
     assert frontier.picture(nothing, TIMES) is None
