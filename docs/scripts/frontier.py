@@ -200,14 +200,14 @@ def table(found: Collection, times: Timing | None = None) -> str:
 
 
 def advice(found: Collection, times: Timing | None = None) -> str:
-    """For each budget the setting with the best accuracy that was measured within it."""
+    """For each budget the setting with the best accuracy that was measured within it, by times as they are shown."""
     places = {place: settings for place, settings in by_place(found, times).items() if has_runs(settings)}
     rows = [[f"{budget:g} × SGD", *(_best(settings, budget) for settings in places.values())] for budget in BUDGETS]
     return markdown(["to pay at most", *(place_name(*place) for place in places)], rows)
 
 
 def _best(settings: Iterable[Point], budget: float) -> str:
-    within = [one for one in settings if one.time is not None and one.time <= budget and one.mean is not None]
+    within = [one for one in settings if one.time is not None and round(one.time, 2) <= budget and one.mean is not None]
     if not within:
         return "not measured"
     best = max(within, key=lambda one: (one.mean, -one.time))

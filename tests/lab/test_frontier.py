@@ -90,6 +90,8 @@ def test_advice_is_the_best_of_what_was_measured_within_the_budget(frontier, fou
     assert rows["2.1 × SGD"][ours] == "SAM, last 50 %: 96.00, n = 1"
     assert rows["1.5 × SGD"]["VGG19-BN, 0 % wrong labels"] == "not measured"
     assert rows["2.1 × SGD"]["VGG19-BN, 0 % wrong labels"] == "SAM: 94.05, n = 2"
+    just_above = {"resnet32": {"ratio": {"sgd": {"median": 1.0}, "sam": {"median": 2.04}}}}  # the last 10 %: 1.104
+    assert by_setting(frontier.advice(found, just_above))["1.1 × SGD"][ours].startswith("SAM, last 10 %: ")
     without_times = by_setting(frontier.advice(found, {}))
     assert without_times["1.15 × SGD"][ours].startswith("SGD, 200 epochs: ")  # its time is 1 by definition
 

@@ -5,6 +5,7 @@ import random
 import re
 import statistics
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -35,6 +36,30 @@ def sweep(model=mlp, make_optimizer=sam, train=None, validation=None, **options)
     train = [batch(0), batch(1)] if train is None else train
     validation = [batch(2, size=40)] if validation is None else validation
     return bisam.find_rho(model, make_optimizer, train, validation, **{"rhos": (0, 0.1), "repeats": 2, **options})
+
+
+class Averaging(torch.optim.SGD):
+    """As schedule-free optimizers: steps in train mode only; other weights are evaluated than trained."""
+
+    modes: ClassVar[list[str]] = []
+    mode = "eval"
+
+    def train(self):
+        self.mode = "train"
+
+    def eval(self):
+        self.mode = "eval"
+        self.modes.append("eval")
+
+    def step(self, closure=None):
+        assert self.mode == "train"
+        return super().step(closure)
+
+
+def test_a_base_optimizer_with_modes_is_switched_for_training_and_validation():
+    Averaging.modes.clear()
+    sweep(make_optimizer=lambda model, rho: bisam.SAM(Averaging(model.parameters(), lr=0.1), model, rho=rho))
+    assert len(Averaging.modes) == 4  # two values of ρ, two repeats
 
 
 # Trainings are comparable.

@@ -145,9 +145,10 @@ class CapturedSteps:
         if self.eager_because is not None:
             return [branch.eager(batch) for branch, batch in zip(self._branches, batches, strict=True)]
         for branch, batch in zip(self._branches, batches, strict=True):
+            unfit = branch.unfit(batch)
             if self._alike is not None:
-                self._alike.check(batch, branch.unfit(batch))
-            if (unfit := branch.unfit(batch)) is not None:
+                self._alike.check(batch, unfit)
+            if unfit is not None:
                 self._warn_once(f"{unfit}. Steps on such batches run eagerly")
                 return self._eager(batches)
         key = tuple(branch.signature(batch) for branch, batch in zip(self._branches, batches, strict=True))
@@ -167,9 +168,10 @@ class CapturedSteps:
         seen = self._seen[hash(key)] = self._seen.get(hash(key), 0) + 1
         if seen == 1 and len(self._seen) > 2 * MOST_GRAPHS:
             self._warn_once(
-                f"no two of {len(self._seen)} steps were alike: something other than lr and rho changes from step to "
-                "step, such as momentum (OneCycleLR cycles it, but for cycle_momentum=False), weight decay, a counter "
-                "that the base optimizer keeps in Python, or a buffer that the model replaces. Such steps run eagerly"
+                f"there were {len(self._seen)} kinds of steps, each of which would need a graph: the batch's shape, or "
+                "something other than lr and rho, changes from step to step, such as momentum (OneCycleLR cycles it, "
+                "but for cycle_momentum=False), weight decay, a counter that the base optimizer keeps in Python, or a "
+                "buffer that the model replaces. Such steps run eagerly"
             )
             self._seen = {hash(key): 1}
         if seen == 1 or sum(self._seen.values()) <= self._warmup:

@@ -231,26 +231,9 @@ class TwoPasses(Moves):
         for closure in closures:
             if weights is not None:
                 weights.begin_closure()
-            with torch.enable_grad(), self._sync.during(averaged=during) if replicas else nullcontext():
-                try:
-                    value = closure()
-                except RuntimeError as error:
-                    explain_graph_of_first_pass(error)
-                    raise
-            if self._stale is not None:
-                raise RuntimeError(
-                    "step() found gradients from before it, and the closure did not clear them by "
-                    "optimizer.zero_grad(). Gradients cannot be accumulated outside, because the second pass would "
-                    "miss them: give step() a list of closures, one for each micro-batch, or use "
-                    "minimize(x, y, accumulate=n). If they are left over, call zero_grad() first. Inside of a "
-                    f"framework that accumulates see {FRAMEWORKS}"
-                )
-            values.append(value.detach() if isinstance(value, Tensor) else value)
-            if weights is not None and scaling.is_unscaled(self.scaler, self):
-                raise RuntimeError(
-                    "a closure of a list has called scaler.unscale_(optimizer), which reaches its own gradients only. "
-                    "Leave unscaling to the step; clip_norm= clips"
-                )
+            with self._sync.during(averaged=during) if replicas else nullcontext():
+                values.append(_value_of(closure))
+            self._check_closure(is_of_list=weights is not None)
             found = gradients.take(params, copied=copied)
             total = gradients.add(total, found if weights is None else weights.end_closure(found))
             del found  # else it would live beside the next closure's
@@ -260,6 +243,21 @@ class TwoPasses(Moves):
         if weights is not None:
             weights.finish(total)
         return (self._sync.average(params, total) if averaged and not during else total), values
+
+    def _check_closure(self, *, is_of_list: bool) -> None:
+        """That the closure left its own gradients in `.grad`, and all of them scaled alike."""
+        if self._stale is not None:
+            raise RuntimeError(
+                "step() found gradients from before it, and the closure did not clear them by optimizer.zero_grad(). "
+                "Gradients cannot be accumulated outside, because the second pass would miss them: give step() a list "
+                "of closures, one for each micro-batch, or use minimize(x, y, accumulate=n). If they are left over, "
+                f"call zero_grad() first. Inside of a framework that accumulates see {FRAMEWORKS}"
+            )
+        if is_of_list and scaling.is_unscaled(self.scaler, self):
+            raise RuntimeError(
+                "a closure of a list has called scaler.unscale_(optimizer), which reaches its own gradients only. "
+                "Leave unscaling to the step; clip_norm= clips"
+            )
 
     def _vectorized_step(self, work: Sequence[Planned], params: list[Tensor]) -> list[Any]:
         """The same gradient as of one micro-batch after the other."""
@@ -288,6 +286,17 @@ class TwoPasses(Moves):
         self._bring_back()
         gradients.put(params, [found.get(of_name.get(param, "")) for param in params])
         return [None]
+
+
+def _value_of(closure: Closure) -> Any:
+    """What the closure returned, without its graph."""
+    try:
+        with torch.enable_grad():
+            value = closure()
+    except RuntimeError as error:
+        explain_graph_of_first_pass(error)
+        raise
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _is_compiled(model: nn.Module | None) -> bool:

@@ -25,7 +25,7 @@ class Work(Protocol):
 
 @dataclass
 class Given:
-    """Closures that the user gave, each for an equal part of the batch: the same in every pass."""
+    """Closures that the user gave, one for each part of the batch: the same in every pass."""
 
     closures: Sequence[Closure]
     divisor: int

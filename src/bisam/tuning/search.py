@@ -28,10 +28,10 @@ def find_rho(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> RhoSweep:
-    """Train a short while with each ρ, and say which did best on the validation data and which did as well.
+    """Train a short while with each ρ, and compare on the validation data: the best ρ, and those that did as well.
 
-    What it does not know: it ranks ρ after a short training. For a long one, or another schedule of the learning rate,
-    the best ρ may be larger or smaller. Take the choice for a place to begin, not for the end of the search.
+    It ranks ρ after a short training. For a long one, or another schedule of the learning rate, the best ρ may be
+    larger or smaller. Take the choice for a place to begin, not for the end of the search.
 
     Each training is on a copy: the model stays as it is, and so do torch's and Python's random numbers. In one repeat
     every ρ starts from the same weights and sees the same batches in the same order, with the same augmentation, and
@@ -80,10 +80,8 @@ def find_rho(
         raise TypeError(f"model must be a torch.nn.Module, or a function that makes one, got {type(model).__name__}")
     train, length = _checked_data("train_batches", train_batches)
     validation, _ = _checked_data("validation_batches", validation_batches)
-    if epochs is not None and length is not None:
-        ticker = _Ticker(progress, epochs * length, trainings=repeats * len(grid))
-    else:
-        ticker = _Ticker(progress, steps, trainings=repeats * len(grid))
+    length_of_each = steps if epochs is None or length is None else epochs * length
+    ticker = _Ticker(progress, length_of_each, trainings=repeats * len(grid))
     with Randomness(seed, train, validation) as random:
         trainings = Trainings(make_optimizer, train, validation, epochs, steps, random, ticker.step)
         outcomes: dict[float, list[Outcome | None]] = {rho: [] for rho in grid}
@@ -155,13 +153,13 @@ class _Ticker:
 
     def step(self) -> None:
         if self._counts_steps:
-            self._tell(self._done + 1)
+            self._report(self._done + 1)
 
     def end_training(self) -> None:
         self._ended += 1
-        self._tell(self._ended * self._each)
+        self._report(self._ended * self._each)
 
-    def _tell(self, done: int) -> None:
+    def _report(self, done: int) -> None:
         self._done = done
         if self._progress is not None:
             self._progress(done, self._total)

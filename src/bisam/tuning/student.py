@@ -25,7 +25,7 @@ def probability_within(t: float, freedom: int) -> float:
 
 
 def quantile(level: float, freedom: float) -> float:
-    """The t that |T| exceeds with probability 1 − level. A fraction of a degree of freedom counts for nothing.
+    """The t that |T| exceeds with probability 1 − level. Degrees of freedom are rounded down.
 
     >>> round(quantile(0.95, 2), 3)
     4.303

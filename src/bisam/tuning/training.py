@@ -93,6 +93,7 @@ class Trainings:
         _check_optimizer(optimizer, model, rho)
         if optimizer.model is None:
             optimizer.model = model
+        _set_mode(optimizer, "train")
         return model, optimizer
 
     def _train(self, model: nn.Module, optimizer: SharpnessAware, repeat: int, seen: list[Tensor]) -> bool:
@@ -107,6 +108,7 @@ class Trainings:
 
     def _validate(self, model: nn.Module, optimizer: SharpnessAware, batches: Iterable[Batch]) -> Outcome:
         model.eval()
+        _set_mode(optimizer, "eval")
         loss = Mean(optimizer.criterion.descent)
         looks = []
         for batch in batches:
@@ -197,6 +199,13 @@ def _check_optimizer(optimizer: Any, model: nn.Module, rho: float) -> None:
             f"make_optimizer was given rho={rho:g}, and no parameter group of its optimizer has it: they have "
             f"{', '.join(f'{radius:g}' for radius in radii)}. Pass rho=rho on"
         )
+
+
+def _set_mode(optimizer: SharpnessAware, mode: str) -> None:
+    """Schedule-free base optimizers have modes: they evaluate other weights than they train."""
+    switch = getattr(optimizer, mode, None)
+    if switch is not None:
+        switch()
 
 
 @dataclass

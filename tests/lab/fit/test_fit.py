@@ -130,7 +130,9 @@ def test_the_same_command_trains_nothing_again_and_more_seeds_only_those(rows, b
     assert "9 of 9 runs are done already" in again.output
     assert again.output.strip().splitlines()[-1] == done.output.strip().splitlines()[-1]
     more = [*options[:5], "0-3", *options[6:]]
-    assert "9 of 12 runs are done already" in bisam("fit", breast_cancer, *more).output
+    with_more = bisam("fit", breast_cancer, *more).output
+    assert "9 of 12 runs are done already" in with_more
+    assert re.search(r"has the plan: \d+ epochs, 4 seeds", with_more)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 

@@ -1,6 +1,8 @@
 """`bisam.lab.fit`: the same from Python."""
 
+import signal
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from bisam.lab import fit
+from bisam.lab.training.loop import Stopped
 
 
 def network(classes):
@@ -82,6 +85,50 @@ def test_what_is_not_data_has_a_remedy():
         fit(network, (torch.randn(12, 4), torch.arange(11) % 3))
     with pytest.raises(ValueError, match="no field of a run is called 'epoch'"):
         fit(network, data(60, 0), epoch=3)
+
+
+@pytest.mark.parametrize("seeds", [0, -1, []])
+def test_no_seeds_are_refused(seeds):
+    with pytest.raises(ValueError, match=r"seeds must be at least one, or a list of them, got"):
+        fit(network, data(60, 0), seeds=seeds, quiet=True)
+
+
+def test_a_rho_that_is_no_number_has_a_remedy():
+    with pytest.raises(ValueError, match=r"rho is \"auto\" or a number, got 'large'"):
+        fit(network, data(60, 0), rho="large", quiet=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")
+def test_a_device_that_is_not_here_has_a_remedy():
+    with pytest.raises(ValueError, match=r'torch finds no CUDA device here: use device="cpu"'):
+        fit(network, data(60, 0), device="cuda", quiet=True)
+
+
+def test_an_error_leaves_no_folder_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ValueError, match="no field of a run"):
+        fit(network, data(60, 0), epoch=3, quiet=True)
+    with pytest.raises(ValueError, match="give --minutes"):
+        fit(network, data(60, 0), methods=["sam"], minutes=0, quiet=True)
+    assert [*tmp_path.glob("bisam-*")] == []
+
+
+def test_a_signal_leaves_the_folder_and_names_it_to_resume_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    default = signal.getsignal(signal.SIGINT)
+
+    class Interrupted(nn.Linear):
+        def forward(self, x):
+            if self.training and signal.getsignal(signal.SIGINT) is not default:  # within the training, which saves
+                signal.raise_signal(signal.SIGINT)
+            return super().forward(x)
+
+    options = {"methods": ["sam"], "rho": 0.05, "seeds": 1, "epochs": 1, "quiet": True}
+    with pytest.raises(Stopped, match=r"resumes there, with runs='.*bisam-") as stop:
+        fit(lambda: Interrupted(4, 3), data(60, 0), **options)
+    (folder,) = tmp_path.glob("bisam-*")  # torch has files of its own beside it
+    assert repr(str(folder)) in str(stop.value)
+    assert [*folder.rglob("*.safetensors")]
 
 
 def test_a_handful_of_samples_trains_with_batch_norm_which_needs_two_in_a_batch():

@@ -102,7 +102,7 @@ def test_a_changed_table_has_no_published_numbers(recorded):
     group = only_group(runs)
     table = sheet(group)
     assert "paper" not in table.title
-    assert [*by_row(table)][:5] == find("cifar10").rows
+    assert {*by_row(table)} & {*find("cifar10").rows} == {"resnet56"}  # an empty row has no published number to show
     assert not any("\n" in cell for row in table.rows for cell in row)
     (found,) = comparisons(group)
     assert found.published is None

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import signal
 import statistics
@@ -28,7 +29,7 @@ from bisam.lab.records import Record
 from bisam.lab.tables import sweeps as sweep
 from bisam.lab.tables.cells import Run, collect
 from bisam.lab.tables.sweeps import GridPoint, Sweep, outcome
-from bisam.lab.training.grids import plans
+from bisam.lab.training.grids import NOT_SWEPT, plans
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.run import TrainingRun
 
@@ -110,6 +111,20 @@ def test_a_micro_batch_of_the_whole_batch_is_the_recipe_s_own_run_unless_the_bat
     assert folders("cifar10/resnet56/sam", "micro_batch", "128", "32")[1] == "resnet56-sam-seed0"
     both = plan("cifar10/resnet56/sam", "batch", "micro_batch", values={"batch": ["64"], "micro_batch": ["64", "128"]})
     assert [(job.config.batch, job.config.micro_batch) for job in both.jobs] == [(64, None), (64, 128)]
+
+
+@pytest.mark.parametrize("method", ["sam", "bisam-tanh"])
+def test_no_value_of_clip_norm_is_taken_for_none(method):
+    """1 and 10 are what None of mu stands for."""
+    found = plan(f"cifar10/resnet56/{method}", "clip_norm", values={"clip_norm": ["1", "10"]})
+    assert [job.config.clip_norm for job in found.jobs] == [1.0, 10.0]
+    assert sweep.value_of(found.own, "clip_norm") == math.inf
+
+
+def test_every_number_that_can_be_swept_and_may_be_none_has_a_value_for_it():
+    nullable = [name for name in sweep.NUMBERS if getattr(Config(), name) is None]
+    swept = [name for name in nullable if name not in NOT_SWEPT]
+    assert [sweep.value_of(Config(), name) for name in swept] == [math.inf, 1.0, 128, 1]
 
 
 def test_values_are_sorted_and_count_once():
@@ -514,6 +529,7 @@ def test_a_bar_is_named_by_the_values_of_its_run():
         ),
         (["demo", "--over", "noise", "--values", "0,1"], "noise cannot be swept: it changes the validation data"),
         (["demo", "--over", "validation", "--values", "0.1,0.2"], "validation cannot be swept: it changes"),
+        (["demo", "--over", "epoch_steps", "--values", "1,2"], "epoch_steps cannot be swept: it may be none"),
         (["demo", "--over", ","], "no field in --over: name one or more, such as --over alpha,mu"),
         (["demo", "--over", "lr"], "lr has no grid in the paper: give its values, such as --values lr="),
         (["demo/40%/sam", "--over", "rho", "--set", "rho=1"], "rho is both swept and set: remove --set rho=1"),

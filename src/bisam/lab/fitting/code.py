@@ -67,4 +67,6 @@ def _schedule(config: Config) -> str:
     if config.schedule == "linear":
         rise = f"up in {config.warmup:.0%} of the steps, then " if config.warmup else ""
         return f"lr {rise}linearly down to 0"
-    return "lr by a cosine to 0"
+    epochs = config.warmup_epochs
+    rise = f"up in {epochs} epoch{'s' * (epochs > 1)}, then " if epochs else ""
+    return f"lr {rise}by a cosine to 0"

@@ -6,7 +6,8 @@ import io
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from bisam.lab.models.from_file import called
 from bisam.lab.records.checkpoint import unpack
 from bisam.lab.tables import cells
 from bisam.lab.tables.answer import Answer
+from bisam.lab.training.loop import Stopped
 from bisam.lab.training.progress import Progress
 
 
@@ -130,29 +132,61 @@ def fit(
     >>> found.rho, [row[0] for row in found.answer.sheet.rows]
     ({'sam': 0.05}, ['SGD', 'SAM'])
     """
+    chosen = range(seeds) if isinstance(seeds, int) else list(seeds)
+    if not chosen:
+        raise ValueError(f"seeds must be at least one, or a list of them, got {seeds!r}")
+    radius, place = _radius(rho), torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError('torch finds no CUDA device here: use device="cpu"')
     name = getattr(model, "__name__", "model").strip("<>")
     given = {"train": train, "validation": validation, "test": test}
     parts = {part: pair(data, part) for part, data in given.items() if data is not None}
     source = OwnData(from_parts(IN_MEMORY, parts, "the data"))
-    root = Path(tempfile.mkdtemp(prefix="bisam-") if runs is None else runs)
-    study = Study(
-        source, name, root, torch.device(device),
-        methods=methods,
-        rho=None if rho == "auto" else float(rho),
-        seeds=range(seeds) if isinstance(seeds, int) else list(seeds),
-        minutes=minutes,
-        changes=_texts(settings),
-        pretrained=pretrained,
-        build=_building(model),
-    )  # fmt: skip
-    console = Console(file=io.StringIO()) if quiet else Console()
-    with Progress(console) as progress:
-        plan = study.decide(progress.note)
-        study.train(plan, progress)
-    found = Fit(study.conclude(plan), study.folder, plan)
+    with _folder_of(runs) as root:
+        study = Study(
+            source, name, root, place,
+            methods=methods,
+            rho=radius,
+            seeds=chosen,
+            minutes=minutes,
+            changes=_texts(settings),
+            pretrained=pretrained,
+            build=_building(model),
+        )  # fmt: skip
+        console = Console(file=io.StringIO()) if quiet else Console()
+        with Progress(console) as progress:
+            plan = study.decide(progress.note)
+            study.train(plan, progress)
+        found = Fit(study.conclude(plan), study.folder, plan)
     if runs is None:
         weakref.finalize(found, shutil.rmtree, root, ignore_errors=True)
     return found
+
+
+@contextmanager
+def _folder_of(runs: str | Path | None) -> Iterator[Path]:
+    """The folder of the records. After an error, a temporary one with runs in it stays, to be resumed from."""
+    if runs is not None:
+        yield Path(runs)
+        return
+    root = Path(tempfile.mkdtemp(prefix="bisam-"))
+    try:
+        yield root
+    except Stopped as stop:
+        raise Stopped(f"{stop}, with runs={str(root)!r}") from None
+    finally:
+        with suppress(OSError):
+            root.rmdir()  # which takes an empty folder only
+
+
+def _radius(rho: float | str) -> float | None:
+    """None is a search."""
+    if rho == "auto":
+        return None
+    try:
+        return float(rho)
+    except ValueError:
+        raise ValueError(f'rho is "auto" or a number, got {rho!r}') from None
 
 
 def _building(make: Callable[..., nn.Module]) -> Callable[[Config, Source], nn.Module]:

@@ -89,4 +89,7 @@ def _rate(config: Config, step: int, steps: int) -> float:
         return 0.0
     if config.schedule == "linear":
         return rate(replace(config, epochs=1), 0, step, steps)
-    return config.lr * (1 + math.cos(math.pi * step / steps)) / 2
+    rising = round(config.warmup_epochs / config.epochs * steps)
+    if step < rising:
+        return config.lr * (step + 1) / rising
+    return config.lr * (1 + math.cos(math.pi * (step - rising) / (steps - rising))) / 2

@@ -165,10 +165,12 @@ class Study:
         return Recipe(self.name, self.title, None, plan.budget.seeds, made)
 
     def jobs(self, plan: plans.Plan) -> list[Job]:
+        return runs.jobs_of(self.recipe(plan), self._seeds(plan), {}, self.root, self.ranks)
+
+    def _seeds(self, plan: plans.Plan) -> Sequence[int]:
+        """The given seeds, which may be more than an earlier command planned; within --minutes, the plan's."""
         seeds = range(plan.budget.seeds) if self.seeds is None else self.seeds
-        if self.minutes is not None:
-            seeds = seeds[: plan.budget.seeds]
-        return runs.jobs_of(self.recipe(plan), seeds, {}, self.root, self.ranks)
+        return seeds if self.minutes is None else seeds[: plan.budget.seeds]
 
     def train(
         self,
@@ -279,7 +281,7 @@ class Study:
             raise ValueError(f"the plan in {self.folder} has {_listed(other)}: remove --rho, or give another --name")
 
     def _described(self, plan: plans.Plan) -> str:
-        return f"{plan.budget.epochs} epochs, {plan.budget.seeds} seeds, {_listed(plan.rho)}"
+        return f"{plan.budget.epochs} epochs, {len(self._seeds(plan))} seeds, {_listed(plan.rho)}"
 
 
 def _built_alike(costs: Mapping[str, Cost]) -> dict[str, Cost]:

@@ -36,7 +36,7 @@ def expected(model: nn.Module, name: str) -> Expected:
 
 def _processor(place: str) -> dict[str, Any]:
     try:
-        return json.loads((Path(spec.folder_or_name(place)) / "preprocessor_config.json").read_text())
+        return json.loads((Path(spec.folder_or_name(place)) / "preprocessor_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
 

@@ -33,7 +33,7 @@ from bisam.lab.tables import effects, published, summary
 from bisam.lab.tables.cells import Collection, Group, Run, number
 from bisam.lab.tables.summary import OPEN, Sheet
 from bisam.lab.tables.sweeps import Sweep, sheet, sort_out
-from bisam.lab.tables.verdicts import Verdict, measure_of, verdicts
+from bisam.lab.tables.verdicts import Verdict, verdicts
 
 MOST_PROBLEMS = 12
 """Lines about folders that are not folded away."""
@@ -187,7 +187,9 @@ def _blocks(found: _Report, group: Group) -> list[Block]:
     if drawn:
         caption = "Every seed a dot, joined across methods; below, the mean with its 95 % interval."
         first = next(iter(drawn))
-        plots = [Figure(f"{row}: {measure_of(group)}", chart, caption * (row == first)) for row, chart in drawn.items()]
+        plots = [
+            Figure(f"{row}: {group.recipe.measure}", chart, caption * (row == first)) for row, chart in drawn.items()
+        ]
         blocks.append(Figures(plots))
     differences = summary.sheet_of_comparisons(group)
     if differences is not None:
@@ -209,7 +211,7 @@ def _dots(group: Group) -> dict[str, charts.Chart]:
     """The dot plot of each row of the printed table that has finished runs."""
     drawn = {}
     for label, row, name in group.recipe.lines:
-        chart = dots(group, row, name, f"{measure_of(group)}, per cent") if row in group.rows else None
+        chart = dots(group, row, name, f"{group.recipe.measure}, per cent") if row in group.rows else None
         if chart is not None:
             drawn[label] = chart
     return drawn

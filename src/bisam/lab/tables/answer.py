@@ -54,7 +54,7 @@ def answer(group: Group) -> Answer:
     sheet = Sheet(
         f"{group.title}: {group.recipe.measure} in per cent", head, rows, _notes(group, row, [*gaps.values()])
     )
-    return Answer(_sentence(group, measure, base, best, gaps), sheet, best.config.method if best else None, best)
+    return Answer(_sentence(measure, base, best, gaps), sheet, best.config.method if best else None, best)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -74,9 +74,7 @@ def _more(gap: Difference) -> str:
     return "?" if count is None else count_text(count, present=gap.runs[0])
 
 
-def _sentence(
-    group: Group, measure: str, base: str | None, best: Run | None, gaps: dict[str, Difference | None]
-) -> str:
+def _sentence(measure: str, base: str | None, best: Run | None, gaps: dict[str, Difference | None]) -> str:
     gap = None if best is None else gaps[best.config.method]
     if base is None or best is None or gap is None:
         return "No answer: there are no two finished runs to compare, one with and one without a perturbation."

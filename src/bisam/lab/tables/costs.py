@@ -33,11 +33,13 @@ def hours_of_run(config: Config, plain_ms: Mapping[str, float] = PLAIN_STEP_MS) 
 
     >>> round(hours_of_run(Config(model="resnet56", method="sam")), 3)
     0.163
+    >>> round(hours_of_run(Config(model="resnet56", method="sam", epochs=100, epoch_steps=100)), 3)
+    0.023
     """
     if config.model not in plain_ms or config.data not in DATA_SETS or config.method not in METHODS:
         return None
     images = DATA_SETS[config.data].samples["train"] * (1 - config.validation)
-    steps = config.epochs * math.floor(images / config.batch)
+    steps = config.epochs * (config.epoch_steps or math.floor(images / config.batch))
     return steps * plain_ms[config.model] * passes(config) / 3.6e6
 
 

@@ -71,9 +71,10 @@ class MethodDifference:
 
 
 def sheet(group: Group) -> Sheet:
-    """The group's table in the layout of the paper, with all of its rows."""
+    """The group's table in the layout of the paper, with all of its rows; of another table, the rows that have runs."""
     paper = published_of(group)
-    rows = [[label, *_line(group, paper, label, row, name)] for label, row, name in group.recipe.lines]
+    shown = [line for line in group.recipe.lines if paper is not None or line[1] in group.rows]
+    rows = [[label, *_line(group, paper, label, row, name)] for label, row, name in shown]
     if paper is not None and paper.average and {*paper.cells} == {label for label, *_ in group.recipe.lines}:
         rows.append(["average", *(_average(group, paper, method) for method in group.recipe.methods)])
     if len(group.rows) == 1:  # of several models or noise rates a mean would be meaningless

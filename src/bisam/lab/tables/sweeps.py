@@ -5,9 +5,10 @@ Test accuracy is nowhere in this file: a value chosen by it would be tested on t
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args, get_type_hints
 
@@ -28,6 +29,14 @@ OF_ALL = ("lr", "weight_decay", "momentum", "label_smoothing")
 
 Values = tuple[float, ...]
 """One for each field that is swept."""
+
+_NONE_MEANS: dict[str, Callable[[Config], float]] = {
+    "mu": lambda config: PAPER_MU[METHODS[config.method].phi or "log"],
+    "micro_batch": lambda config: config.batch,
+    "every": every_of,
+    "clip_norm": lambda config: math.inf,
+}
+"""The number that None stands for, for each field that may be None and can be swept."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +129,7 @@ class Sweep:
         found = []
         for number, (field, value) in enumerate(zip(self.fields, self.chosen.values, strict=True)):
             tried = {point.values[number] for point in self.points}
-            if len(tried) > 1 and value in (min(tried), max(tried)):
+            if len(tried) > 1 and value in (min(tried), max(tried)) and math.isfinite(value):
                 found.append((field, "largest" if value == max(tried) else "smallest"))
         return found
 
@@ -264,15 +273,11 @@ def label(fields: Sequence[str], values: Sequence[float]) -> str:
 def value_of(config: Config, field: str) -> float:
     """The field's number; where it is None, the one that None stands for.
 
-    >>> value_of(Config(method="bisam-tanh"), "mu")
-    10.0
+    >>> value_of(Config(method="bisam-tanh"), "mu"), value_of(Config(), "clip_norm")
+    (10.0, inf)
     """
     found = getattr(config, field)
-    if found is not None:
-        return found
-    if field == "every":
-        return every_of(config)
-    return config.batch if field == "micro_batch" else PAPER_MU[METHODS[config.method].phi or "log"]
+    return _NONE_MEANS[field](config) if found is None else found
 
 
 def name_of_cell(recipe: str, cell: Cell) -> str:

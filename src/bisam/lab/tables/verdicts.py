@@ -33,7 +33,7 @@ class Verdict:
     @property
     def measure(self) -> str:
         """What the tables compare: "test accuracy", or "test results" where they compare several measures."""
-        found = {measure_of(group) for group, _ in self.placed}
+        found = {group.recipe.measure for group, _ in self.placed}
         return found.pop() if len(found) == 1 else "test results"
 
     @property
@@ -94,8 +94,3 @@ def _family(one: MethodDifference) -> tuple[str, str]:
     """With Q in the ascent, whatever the ball, it is BiSAM against SAM."""
     has_q = one.method in METHODS and METHODS[one.method].phi is not None
     return ("BiSAM", "SAM") if has_q else (title_of(one.method), title_of(one.baseline))
-
-
-def measure_of(group: Group) -> str:
-    """What a table compares, in words."""
-    return group.recipe.measure

@@ -25,6 +25,7 @@ OUR_RHO = (0.01, 0.02, 0.05, 0.1, 0.2)
 NOT_SWEPT = {
     "seed": "it is not a hyperparameter: use --seeds",
     "noise": "it changes the validation data, by which the values are compared: use --set",
+    "epoch_steps": "it may be none, which is no number: sweep epochs, or use --set",
     "validation": "it changes the validation data, by which the values are compared: use --set",
 }
 

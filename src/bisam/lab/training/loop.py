@@ -115,9 +115,7 @@ def train(
                 save()
                 saved = time.monotonic()
             if stop:
-                where = f"in epoch {max(one.epoch for one in active) + 1}" if active else "between two runs"
-                name = stopping[0] if stopping else "a signal to another rank"
-                raise Stopped(f"stopped by {name} {where}: the same command resumes there")
+                raise _stopped(active, stopping)
             if not active:  # other processes have finished what was waiting
                 continue
             if step is None or crew != _abreast(active):
@@ -126,6 +124,13 @@ def train(
                 progress.begin({one.training.config: one.epoch for one in crew}, len(crew[0].training.batches))
             _epoch(crew, step, progress, stopped)
     return elsewhere
+
+
+def _stopped(active: Sequence[ActiveRun], stopping: Sequence[str]) -> Stopped:
+    """The exception with the signal's name and the place where the same command resumes."""
+    where = f"in epoch {max(one.epoch for one in active) + 1}" if active else "between two runs"
+    name = stopping[0] if stopping else "a signal to another rank"
+    return Stopped(f"stopped by {name} {where}: the same command resumes there")
 
 
 def _admitted(
