@@ -55,8 +55,11 @@ def test_the_search_gets_shorter_then_the_training_and_seeds_are_kept_longest():
 def test_all_that_is_given_up_is_named():
     found = given_up(WANTED, Budget(epochs=1, seeds=2, grid=3, repeats=1))
     assert found == [
-        "1 epoch instead of 20", "2 seeds instead of 5", "3 values of ρ instead of 5", "1 training of each ρ instead of 2",
-    ]  # fmt: skip
+        "1 epoch instead of 20",
+        "2 seeds instead of 5",
+        "3 values of ρ instead of 5",
+        "1 training of each ρ instead of 2",
+    ]
 
 
 @pytest.mark.parametrize("least", [Budget(1, 2, 0, 0), Budget(1, 1, 0, 0)])
