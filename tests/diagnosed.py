@@ -52,6 +52,6 @@ CALLS = {
     "hessian_eigenvalues": lambda *args, **options: hessian_eigenvalues(*args, 2, tolerance=0.1, **options),
     "hessian_trace": lambda *args, **options: hessian_trace(*args, samples=2, **options),
     "surface": lambda *args, **options: surface(*args, points=3, **options),
-    "surface(2)": lambda *args, **options: surface(*args, points=2, dimensions=2, **options),
+    "surface(2)": lambda *args, **options: surface(*args, points=3, dimensions=2, **options),
 }
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)

@@ -118,6 +118,17 @@ def test_a_checkpoint_resumes_bitwise_and_a_scheduler_reaches_the_base():
     assert resumed[1].base_optimizer.param_groups[0]["lr"] < 1e-2
 
 
+def test_defaults_are_those_of_the_usual_class():
+    model = mlp()
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+    assert optimizer.param_groups[0]["rho"] == 0.05
+    F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+    optimizer.first_step()
+    F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+    optimizer.second_step()
+    assert all(p.grad is not None for p in model.parameters())  # zero_grad=True clears them
+
+
 def test_misuse_is_loud():
     model = mlp()
     with pytest.raises(TypeError, match=r"must be a class such as torch.optim.SGD, got an instance of SGD"):

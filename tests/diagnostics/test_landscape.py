@@ -49,3 +49,17 @@ def test_a_surface_of_a_quadratic_is_a_parabola():
     second = [a - 2 * b + c for a, b, c in zip(told.losses, told.losses[1:], told.losses[2:], strict=False)]
     assert second == pytest.approx([(w * w).sum().item() / 4] * 3)  # ‖d‖ = ‖w‖, step ½
     assert told.errors is None
+
+
+def test_a_surface_has_both_of_its_directions():
+    """Of a loss that is linear in w, rows rise along the first direction and columns along the second."""
+    slope = torch.randn(3, 2, dtype=torch.float64)
+    model = Weights(torch.randn(3, 2, dtype=torch.float64))
+    options = {"points": 3, "objective": lambda w, _: (w * slope).sum(), "seed": 1}
+    line, told = surface(model, DUMMY, **options), surface(model, DUMMY, dimensions=2, **options)
+    assert [row[1] for row in told.losses] == pytest.approx(line.losses)  # the same first direction
+    centre, across = told.losses[1][1], told.losses[1]
+    assert across[2] - centre == pytest.approx(centre - across[0])
+    assert abs(across[2] - centre) != pytest.approx(abs(line.losses[2] - centre), rel=1e-3)
+    sums = [[a + b - centre for b in across] for a in line.losses]
+    assert torch.tensor(told.losses).flatten().tolist() == pytest.approx(torch.tensor(sums).flatten().tolist())

@@ -9,6 +9,7 @@ from torch import nn
 import bisam
 from bisam import diagnostics
 from bisam.diagnostics import hessian_eigenvalues, sharpness, surface
+from bisam.diagnostics.tally import is_classification
 
 from diagnosed import every_call
 from family import ConvNet, batch, mlp
@@ -72,6 +73,15 @@ def test_several_batches_equal_one_large_one(call, ignoring):
     assert numbers(apart) == pytest.approx(numbers(whole), rel=1e-7, abs=1e-9)
 
 
+def test_errors_and_flips_are_of_the_samples_that_are_not_ignored():
+    model, (x, y) = mlp().double(), batch(size=40, dtype=torch.float64)
+    ignored = y.masked_fill(torch.arange(40) % 3 == 0, -100)
+    kept = ignored != -100
+    some, all_of_them = sharpness(model, (x, ignored), 1.0), sharpness(model, (x[kept], y[kept]), 1.0)
+    assert numbers(some) == pytest.approx(numbers(all_of_them))
+    assert some.flips > 0 < some.error < some.perturbed_error
+
+
 def test_a_sum_is_a_sum_over_all_batches():
     model, (x, y) = mlp().double(), batch(dtype=torch.float64)
     summed, mean = nn.CrossEntropyLoss(reduction="sum"), nn.CrossEntropyLoss()
@@ -117,6 +127,12 @@ def test_inputs_may_be_tuples_and_dicts_and_outputs_have_logits():
     assert sharpness(model, [({"left": x / 2, "right": x / 2}, y)], 0.1) == expected
 
 
+@pytest.mark.parametrize(("row", "are_labels"), [([0.5, 0.495], True), ([0.5, 0.45], False), ([1.5, -0.5], False)])
+def test_numbers_are_probabilities_if_they_are_not_negative_and_add_up_to_one(row, are_labels):
+    logits, target = torch.randn(3, 2), torch.tensor([row] * 3)
+    assert is_classification([nn.CrossEntropyLoss()], logits, target) == are_labels
+
+
 def test_probabilities_are_labels_and_regression_has_no_errors():
     model, (x, y) = mlp(), batch()
     soft = nn.functional.one_hot(y, 4).float() * 0.8 + 0.05
@@ -154,6 +170,23 @@ def test_progress_grows_to_the_end(call, sized):
     done, totals = zip(*seen, strict=True)
     assert list(done) == sorted(set(done))
     assert set(totals) == {done[-1]}
+
+
+def test_a_parameter_that_the_loss_does_not_use_changes_no_number():
+    class Idle(nn.Module):
+        def __init__(self, net):
+            super().__init__()
+            self.net, self.idle = net, nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+        def forward(self, x):
+            return self.net(x)
+
+    net, data = mlp().double(), batch(dtype=torch.float64)
+    for steps in (1, 3):
+        ours, theirs = (sharpness(model, data, 0.3, steps=steps) for model in (Idle(net), net))
+        assert numbers(ours) == pytest.approx(numbers(theirs))
+    ours, theirs = (hessian_eigenvalues(model, data, 2, tolerance=1e-8) for model in (Idle(net), net))
+    assert ours == pytest.approx(theirs)
 
 
 # What comes back.
@@ -203,6 +236,13 @@ def test_a_graph_that_waits_for_its_backward_pass_still_has_its_weights(call):
 def test_the_same_call_gives_the_same_numbers(call):
     model = used_net()
     assert numbers(call(model, batch(), train_mode=True)) == numbers(call(model, batch(), train_mode=True))
+
+
+@every_call
+def test_evaluation_is_the_default_of_every_call(call):
+    model, data = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)).double(), batch(size=64, dtype=torch.float64)
+    evaluated, trained = (call(model, data, train_mode=train_mode) for train_mode in (False, True))
+    assert numbers(call(model, data)) == numbers(evaluated) != numbers(trained)
 
 
 def test_evaluation_is_the_default_and_train_mode_has_batch_statistics():

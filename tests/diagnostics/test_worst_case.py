@@ -203,3 +203,21 @@ def test_functions_are_averaged_over_what_they_do_not_ignore():
     whole = sharpness(model, (x, y), rho=0.05, objective=nn.functional.cross_entropy)
     parts = sharpness(model, [(x[:8], y[:8]), (x[8:], y[8:])], rho=0.05, objective=nn.functional.cross_entropy)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-6)
+
+
+def test_flips_are_those_of_sharpness_with_the_same_options():
+    torch.manual_seed(3)
+    model = nn.Sequential(*mlp(), nn.BatchNorm1d(4)).double()
+    x = torch.randn(500, 6, dtype=torch.float64)
+    data = x, model.eval()(x).argmax(1)
+    smooth = nn.CrossEntropyLoss(label_smoothing=0.9)
+    choices = [
+        {}, {"adaptive": True}, {"adaptive": True, "eta": 0.5}, {"steps": 4}, {"objective": smooth},
+        {"ascent": bisam.LowerBound(mu=20.0)}, {"train_mode": True},
+    ]  # fmt: skip
+    told = [sharpness(model, data, 0.5, **options).flips for options in choices]
+    assert len(set(told)) == len(choices), told  # each option shows
+    assert [flips(model, data, 0.5, **options) for options in choices] == told
+    ticks = []
+    flips(model, data, 0.5, steps=2, progress=lambda *tick: ticks.append(tick))
+    assert ticks == [(1, 3), (2, 3), (3, 3)]

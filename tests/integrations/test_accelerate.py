@@ -6,6 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedType
 from torch.utils.data import DataLoader, TensorDataset
 
 import bisam
@@ -271,6 +272,14 @@ def test_a_step_without_its_passes_is_sent_to_the_page_on_frameworks():
     loop.accelerator.backward(loop.optimizer.optimizer.criterion(loop.net(x), y))
     with pytest.raises(TypeError, match=r"needs a closure.*docs/frameworks.md"):
         loop.optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA])
+def test_what_runs_backward_passes_by_itself_is_refused(kind, monkeypatch):
+    loop = Loop()
+    monkeypatch.setattr(Accelerator, "distributed_type", kind)  # as Accelerate would find it there
+    with pytest.raises(RuntimeError, match=f"{kind} runs or averages.*use DistributedDataParallel or FSDP2"):
+        SharpnessAwareBackward(loop.accelerator, loop.net, loop.optimizer)
 
 
 def test_a_function_without_its_batch_is_refused():

@@ -9,7 +9,7 @@ import torchmetrics
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bisam
@@ -41,7 +41,7 @@ class Classifier(SharpnessAwareModule):
         x, y = batch
         loss = self.loss_of(x, y)
         self.counted.update(len(y))
-        self.called(loss.detach())
+        assert self.called(loss.detach()) is not None  # its value, in the second pass too
         self.log("loss", loss, on_step=False, on_epoch=True)
         return loss
 
@@ -425,10 +425,23 @@ def test_manual_optimization_counts_each_update_once_and_equals_the_reference(fo
     expected, losses = two_passes.train(start, two_passes.windows(*batches, count=1), "BiSAM", divisor=1, clip=None)
     assert_equal_weights(module.net, expected)
     assert trainer.global_step == 5
-    if form == "step":
+    progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+    assert (progress.ready, progress.completed) == (5, 5)
+    if form in ("step", "list"):
         assert module.counted.compute() == len(batches[1])
         mean = sum(loss * len(y) for loss, y in zip(losses, batches[1].split(8), strict=True)) / len(batches[1])
         assert float(trainer.callback_metrics["loss"]) == pytest.approx(mean, rel=1e-6)
+
+
+@pytest.mark.parametrize("form", ["minimize", "hand"])
+def test_a_scaled_loss_needs_a_closure_in_manual_optimization(form):
+    module = Manual(net=two_passes.net(torch.float32))
+    module.form = form
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    data = two_passes.samples(8, torch.float32)
+    name = {"hand": "descend"}.get(form, form)
+    with pytest.raises(RuntimeError, match=rf"16-mixed.* scales losses: use step\(closure\) instead of {name}\(\)"):
+        fit(module, accumulate_grad_batches=1, gradient_clip_val=None, plugins=[plugin], batches=data)
 
 
 class Two(SharpnessAwareModule):
@@ -560,6 +573,12 @@ def plain_on_a_rank():
 @pytest.mark.filterwarnings("ignore:Plain runs training_step")
 def test_a_plain_module_on_two_ranks_is_refused_because_all_would_be_perturbed_alike():
     ranks.run(plain_on_a_rank)
+
+
+def test_a_strategy_that_accumulates_by_itself_is_refused(monkeypatch):
+    monkeypatch.setattr(SingleDeviceStrategy, "handles_gradient_accumulation", True)  # as DeepSpeed's has it
+    with pytest.raises(RuntimeError, match="SingleDeviceStrategy accumulates gradients by itself"):
+        fit(Classifier())
 
 
 def test_an_optimizer_step_that_does_not_call_super_is_refused():

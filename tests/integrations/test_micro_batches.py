@@ -1,11 +1,15 @@
 """Micro-batches that wait for their update."""
 
 from collections import UserDict
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from bisam.integrations.micro_batches import MicroBatch
+import bisam
+from bisam.integrations.micro_batches import MicroBatch, loss_of_pass, run_all
+
+from family import batch, mlp
 
 
 def test_each_pass_gets_the_batch_as_it_was_given():
@@ -35,3 +39,32 @@ def test_tensors_that_count_no_changes_are_taken():
     with torch.inference_mode():
         x = torch.zeros(2)
     assert MicroBatch(x).arguments()[0] is x
+
+
+def test_the_loss_of_the_ascent_has_the_value_of_the_descent_and_the_gradient_of_its_own_objective():
+    model, (x, y) = mlp(), batch()
+    optimizer = bisam.BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    entropy, bound = (objective(model(x), y) for objective in (optimizer.criterion.descent, optimizer.criterion.ascent))
+    (expected,) = torch.autograd.grad(bound, model[0].weight)
+    found = {}
+
+    def closure():
+        loss = loss_of_pass(optimizer.criterion, SimpleNamespace(logits=model(x)), y)
+        slope = torch.autograd.grad(loss, model[0].weight, retain_graph=True)[0]
+        found.setdefault(optimizer.phase, (loss.item(), slope))
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    value, slope = found["ascent"]
+    assert value == pytest.approx(entropy.item())
+    assert value != pytest.approx(bound.item())
+    assert torch.allclose(slope, expected)
+    with torch.no_grad():  # as in a validation: the criterion's own
+        assert loss_of_pass(optimizer.criterion, model(x), y) == optimizer.criterion(model(x), y)
+
+
+def test_the_mean_is_of_the_losses_that_there_are():
+    runs = [lambda: torch.tensor(1.0), lambda: None, lambda: torch.tensor(4.0)]
+    assert run_all(runs, None) == 2.5
+    assert run_all([lambda: None], None) is None

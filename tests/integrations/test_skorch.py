@@ -73,6 +73,28 @@ def test_parts_of_a_batch_equal_the_whole():
     np.testing.assert_allclose(net.history[-1, "batches", :, "train_loss"][0], reference_loss(), rtol=1e-6)
 
 
+def test_callbacks_see_the_whole_batch_and_the_gradient_of_its_update():
+    seen = []
+
+    class Steps(Callback):
+        def on_grad_computed(self, net, named_parameters, batch, training):
+            seen.append((len(batch[0]), training))
+
+        def on_batch_end(self, net, y_pred, **kwargs):
+            seen.append((len(y_pred), all(param.grad is not None for param in net.module_.parameters())))
+
+    make(net=two_passes.net(batch_norm=False), accumulate=3, callbacks=[Steps()]).fit(*samples())
+    assert seen == [(16, True)] * 4 + [(4, True)] * 2
+
+
+def test_a_batch_is_cut_into_as_many_parts_as_were_chosen():
+    sizes = []
+    module = two_passes.net(batch_norm=False)
+    module.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    make(net=module, accumulate=4).fit(*samples())
+    assert sizes == [4] * 16 + [1] * 8  # 16, 16 and 4 samples, in two passes each
+
+
 def test_a_module_with_several_outputs_can_be_cut_into_parts_too():
     class Several(nn.Sequential):
         def forward(self, x):

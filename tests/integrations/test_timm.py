@@ -64,6 +64,27 @@ def test_accumulation_clipping_and_a_schedule_equal_the_reference(name, clip, sc
     assert float(found[1]) == pytest.approx(sum(losses[:2]) / 2, rel=1e-6)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_loss_that_overflows_costs_a_step_and_half_of_the_scale(enabled):
+    net, (x, y) = two_passes.net(), two_passes.samples(8)
+    before = copy.deepcopy(net.state_dict())
+    optimizer = bisam.BiSAM(two_passes.base_of(net.parameters()), net, rho=RHO)
+    scaler = SharpnessAwareScaler("cpu", enabled=enabled)
+    scale = scaler._scaler.get_scale()
+    assert scale == (2.0**16 if enabled else 1.0)
+    if enabled:
+        scaler(partial(lambda x, y: 1e305 * optimizer.criterion(net(x), y), x, y), optimizer)
+        optimizer.zero_grad()
+        assert scaler._scaler.get_scale() == scale / 2
+        weights = [name for name, _ in net.named_parameters()]
+        assert all(torch.equal(net.state_dict()[name], before[name]) for name in weights)
+    slopes = torch.autograd.grad(optimizer.criterion.ascent(net(x), y), [*net.parameters()])
+    scaler(partial(lambda x, y: optimizer.criterion(net(x), y), x=x, y=y), optimizer)  # the batch by name
+    norm = torch.cat([slope.flatten() for slope in slopes]).norm().item()
+    assert optimizer.telemetry.ascent_norm.item() == pytest.approx(norm)  # not scaled
+    assert not torch.equal(net.state_dict()["0.weight"], before["0.weight"])
+
+
 def test_a_checkpoint_resumes_bit_for_bit():
     updates = two_passes.windows(*two_passes.samples())
     whole, half = two_passes.net(), two_passes.net()
@@ -75,6 +96,7 @@ def test_a_checkpoint_resumes_bit_for_bit():
     resumed.load_state_dict(state["optimizer"])
     again = SharpnessAwareScaler("cpu")
     again.load_state_dict(state["amp_scaler"])
+    assert again.state_dict() == scaler.state_dict() != SharpnessAwareScaler("cpu").state_dict()
 
     def loss_of(x, y):
         return resumed.criterion(half(x), y) / 2

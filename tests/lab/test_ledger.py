@@ -111,6 +111,25 @@ def test_an_empty_ledger_has_a_table_of_flips_without_rows():
     assert len(ledger.flips_table(collect([])).splitlines()) == 2
 
 
+def test_flips_are_means_over_the_quarters_of_all_finished_runs(recorded):
+    def run(method, seed, first, rest, **options):
+        found = recorded(f"cifar10/vgg19bn/{method}", seed, trained=200, **options)
+        metrics = [{**row, "flips": first if row["epoch"] < 50 else rest} for row in found.metrics]
+        return replace(found, metrics=metrics)
+
+    records = [
+        run("sam", 0, 4.0, 2.0), run("sam", 1, 5.0, 1.0), run("sam", 2, 90.0, 90.0, status="diverged"),
+        run("bisam-log", 0, 3.0, 0.5), recorded("cifar10/vgg19bn/sgd", 0, trained=200),
+        recorded("cifar10/resnet56/sam", 0, trained=200),
+    ]  # fmt: skip
+    head, _, *rows = ledger.flips_table(collect(records)).splitlines()
+    assert head == "| epochs | 1 to 50 | 51 to 100 | 101 to 150 | 151 to 200 | n |"
+    assert rows == [
+        "| SAM | 4.50 | 1.50 | 1.50 | 1.50 | 2 |",
+        "| BiSAM (-log) | 3.00 | 0.50 | 0.50 | 0.50 | 1 |",
+    ]
+
+
 def test_what_is_missing_of_a_table_is_told_in_few_words(recorded):
     done = runs(recorded, "cifar10/resnet56/sam", [94.0])
     begun = [recorded("cifar10/vgg19bn/sam", seed, accuracy=None, trained=7 - seed) for seed in range(2)]

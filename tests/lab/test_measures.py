@@ -25,6 +25,13 @@ def test_a_measure_is_scikit_learn_s(name, classes, seed):
     assert found == pytest.approx(100 * REFERENCES[name](labels, logits.argmax(1)), abs=1e-9)
 
 
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_class_of_one_sample_counts_though_it_is_never_predicted(name):
+    labels, predicted = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 1, 0, 1])
+    found = computed((name,), confusion(torch.eye(3)[predicted], labels, 3))[name]
+    assert found == pytest.approx(100 * REFERENCES[name](labels, predicted), abs=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_f1_is_that_of_class_1(seed):
     torch.manual_seed(seed)
@@ -53,4 +60,6 @@ def test_nan_predicts_no_class_and_ties_the_first():
 def test_only_the_correlation_may_be_negative():
     counts = torch.tensor([[0, 5, 0], [5, 0, 0]])
     assert computed(tuple(MEASURES), counts)["mcc"] == -100.0
-    assert {name for name in MEASURES if lowest_of(f"test_{name}") < 0} == {"mcc"}
+    assert {name: lowest_of(f"test_{name}") for name in MEASURES} == {**dict.fromkeys(MEASURES, 0.0), "mcc": -100.0}
+    assert lowest_of("validation_mcc") == -100.0
+    assert lowest_of("test_top5_accuracy") == 0.0

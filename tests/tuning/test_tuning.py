@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bisam
+from bisam.plan import Batch
 from bisam.tuning import student
-from bisam.tuning.training import Outcome
+from bisam.tuning.training import Outcome, _is_finite, _look
 from bisam.tuning.verdict import judge
 
 from family import CLASSES, FEATURES, VARIANTS, ConvNet, assert_identical, batch, mlp, plain_step, tensors
@@ -309,6 +310,33 @@ def test_inputs_may_be_dicts_outputs_have_logits_and_labels_be_ignored():
     assert found.points[-1].loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item())
 
 
+@pytest.mark.parametrize("shape", [(30,), (30, 3)])
+def test_every_validation_sample_is_counted_by_itself(shape):
+    """One that has several labels is one sample: they are not independent."""
+    model = nn.Sequential(nn.Linear(FEATURES, 3 * CLASSES), nn.Unflatten(1, (CLASSES, 3))) if len(shape) > 1 else mlp()
+    x, labels = batch(size=30)[0], torch.randint(CLASSES, shape)
+    labels[0] = -100
+    look = _look(model, sam(model, 0.1), Batch(x, labels))
+    right = (model(x).argmax(1) == labels).reshape(30, -1).sum(1)
+    assert look.right.tolist() == right.tolist()
+    assert look.counted == labels.numel() - labels[0].numel()
+
+
+def test_one_validation_sample_is_right_or_wrong():
+    model, x = mlp(), batch()[0][:1]
+    data = [(x, torch.tensor([label])) for label in range(CLASSES)]
+    found = [sweep(model, validation=[one], repeats=1, steps=1).points[0].accuracy for one in data]
+    assert sorted(found) == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_the_usual_grid_is_tried_three_times():
+    found = bisam.find_rho(mlp, sam, [batch(0)], [batch(1)], steps=1)
+    assert [point.rho for point in found.points] == [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5]
+    assert (found.repeats, found.steps) == (3, 1)
+    again = bisam.find_rho(mlp, sam, [batch(0)], [batch(1)], steps=1, seed=0)
+    assert again == found
+
+
 def test_validation_runs_in_evaluation_mode_and_in_the_precision_of_the_training():
     seen = set()
 
@@ -427,13 +455,15 @@ def test_quantiles_of_students_t_are_those_of_the_tables(freedom, expected):
     assert student.quantile(0.95, 0.5) == student.quantile(0.95, 1)
 
 
-def whole_samples(*accuracies):
+def whole_samples(*accuracies, samples=50):
     """Repeats in which every sample is as right as every other: only the repeats scatter."""
-    return [Outcome(torch.full((50,), value, dtype=torch.float64), loss) for loss, value in enumerate(accuracies)]
+    return [Outcome(torch.full((samples,), value, dtype=torch.float64), loss) for loss, value in enumerate(accuracies)]
 
 
-def test_where_only_repeats_scatter_the_interval_is_that_of_paired_differences():
-    found = judge({0: whole_samples(0.5, 0.6, 0.7), 0.1: whole_samples(0.62, 0.7, 0.84)}, steps=7)
+@pytest.mark.parametrize("samples", [50, 1])  # of one sample the samples have no variance
+def test_where_only_repeats_scatter_the_interval_is_that_of_paired_differences(samples):
+    worse, best = whole_samples(0.5, 0.6, 0.7, samples=samples), whole_samples(0.62, 0.7, 0.84, samples=samples)
+    found = judge({0: worse, 0.1: best}, steps=7)
     # gaps 0.12, 0.10, 0.14: mean 0.12, standard deviation 0.02, t of two degrees of freedom 4.3027
     assert found.points[0].behind == pytest.approx(0.12)
     assert found.points[0].margin == pytest.approx(4.3027 * 0.02 / math.sqrt(3), rel=1e-4)
@@ -443,11 +473,27 @@ def test_where_only_repeats_scatter_the_interval_is_that_of_paired_differences()
     assert unpaired.indistinguishable == (0,)
 
 
+def test_where_only_samples_scatter_the_interval_has_their_degrees_of_freedom():
+    def outcomes(*shares):
+        return [Outcome(torch.tensor(shares, dtype=torch.float64), loss) for loss in (1.0, 2.0, 3.0)]
+
+    found = judge({0: outcomes(0, 1, 0, 0), 0.1: outcomes(1, 1, 1, 0)}, steps=7)
+    # gaps 1, 0, 1 and 0 in every repeat: mean ½, variance ⅓, t of three degrees of freedom 3.1824
+    assert found.points[0].behind == pytest.approx(0.5)
+    assert found.points[0].margin == pytest.approx(3.1824 * math.sqrt(1 / 3 / 4), rel=1e-4)
+
+
 def test_few_validation_samples_leave_differences_open_however_alike_the_repeats():
     many = judged({0: [0.5, 0.5, 0.5], 0.1: [0.56, 0.56, 0.57]}, samples=1000)
     few = judged({0: [0.5, 0.5, 0.5], 0.1: [0.56, 0.56, 0.56]}, samples=50)
     assert many.indistinguishable == ()
     assert few.indistinguishable == (0,)
+
+
+def test_trainings_that_are_right_on_the_same_samples_are_not_distinguished():
+    found = judged({0: [0.5, 0.6, 0.7], 0.1: [0.5, 0.6, 0.7]}, {0.1: [3.0, 4.0, 5.0]})
+    assert (found.points[1].behind, found.points[1].margin) == (0.0, 0.0)
+    assert found.indistinguishable == (0.1,)
 
 
 def test_samples_are_compared_one_by_one():
@@ -500,12 +546,15 @@ def test_the_table_marks_the_choice_and_what_cannot_be_distinguished_from_it():
     outcomes = {0: outcomes_of([0.1, 0.1]), 0.05: outcomes_of([0.8, 0.85]), 0.1: outcomes_of([0.9, 0.84]), 0.5: [None]}
     found = judge(outcomes, steps=7)
     lines = str(found).split("\n")
-    assert [re.split(r"\s{2,}", line.strip())[:2] for line in lines[:5]] == [
-        ["ρ", "accuracy, %"],
-        ["0", "10.0 ± 0.0"],
-        ["~", "0.05"],
-        ["→", "0.1"],
-        ["0.5", "diverged"],
+    # of ρ = 0: gaps of 80 and 74 of 100 samples, so the squared standard errors are 0.0009 (repeats) and 0.001637
+    # (samples), the degrees of freedom 7.7, and t of seven is 2.365
+    assert lines[:6] == [
+        "      ρ  accuracy, %   loss    behind, %",
+        "      0   10.0 ± 0.0  0.500  77.0 ± 11.9",
+        "~  0.05   82.5 ± 3.5  0.500   4.5 ± 72.2",
+        "→   0.1   87.0 ± 4.2  0.500",
+        "    0.5     diverged",
+        "",
     ]
     assert lines[6:] == list(found.remarks)
     assert found.remarks == (
@@ -568,6 +617,14 @@ def test_weights_that_are_not_finite_count_as_diverged_whatever_the_validation_l
 
     found = sweep(Mending, explodes_from(0.1), ORIGIN, LADDER, rhos=(0, 0.1), repeats=1, steps=2)
     assert [point.diverged for point in found.points] == [False, True]
+
+
+def test_one_weight_that_is_not_finite_is_enough():
+    model = mlp()
+    optimizer = sam(model, 0.1)
+    assert _is_finite(model, optimizer)
+    model[-1].bias.data[1] = math.inf
+    assert not _is_finite(model, optimizer)
 
 
 def test_it_is_an_error_when_every_rho_diverges():

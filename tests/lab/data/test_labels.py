@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from bisam.lab.config import Config
 from bisam.lab.data import split, with_noise
+from bisam.lab.data.held_out import stratified
 from bisam.lab.data.own import from_parts
 from bisam.lab.data.own_source import OwnData
 from tiny import tiny_images
@@ -76,6 +77,14 @@ def test_noise_depends_on_its_seed_alone():
     assert not torch.equal(first, with_noise(labels, 0.4, 10, seed=4))
 
 
+def test_split_and_noise_are_those_of_the_published_runs():
+    """Records name a seed: another version must draw the same from it."""
+    assert split(range(30), 0.2, seed=0)[1].tolist() == [0, 10, 22, 25, 26, 28]
+    noisy = with_noise(torch.arange(20) % 10, 0.4, 10, seed=0)
+    assert noisy.tolist() == [0, 1, 9, 3, 5, 5, 8, 3, 8, 9, 0, 7, 8, 3, 4, 5, 4, 7, 8, 8]
+    assert stratified(torch.tensor([0] * 8 + [1] * 12), 0.25)[1].tolist() == [2, 4, 11, 14, 19]
+
+
 def test_more_noise_keeps_what_less_noise_moved():
     labels = torch.arange(1000) % 10
     noisy = [with_noise(labels, rate, 10, seed=0) for rate in RATES]
@@ -111,6 +120,8 @@ def test_a_fraction_that_is_none_is_refused(fraction):
 def test_labels_that_are_none_are_refused():
     with pytest.raises(ValueError, match=r"0 … 9, got 3 … 10"):
         with_noise(torch.tensor([3, 10]), 0.4, 10, seed=0)
+    with pytest.raises(ValueError, match=r"0 … 9, got -1 … 3"):
+        with_noise(torch.tensor([3, -1]), 0.4, 10, seed=0)
     with pytest.raises(ValueError, match=r"int64.*float32"):
         with_noise(torch.zeros(3), 0.4, 10, seed=0)
     with pytest.raises(ValueError, match="1 class"):

@@ -145,9 +145,20 @@ def test_every_device_has_the_same_batches(device):
     assert equal(list(batches(**options).epoch(1)), list(batches(device=device, **options).epoch(1)))
 
 
-def test_the_order_is_the_same_everywhere():
-    _, y = together(batches().epoch(0))
+def test_order_crops_flips_and_squares_are_those_of_the_published_runs():
+    """Records name a seed: another version must draw the same from it."""
+    images, _ = some()
+    x, y = together(batches().epoch(0))
     assert y[:8].tolist() == [5, 4, 8, 37, 15, 31, 39, 0]
+    found = [view_of(sample, images[label]) for sample, label in zip(x[:4], y[:4], strict=True)]
+    assert found == [(2, 3, 1), (2, 4, 0), (0, 3, 0), (3, 1, 0)]  # top, left, mirrored
+    cut, _ = together(batches(cutout=3).epoch(0))
+    squares = [
+        (before != after).any(0).nonzero().aminmax(dim=0) for before, after in zip(x[2:4], cut[2:4], strict=True)
+    ]
+    assert [(low.tolist(), high.tolist()) for low, high in squares] == [([3, 1], [5, 3]), ([0, 3], [1, 5])]
+    assert torch.equal(cut[:2], x[:2])
+    assert torch.equal(cut[4:8], x[4:8])
 
 
 @pytest.mark.parametrize("augment", [True, False])
@@ -307,6 +318,8 @@ def test_normalisation_agrees_with_float64():
         ({"batch": 0}, "batch must be positive, got 0"),
         ({"padding": -1}, "must not be negative, got -1"),
         ({"cutout": -1}, "must not be negative.*-1"),
+        ({"padding": 7}, "padding=7 leaves most crops of 6×6 black: set 6 at most"),
+        ({"cutout": 12}, "cutout=12 covers images of 6×6 wherever it is: set less than 12"),
         ({"cutout_probability": 1.5}, r"in \[0, 1\], got 1.5"),
         ({"mean": [0.5]}, "3 values, one a channel, got 1 and 3"),
         ({"std": [0.5, 0.0, 0.5]}, "std must be positive"),
@@ -317,6 +330,11 @@ def test_normalisation_agrees_with_float64():
 def test_what_makes_no_sense_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         batches(**options)
+
+
+@pytest.mark.parametrize("options", [{"padding": 6}, {"cutout": 11}, {"padding": 7, "cutout": 12, "augment": False}])
+def test_what_leaves_something_of_an_image_is_accepted(options):
+    assert len(list(batches(**options).epoch(0))) == 5
 
 
 @pytest.mark.parametrize("start", [-1, 6])

@@ -106,6 +106,7 @@ def test_what_is_tested():
     assert roles({"train": train, "validation": validation}, "x", notes) == (train, None, validation)
     assert "the validation part is tested" in notes[0]
     kept, none, held = roles({"train": train}, "x", notes)
+    assert notes[1] == "there is no test part: 4 of 20 samples are held out for the test, the same always"
     assert (len(kept), none, len(held)) == (16, None, 4)
     assert not {*kept.inputs.flatten().tolist()} & {*held.inputs.flatten().tolist()}
     assert held.labels.bincount().tolist() == [2, 2]
@@ -149,6 +150,17 @@ def test_texts_are_padded_to_the_longest_and_cut_to_a_length():
     assert found["input_ids"][0, 7:].tolist() == [with_.pad_token_id] * 2
     batches = TensorBatches(found, torch.tensor([0, 1]), batch=1, device="cpu", seed=0, trim=True)
     assert [x["input_ids"].shape[1] for x, _ in batches.epoch(0)] == [7, 9]
+    batches.batch = 2  # the longest of both
+    assert [x["input_ids"].shape[1] for x, _ in batches.epoch(0)] == [9]
+
+
+@pytest.mark.parametrize(("drop_last", "sizes"), [(True, [3, 3]), (False, [3, 3, 1])])
+def test_the_last_samples_are_a_smaller_batch_or_are_dropped(drop_last, sizes):
+    batches = TensorBatches(torch.zeros(7, 1), torch.arange(7), batch=3, device="cpu", seed=0, drop_last=drop_last)
+    assert len(batches) == len(sizes)
+    assert [len(y) for _, y in batches.epoch(0)] == sizes
+    assert len(Rounds(batches, 5)) == 5
+    assert len(Rounds(TensorBatches(torch.zeros(0, 1), torch.arange(0), batch=3, device="cpu", seed=0), 5)) == 0
 
 
 def test_named_data_are_found_in_a_folder(tmp_path):

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from bisam.lab.fitting.budget import Budget, given_up, planned, seconds
+from bisam.lab.fitting.budget import Budget, _smaller, duration, given_up, planned, seconds
 from bisam.lab.fitting.rehearsal import Cost
 
 COSTS = {"sgd": Cost(1.0, 2.0, 10), "sam": Cost(2.0, 2.0, 10)}
@@ -15,6 +15,9 @@ WANTED = Budget(epochs=20, seeds=5, grid=5, repeats=2)
 def test_seconds_are_those_of_all_trainings_and_of_the_search():
     # five seeds of 20 epochs: 10 steps and a validation each; ten short trainings of 40 steps and a validation
     assert seconds(WANTED, COSTS, SEARCHED) == 5 * 20 * (12 + 22) + 10 * (40 * 2 + 2)
+    eager = {"sam": Cost(2.0, 2.0, 10, once=7.0, searched_step=3.0)}  # once in each run, and not in the search
+    assert seconds(WANTED, eager, eager) == 5 * (7 + 20 * 22) + 10 * (40 * 3 + 2)
+    assert Budget(1, 2, 5, 1).search_steps(10) == 10  # at least
 
 
 def test_nothing_is_given_up_where_all_fits():
@@ -37,6 +40,42 @@ def test_more_time_never_buys_less():
         assert one.epochs <= other.epochs
         assert one.seeds <= other.seeds
         assert one.grid <= other.grid
+
+
+def test_the_search_gets_shorter_then_the_training_and_seeds_are_kept_longest():
+    found = [(one.epochs, one.seeds, one.grid, one.repeats) for one in _smaller(WANTED)]
+    assert found == [
+        (20, 5, 5, 2), (20, 5, 5, 1), (20, 5, 3, 1), (10, 5, 3, 1), (10, 4, 3, 1), (10, 3, 3, 1), (10, 3, 0, 0),
+        (5, 3, 0, 0), (5, 2, 0, 0), (2, 2, 0, 0), (1, 2, 0, 0),
+    ]  # fmt: skip
+    found = [(one.epochs, one.seeds, one.grid, one.repeats) for one in _smaller(Budget(2, 3, 4, 1))]
+    assert found == [(2, 3, 4, 1), (2, 3, 3, 1), (1, 3, 3, 1), (1, 3, 0, 0), (1, 2, 0, 0)]
+
+
+def test_all_that_is_given_up_is_named():
+    found = given_up(WANTED, Budget(epochs=1, seeds=2, grid=3, repeats=1))
+    assert found == [
+        "1 epoch instead of 20",
+        "2 seeds instead of 5",
+        "3 values of ρ instead of 5",
+        "1 training of each ρ instead of 2",
+    ]
+
+
+@pytest.mark.parametrize("least", [Budget(1, 2, 0, 0), Budget(1, 1, 0, 0)])
+def test_nothing_is_smaller_than_one_epoch_of_two_seeds_without_a_search(least):
+    assert list(_smaller(least)) == [least]
+
+
+def test_a_duration_is_a_range_where_steps_scatter_in_the_training_or_in_the_search():
+    steady, unsteady = Cost(1.0, 0.0, 10), Cost(1.0, 0.0, 10, scatter=0.2)
+    assert duration(Budget(6, 10, 0, 0), {"sam": steady}, {}) == "10 minutes"  # 600 steps
+    assert duration(Budget(6, 10, 0, 0), {"sam": unsteady}, {}) == "8 to 12 minutes"
+    searched = Budget(10, 0, 5, 6)  # thirty trainings of 20 steps
+    assert duration(searched, {}, {"sam": steady}) == "10 minutes"
+    assert duration(searched, {}, {"sam": unsteady}) == "8 to 12 minutes"
+    close = Cost(1.0, 0.0, 10, scatter=0.1)
+    assert duration(Budget(6, 10, 0, 0), {"sam": close}, {}) == "10 minutes"  # 9 to 11, less than a quarter more
 
 
 def test_the_search_is_given_up_before_the_third_seed():

@@ -99,8 +99,12 @@ def test_every_setting_is_shown_before_the_training(rows):
 
 def test_the_best_weights_are_written_and_fit_the_model(rows):
     folder, _, _ = rows
-    weights = load_file(folder / "best.safetensors")
-    build("perceptron", 2, features=30).load_state_dict(weights)
+    build("perceptron", 2, features=30).load_state_dict(load_file(folder / "best.safetensors"))
+    method = re.search(r"(\S+) = bisam\.(\w+)\(", (folder / "train.py").read_text())[2]
+    runs = [run for run in records.find(folder) if run.config["method"] == {"SAM": "sam", "BiSAM": "bisam-log"}[method]]
+    best = max(runs, key=lambda run: run.result["validation_accuracy"])
+    written, expected = ((where / "best.safetensors").read_bytes() for where in (folder, best.folder))
+    assert written == expected
 
 
 def test_the_lines_of_python_train(rows):

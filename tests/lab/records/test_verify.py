@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 
 from bisam.lab import records
 from bisam.lab.cli import app
+from bisam.lab.records.verify import verify
 
 LEDGER = Path(__file__).parents[3] / "results"
 TRAIN = ["train", "demo/40%/sgd", "--set", "epochs=3", "--device", "cpu", "--runs"]
@@ -161,3 +164,63 @@ def test_a_receipt_may_list_anything(tmp_path, recorded, write_run):
         write_run(tmp_path / str(number), recorded("demo/40%/sam", number, receipt={"sha256": listed}))
     problems = [len(record.problems) for record in records.find(tmp_path)]
     assert problems == [0, 0, 0, 1]
+
+
+@pytest.fixture
+def made(recorded):
+    """Makes a record of three epochs whose validation accuracies are 50, 51 and 52."""
+
+    def record(select="last", trained=3, metrics=None, **result):
+        whole = {"epochs": 3, "best_epoch": 2, "validation_accuracy": 52.0, **result}
+        found = recorded(
+            "demo/40%/sam", trained=trained, result=whole, receipt={"commit": "abc"}, epochs=3, select=select
+        )
+        return replace(found, metrics=[{**row, **(metrics or {})} for row in found.metrics])
+
+    return record
+
+
+@pytest.mark.parametrize("select", ["last", "best"])
+def test_the_result_is_that_of_the_last_or_of_the_best_epoch(select, made):
+    assert verify(made(select)) == []
+    found = verify(made(select, best_epoch=1, validation_accuracy=51.0))
+    assert found == [f"result.json: its validation accuracy is 51.0, and the {select} one is 52.0"]
+    assert verify(made(select, status="diverged", best_epoch=1, validation_accuracy=51.0, epochs=3)) == []
+    falling = made(select, validation_accuracy=52.0, best_epoch=0)
+    falling = replace(falling, metrics=[{**row, "validation_accuracy": 52.0 - row["epoch"]} for row in falling.metrics])
+    assert verify(falling) == (
+        [] if select == "best" else ["result.json: its validation accuracy is 52.0, and the last one is 50.0"]
+    )
+
+
+def test_the_tested_epoch_is_one_of_the_training(made):
+    assert verify(made(best_epoch=3)) == ["result.json: its result has no tested epoch"]
+
+
+def test_more_lines_than_epochs_are_named(made):
+    found = verify(made(status="diverged", trained=4))
+    assert found == ["metrics.jsonl: it has 4 lines, and the result is of 3 epochs"]
+
+
+def test_the_measure_that_counts_is_compared(recorded):
+    own = {"epochs": 3, "measures": "mcc", "receipt": {"commit": "abc"}, "trained": 3}
+    result = {"epochs": 3, "best_epoch": 2, "validation_accuracy": 1.0, "validation_mcc": -7.0, "test_mcc": 0.0}
+    found = recorded("demo/40%/sam", result=result, **own)
+    found = replace(found, metrics=[{**row, "validation_mcc": -5.0 - row["epoch"]} for row in found.metrics])
+    assert verify(found) == []
+    other = replace(found, result={**found.result, "validation_mcc": -6.0})
+    assert verify(other)[0] == "result.json: its validation Matthews correlation is -6.0, and that of epoch 2 is -7.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_strange"),
+    [
+        ("seconds", -1.0, True), ("seconds", 0.0, False), ("samples_per_second", math.inf, False),
+        ("validation_macro_f1", 100.5, True), ("validation_mcc", -100.0, False), ("validation_mcc", -101.0, True),
+        ("validation_balanced_accuracy", math.nan, True), ("loss", math.nan, False), ("loss", "low", True),
+        ("loss", True, True), ("alike", True, False), ("alike", 1, True), ("together", 0, True),
+    ],
+)  # fmt: skip
+def test_a_value_that_no_training_writes_is_named(name, value, is_strange, made):
+    found = verify(made(metrics={name: value}))
+    assert found == ([f"metrics.jsonl: {name} of epoch 0 is {value!r}"] if is_strange else [])

@@ -586,6 +586,26 @@ def test_a_table_with_two_changes_has_the_sgd_that_was_changed_in_what_it_uses(r
     assert [run.record for run in of_both.borrowed] == runs[:1]
 
 
+def test_a_changed_table_takes_no_runs_of_another_recipe(recorded):
+    """Though rows of both have the same name, and the run has the changed value."""
+    of_both = recorded("cifar10/resnet56/sam", rho=0.3, epochs=3)
+    group = collect([of_both, recorded("cifar100/resnet56/sgd", epochs=3)]).groups[0]
+    assert (group.name, group.borrowed) == ("cifar10, epochs=3, rho=0.3", [])
+    assert [run.record for run in group.of_row("resnet56")] == [of_both]
+
+
+def test_a_table_of_one_s_own_is_made_from_the_run_without_changes_whichever_comes_first(recorded):
+    own = {"recipe": "mine", "title": "Mine", "row": "net"}
+    changed = recorded("demo/40%/sam", 0, folder=Path("net-sam-seed0+lr=0.3"), lr=0.3, **own)
+    plain = recorded("demo/40%/sam", 1, folder=Path("net-sam-seed1"), lr=0.2, compile=True, **own)
+    for order in ([changed, plain], [plain, changed]):
+        groups = collect(order).groups
+        assert [group.name for group in groups] == ["mine", "mine, lr=0.3"]
+        (made,) = {id(group.recipe): group.recipe for group in groups}.values()
+        config = made.cells["net", "sam"]
+        assert (config.lr, config.seed, config.compile, made.seeds) == (0.2, 0, False, 2)
+
+
 def test_a_table_with_other_epochs_does_not_have_the_recipe_s_own_sgd(recorded):
     runs = [recorded("demo/40%/sgd"), recorded("demo/40%/sam", rho=0.3, epochs=90)]
     assert [[*group.runs] for group in collect(runs).groups] == [[("40%", "sgd")], [("40%", "sam")]]

@@ -3,6 +3,7 @@
 import math
 import shlex
 import statistics
+from dataclasses import replace
 
 import pytest
 from scipy.stats import t
@@ -13,7 +14,7 @@ from bisam.lab.tables import effects
 from bisam.lab.tables.cells import collect
 from bisam.lab.tables.costs import PLAIN_STEP_MS
 from bisam.lab.tables.effects import paper_difference, seed_plans, sheet_of_plans
-from bisam.lab.tables.power import seeds_to_resolve
+from bisam.lab.tables.power import deviation_range, seeds_to_resolve
 
 
 def test_the_paper_s_interval_is_welch_s_by_hand():
@@ -42,11 +43,20 @@ def test_a_plan_has_the_scatter_of_the_pairs_and_what_is_missing(plans):
     assert (log.method, log.pairs, log.effect) == ("bisam-log", 3, pytest.approx(0.13))
     assert log.deviation == pytest.approx(statistics.stdev([0.3, 0.0, 0.5]))
     assert log.needed == seeds_to_resolve(0.13, log.deviation) > 3
+    assert log.needed_range == tuple(seeds_to_resolve(0.13, x) for x in deviation_range(log.deviation, 3))
     assert log.needed_range[0] < log.needed < log.needed_range[1]
     steps = 200 * math.floor(45_000 / 128)
     milliseconds = steps * PLAIN_STEP_MS["vgg19bn"] * 2  # two passes a step
     assert log.hours == pytest.approx((log.needed - 3) * 2 * milliseconds / 3.6e6)
     assert tanh.present == 2
+    assert replace(log, effect=50.0).hours == 0.0  # of two pairs that it needs it has three
+
+
+@pytest.mark.parametrize("gap", [0.5, 0.38])  # two floats may differ: 93.68 − 93.3 and 94.64 − 94.26
+def test_pairs_that_do_not_scatter_have_no_plan(gap, recorded):
+    sam = [recorded("cifar10/vgg19bn/sam", seed, x) for seed, x in enumerate((93.3, 94.26))]
+    log = [recorded("cifar10/vgg19bn/bisam-log", seed, round(x + gap, 2)) for seed, x in enumerate((93.3, 94.26))]
+    assert seed_plans(collect([*sam, *log]).groups) == []
 
 
 def test_the_command_of_a_plan_is_one_that_the_program_takes(plans, monkeypatch):
@@ -82,6 +92,13 @@ def test_the_table_of_plans_says_how_many_how_long_and_how(plans):
     assert [*sheet.head][-3:] == ["pairs needed", "GPU hours", "command"]
     assert sheet.rows[0][0] == "cifar10, vgg19bn: BiSAM (-log) − SAM"
     assert sheet.rows[0][-1] == plans[0].command
+    few, many = plans[0].needed_range
+    assert sheet.rows[0][1:6] == [
+        "+0.13", "0.25, from 3", "3", f"{plans[0].needed:,}\n95 %: {few:,} to {many:,}", f"{plans[0].hours:.1f}",
+    ]  # fmt: skip
+    assert plans[0].hours < 100 < replace(plans[0], effect=0.02).hours
+    assert sheet_of_plans([replace(plans[0], effect=0.02)]).rows[0][5] == f"{replace(plans[0], effect=0.02).hours:,.0f}"
+    assert sheet_of_plans([replace(plans[0], effect=0.0)]).rows[0][-1] == "–"  # no number of seeds is enough
     assert "macro F1" in sheet.notes[0]
     assert sheet_of_plans([]) is None
     assert effects.seed_plans([]) == []

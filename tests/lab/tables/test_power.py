@@ -59,7 +59,8 @@ def test_simulated_experiments_resolve_as_often_as_planned():
 
 
 def test_extreme_effects_have_bounded_numbers_of_seeds():
-    assert seeds_to_resolve(0.0, 1.0) == seeds_to_resolve(1e-9, 1.0) == MOST_SEEDS
+    assert seeds_to_resolve(0.0, 1.0) == seeds_to_resolve(1e-9, 1.0) == seeds_to_resolve(0.008, 1.0) == MOST_SEEDS
+    assert 90_000 < seeds_to_resolve(0.0092, 1.0) < MOST_SEEDS  # about (2.8 / 0.0092)²
     assert seeds_to_resolve(100.0, 1e-6) == 2
 
 

@@ -5,11 +5,11 @@ import random
 import warnings
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from scipy.stats import ttest_ind, ttest_rel
+from scipy.stats import t, ttest_ind, ttest_rel
 
-from bisam.lab.tables.statistics import Difference, difference
+from bisam.lab.tables.statistics import Difference, difference, difference_of_means, interval_of_mean
 
 accuracies = st.floats(0, 100)
 EXACT = {"rel": 1e-9, "abs": 1e-9}  # points: the reference adds up rounded squares
@@ -56,6 +56,42 @@ def test_groups_without_common_seeds_have_the_interval_of_welch_s_t_test(ours, t
     assert (found.paired, found.runs) == (False, (len(first), len(second)))
 
 
+@pytest.mark.parametrize("runs", [2, 3, 6])
+def test_printed_means_have_the_interval_of_welch_s_t_test(runs):
+    found = difference_of_means((95.22, 0.13), (95.09, 0.31), runs)
+    freedom = (runs - 1) * (0.13**2 + 0.31**2) ** 2 / (0.13**4 + 0.31**4)
+    half = t.ppf(0.975, freedom) * math.hypot(0.13, 0.31) / math.sqrt(runs)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.13, 0.13 - half, 0.13 + half))
+    assert (found.n, found.paired, found.deviation) == (f"{runs} runs each", False, None)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "runs"),
+    [
+        ((95.0, 0.1), (94.0, 0.2), 1),
+        ((95.0, 0.1), (94.0, 0.2), None),
+        ((95.0, None), (94.0, 0.2), 6),
+        ((95.0, 0.1), (94.0, None), 6),
+    ],
+)
+def test_printed_means_without_runs_or_deviations_have_no_interval(ours, theirs, runs):
+    found = difference_of_means(ours, theirs, runs)
+    assert (found.mean, found.low, found.high, found.resolved) == (1.0, None, None, False)
+    assert (found.runs, found.paired) == ((runs or 1, runs or 1), False)
+
+
+@given(st.lists(accuracies, min_size=2, max_size=6).filter(scatter))
+def test_a_mean_has_the_interval_of_student_s_t(values):
+    mean = sum(values) / len(values)
+    error = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+    assert interval_of_mean(values) == pytest.approx(t.interval(0.95, len(values) - 1, mean, error), **EXACT)
+
+
+@pytest.mark.parametrize("values", [[], [94.0], [94.0, 94.0, 94.0]])
+def test_a_mean_without_scatter_has_no_interval(values):
+    assert interval_of_mean(values) == (None, None)
+
+
 @given(seeds(0, 6), seeds(0, 6))
 def test_any_runs_have_numbers_around_the_mean_and_the_reverse_has_them_reversed(ours, theirs):
     found, back = difference(ours, theirs), difference(theirs, ours)
@@ -68,7 +104,7 @@ def test_any_runs_have_numbers_around_the_mean_and_the_reverse_has_them_reversed
     if found.low is not None:
         assert math.isfinite(found.low)
         assert math.isfinite(found.high)
-        assert found.low is None or found.low <= found.mean <= found.high
+        assert found.low <= found.mean <= found.high
         assert (back.low, back.high) == pytest.approx((-found.high, -found.low), **EXACT)
 
 
@@ -124,6 +160,7 @@ def test_runs_that_do_not_scatter_resolve_nothing():
     images=st.sampled_from([600, 5000, 9999, 10_000]),
     paired=st.booleans(),
 )
+@example(right=[0, 9330], more=38, images=10_000, paired=True)  # 0.38 and 0.3799999999999955 points
 def test_equal_differences_are_equal_whatever_their_floats_are(right, more, images, paired):
     if not paired:
         right = [right[0]] * len(right)

@@ -57,6 +57,18 @@ def test_every_published_number_stands_below_ours(name, recorded):
     assert table.title == f"{recipe.title}: test {what} in per cent, the paper's below"
 
 
+def test_where_another_model_stands_in_the_paper_s_is_named_and_any_other_change_has_no_numbers_of_the_paper(recorded):
+    table = sheet(only_group([recorded("finetune/pets/sam", model="net.py:small")]))
+    assert table.title.endswith("with model=net.py:small: test accuracy in per cent, the paper's (vit-b16) below")
+    assert (
+        by_row(table)["pets"]["SAM"] == f"90.00, n = 1\n{printed(published.of(find('finetune')).cells['pets']['sam'])}"
+    )
+    for changed in (recorded("finetune/pets/sam", rho=0.3), recorded("cifar10/resnet56/sam", model="net.py:small")):
+        table = sheet(only_group([changed]))
+        assert table.title.endswith(": test accuracy in per cent")
+        assert "\n" not in "".join(cell for row in table.rows for cell in row)
+
+
 def test_the_paper_s_numbers_are_those_that_it_prints(recorded):
     """Two by hand, so that not everything hangs on one file."""
     table = by_row(sheet(only_group([recorded("cifar10/resnet56/sam", accuracy=94.0)])))

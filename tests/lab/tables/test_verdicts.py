@@ -17,9 +17,9 @@ def test_better_worse_and_unresolved_differences_are_counted(recorded):
     found = of(
         recorded,
         sgd=[90.0, 91.0, 92.0],
-        sam=[92.0, 93.1, 93.9],  # above by 2, and never far from it
-        bisam_log=[90.0, 91.0, 92.0],  # below by 2
-        bisam_tanh=[95.0, 92.0, 94.0],
+        sam=[90.8, 91.9, 92.7],  # above by 0.8, and never far from it
+        bisam_log=[90.0, 91.0, 92.0],  # below by 0.8
+        bisam_tanh=[95.0, 90.0, 94.0],
     )
     assert [*found] == ["BiSAM vs SAM", "SAM vs SGD"]
     bisam, sam = found.values()
@@ -45,6 +45,13 @@ def test_adaptive_and_efficient_methods_with_q_count_for_bisam(recorded):
     assert found.title == "BiSAM vs SAM"
     assert len(found.differences) == 3
     assert [group.recipe.name for group, _ in found.placed] == ["adaptive", "adaptive", "efficient"]
+
+
+def test_the_measure_is_that_of_the_tables_if_they_have_the_same(recorded):
+    images = [recorded(f"cifar10/resnet56/{method}") for method in ("sam", "bisam-log")]
+    texts = [recorded(f"glue/sst2/{method}") for method in ("sam", "bisam-log")]
+    (of_images,), (of_both,) = verdicts(collect(images).groups), verdicts(collect([*images, *texts]).groups)
+    assert (of_images.measure, of_both.measure) == ("test accuracy", "test results")
 
 
 def test_without_two_methods_there_is_none(recorded):

@@ -228,6 +228,29 @@ def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes(
     assert training.last_test_accuracies() == {}
 
 
+def test_the_seconds_of_each_epoch_are_its_own_and_add_up():
+    training = TrainingRun(Config(model=NET, batch=8, epochs=2), tiny_images(), torch.device("cpu"))
+    found = []
+    for epoch, seconds in enumerate((2.0, 3.0)):
+        training.epoch_seconds += seconds
+        training.sums["steps"].fill_(6)
+        found.append(training.end_epoch(epoch, together=1))
+    assert [metrics["seconds"] for metrics in found] == [2.0, 3.0]
+    assert [metrics["samples_per_second"] for metrics in found] == [6 * 8 / 2.0, 6 * 8 / 3.0]
+    assert (training.seconds, training.epoch_seconds) == (5.0, 0.0)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_samples_are_evaluated_in_the_precision_of_the_training(precision, dtype):
+    training = TrainingRun(Config(model=NET, batch=8, precision=precision), tiny_images(), torch.device("cpu"))
+    seen = []
+    training.model.register_forward_hook(lambda module, inputs, output: seen.append((module.training, output.dtype)))
+    training.measured(training.validation, "validation")
+    training.last_test_accuracies()
+    assert set(seen) == {(False, dtype)}
+    assert training.model.training
+
+
 def test_a_run_has_diverged_where_any_weight_is_not_finite():
     training = TrainingRun(Config(model=NET, batch=8), tiny_images(), torch.device("cpu"))
     whole = nn.Parameter(torch.arange(3), requires_grad=False)  # as quantized models have

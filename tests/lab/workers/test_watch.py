@@ -26,14 +26,16 @@ def task(root, *configs):
     return Task(jobs, root, load=None, checkpoint_seconds=1, here=Path.cwd())
 
 
-def watched(root, *messages, height=40):
-    """The display after these messages, of a task for each run."""
+def watched(root, *messages, height=40, lines=None):
+    """The display after these messages, of a task for each run; `lines` gets what was printed."""
     console = Console(file=io.StringIO(), force_terminal=True, width=160, height=height, color_system=None)
     with Progress(console) as progress:
         progress.expect(CONFIGS)
         _watch(iter(messages), [task(root, config) for config in CONFIGS], progress)
         screen = Console(file=io.StringIO(), width=160)
         screen.print(*progress._bars.get_renderables())
+    if lines is not None:
+        lines += console.file.getvalue().splitlines()
     return screen.file.getvalue()
 
 
@@ -69,7 +71,11 @@ def test_a_terminal_that_is_too_low_for_all_bars_keeps_the_line_about_all_runs(t
 
 def test_a_result_whose_message_was_lost_with_its_worker_counts(tmp_path, recorded, write_run):
     write_run(tmp_path / "seed0", recorded("demo/40%/sam", 0))
-    assert "run 2 of 20" in watched(tmp_path, begin(0), (0, Lost("w", "was lost", again=True)), (0, Done()))
+    lines = []
+    messages = begin(0), (0, Lost("process 7", "was lost", again=True)), (0, Done())
+    assert "run 2 of 20" in watched(tmp_path, *messages, lines=lines)
+    said = "the worker (process 7) was lost; it starts again from its last checkpoint"
+    assert sum(said in line for line in lines) == 1
 
 
 def test_an_error_of_a_worker_is_raised(tmp_path):
@@ -85,6 +91,8 @@ def test_runs_that_were_not_trained_are_named_at_the_end_and_finished_ones_are_n
 
 
 def test_runs_that_another_command_trains_are_skipped_unless_they_are_all(tmp_path):
-    watched(tmp_path, (0, InUse("in use")), (1, Done()))
+    lines = []
+    watched(tmp_path, (0, InUse("seed 0 is in use")), (1, Done()), lines=lines)
+    assert sum("skipped: seed 0 is in use" in line for line in lines) == 1
     with pytest.raises(records.RunInUse):
         watched(tmp_path, *((number, InUse("in use")) for number in range(20)))

@@ -115,8 +115,10 @@ def _best_on_validation(group: Group, row: str) -> Run | None:
 def _notes(group: Group, row: str, gaps: list[Difference | None]) -> list[str]:
     notes = [lost] if (lost := diverged(group, row, group.recipe.methods)) else []
     known = [gap for gap in gaps if gap is not None]
-    if any(gap.low is not None for gap in known):
+    if any(gap.low is not None and gap.paired for gap in known):
         notes.append("Differences and intervals are of pairs with the same seed: Student's t, each 95 % by itself.")
+    if any(gap.low is not None and not gap.paired for gap in known):
+        notes.append("Runs without common seeds are compared as two groups: Welch's t, each 95 % by itself.")
     if any(gap.low is None for gap in known):
         notes.append("Without an interval the scatter is not known: it takes two seeds or more that differ.")
     return [f"{note[0].upper()}{note[1:]}" for note in notes]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -96,13 +95,11 @@ def seed_plans(groups: Iterable[Group]) -> list[SeedPlan]:
 
 
 def _plan(group: Group, one: MethodDifference) -> SeedPlan | None:
-    row, name = next((row, name) for label, row, name in group.recipe.lines if label == one.row)
-    printed = paper_difference(group.recipe, one.row, one.method, one.baseline)
-    ours, theirs = (group.measured(row, method, name) for method in (one.method, one.baseline))
-    gaps = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-    if printed is None or len(gaps) < 2 or not statistics.stdev(gaps) > 0:
+    row = next(row for label, row, _ in group.recipe.lines if label == one.row)
+    printed, found = paper_difference(group.recipe, one.row, one.method, one.baseline), one.found
+    if printed is None or found.deviation is None:
         return None
-    return SeedPlan(group, one.row, row, one.method, one.baseline, printed.mean, statistics.stdev(gaps), len(gaps))
+    return SeedPlan(group, one.row, row, one.method, one.baseline, printed.mean, found.deviation, found.runs[0])
 
 
 def sheet_of_plans(plans: Sequence[SeedPlan], measure: str = "test accuracy") -> Sheet | None:

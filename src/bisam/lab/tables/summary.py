@@ -271,13 +271,14 @@ def _average(group: Group, paper: published.PublishedTable, method: str) -> str:
         values = [*group.measured(row, method, name).values()]
         means[row].append(statistics.fmean(values) if values else math.nan)
     mean = statistics.fmean(map(statistics.fmean, means.values()))
-    ours = OPEN if math.isnan(mean) else f"{mean:.2f}"
+    ours = OPEN if math.isnan(mean) else spread(mean, None)
     printed = paper.average.get(method)
     return ours if printed is None else f"{ours}\n{spread(printed.mean, printed.std)}"
 
 
 def spread(mean: float, deviation: float | None) -> str:
-    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
+    text = f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
+    return text.replace("-", "−")
 
 
 def _means(group: Group, name: str) -> list[str]:

@@ -18,7 +18,7 @@ from bisam.lab.methods import METHODS, every_of, uses
 from bisam.lab.recipes import Recipe
 from bisam.lab.tables.cells import NUMERICS, Cell, Collection, Group, Run, changes_of, place_of, text_of
 from bisam.lab.tables.statistics import Difference, difference
-from bisam.lab.tables.summary import OPEN, Sheet
+from bisam.lab.tables.summary import OPEN, Sheet, spread
 from bisam.objectives import PAPER_MU
 
 NUMBERS = [name for name, kind in get_type_hints(Config).items() if {int, float} & {*(get_args(kind) or (kind,))}]
@@ -296,6 +296,4 @@ def _point(values: Values, results: Mapping[int, float | None]) -> GridPoint:
 
 
 def _accuracy(point: GridPoint) -> str:
-    if point.mean is None:
-        return OPEN
-    return f"{point.mean:.2f}" + ("" if point.deviation is None else f" ± {point.deviation:.2f}")
+    return OPEN if point.mean is None else spread(point.mean, point.deviation)
