@@ -46,7 +46,7 @@ class Net(torch.nn.Sequential):
             kind, order = path.name.split("-")[0], json.loads(path.read_text())
             if os.getpid() == order["command"]:
                 continue
-            wait(lambda: not order["after"] or [*Path("/").glob(order["after"])])
+            wait(lambda: all([*Path("/").glob(file)] for file in order["after"]))
             path.unlink()
             if kind == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -86,15 +86,16 @@ def network(tmp_path_factory):
     """The network's file, and `arm(kind, seed)`: the worker that trains that seed kills itself, raises, or stops us.
 
     In its thirteenth pass, which is in the third of the four steps of the second epoch: a worker that is killed there
-    has the checkpoint of the first epoch, and one that is stopped saves after that step. With `after`, it waits for a
-    file first.
+    has the checkpoint of the first epoch, and one that is stopped saves after that step. With `after`, it waits first
+    until the runs of these folders have ended.
     """
     folder = tmp_path_factory.mktemp("network")
     (folder / "net.py").write_text(NET)
 
-    def arm(kind, seed, times=1, after=""):
+    def arm(kind, seed, times=1, after=()):
+        files = [str(folder / "result.json").lstrip("/") for folder in after]
         for number in range(times):
-            order = json.dumps({"command": os.getpid(), "after": str(after).lstrip("/")})
+            order = json.dumps({"command": os.getpid(), "after": files})
             (folder / f"{kind}-{seed}-{number}.json").write_text(order)
 
     def armed():

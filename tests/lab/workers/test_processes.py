@@ -19,7 +19,7 @@ def test_a_killed_worker_starts_again_ctrl_c_saves_and_the_table_ends_with_the_s
 ):
     others = multiprocessing.active_children()  # of other tests
     network.arm("kill", seed=0)
-    network.arm("stop", seed=3, after=tmp_path / "demo" / "noise40-sam-seed0*" / "result.json")
+    network.arm("stop", seed=3, after=[tmp_path / "demo" / f"noise40-sam-seed{seed}*" for seed in (0, 1, 2)])
     done = command("reproduce", "--workers", "2", "--runs", tmp_path)
     assert network.armed() == [], done.output
     assert set(multiprocessing.active_children()) <= set(others)

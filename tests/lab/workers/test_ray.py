@@ -22,7 +22,7 @@ def test_a_killed_worker_is_retried_by_ray_ctrl_c_saves_and_the_table_ends_with_
 ):
     network.arm("kill", seed=0)
     network.arm("raise", seed=1)
-    network.arm("stop", seed=3, after=tmp_path / "demo" / "noise40-sam-seed0*" / "result.json")
+    network.arm("stop", seed=3, after=[tmp_path / "demo" / f"noise40-sam-seed{seed}*" for seed in (0, 1, 2)])
     done = command("reproduce", "--on", cluster.on, "--runs", tmp_path)
     assert network.armed() == [], done.output
     assert done.exit_code == 130, done.output
