@@ -59,10 +59,10 @@ class Net(torch.nn.Sequential):
             wait(lambda: came)
 
 def wait(condition):
-    end = time.monotonic() + 120  # where what is tested does not happen, the test ends
+    end = time.monotonic() + 600  # where what is tested does not happen, the test ends
     while not condition():
         if time.monotonic() > end:
-            raise TimeoutError("waited for two minutes")
+            raise TimeoutError("waited for ten minutes")
         time.sleep(0.02)
 
 def wait_for(number, came):
