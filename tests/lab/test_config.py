@@ -63,4 +63,4 @@ def test_a_measure_that_there_is_not_is_refused():
 
 
 def test_names_are_suggested_whatever_their_case():
-    assert suggestion("ResNet57", ["resnet56", "vgg"]) == "the nearest names are resnet56"
+    assert suggestion("RESNET57", ["resnet56", "vgg"]) == "the nearest names are resnet56"

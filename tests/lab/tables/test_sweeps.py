@@ -214,6 +214,22 @@ def test_a_point_with_a_run_that_diverged_is_not_chosen():
     assert "Points with a run that diverged are not chosen: 1 of 3." in found.conclusions
 
 
+def test_a_point_with_a_run_that_diverged_is_not_as_good_as_the_choice():
+    found = swept("alpha", {0.01: [90, 91.5, None], 0.1: [90, 91, 92], 1.0: [90, 90.5, 92]})
+    assert [row[-1] for row in sweep.sheet(found).rows] == ["", "chosen, the recipe's", " ~"]
+
+
+def test_the_tried_runs_of_a_sweep_have_other_values_than_the_recipe_s():
+    (found,) = sweep.sweeps(TANH, runs_of("alpha", {0.01: [90], 0.1: [91], 1.0: [89]}))
+    assert [run.config.alpha for run in found.tried] == [0.01, 1.0]
+
+
+def test_no_clipping_is_not_the_largest_norm_of_a_grid():
+    found = swept("clip_norm", {1.0: [90], 2.0: [91], None: [95]})
+    assert found.chosen.values == (math.inf,)
+    assert found.edges == []
+
+
 def test_where_every_point_diverged_nothing_is_chosen():
     found = swept("alpha", {0.1: [90, None], 1.0: [None, None]})
     assert found.chosen is None
