@@ -110,6 +110,16 @@ def test_results_are_those_of_finished_runs_and_seconds_of_all(comparison):
     assert (last["epoch"], last["training error at w"]) == (["2", "2", "–"], ["25.0 %", "25.0 %", "+0.0 %"])
 
 
+def test_a_run_beside_a_group_is_compared_with_its_mean():
+    alone, first, second = (side(name, factor) for name, factor in (("sam", 1.0), ("sgd", 2.0), ("sgd", 4.0)))
+    second.record.config["seed"] = 1
+    first.others = [second]
+    found = lines_of(RunComparison(alone, first, []))
+    assert found["At the weights"]["training loss"] == ["1.00", "3.00 ± 1.41, n = 2", "+2.00"]
+    swapped = lines_of(RunComparison(first, alone, []))
+    assert swapped["At the weights"]["training loss"] == ["3.00 ± 1.41, n = 2", "1.00", "−2.00"]
+
+
 def test_the_first_direction_of_a_plane_is_a_and_its_colour_the_decimal_logarithm():
     assert plane_rows(PLANE) == [
         {"a": -1.0, "b": -1.0, "loss": 10.0, "error": 0.1, "log": 1.0},
