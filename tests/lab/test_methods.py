@@ -84,10 +84,20 @@ def test_of_a_method_that_is_not_registered_the_name_is_shown_and_a_pass_is_coun
 
 def test_methods_are_compared_with_the_one_that_they_extend():
     assert {name: method.baseline for name, method in METHODS.items()} == {
-        **{"sgd": None, "adamw": None, "sam": "sgd", "bisam-log": "sam", "bisam-tanh": "sam"},
-        **{"asam": None, "abisam-log": "asam", "abisam-tanh": "asam"},
-        **{"esam": "sam", "ebisam-log": "esam", "ebisam-tanh": "esam"},
-        **{"ksam": "sam", "looksam": "sam", "msam": "sgd"},
+        "sgd": None,
+        "adamw": None,
+        "sam": "sgd",
+        "bisam-log": "sam",
+        "bisam-tanh": "sam",
+        "asam": None,
+        "abisam-log": "asam",
+        "abisam-tanh": "asam",
+        "esam": "sam",
+        "ebisam-log": "esam",
+        "ebisam-tanh": "esam",
+        "ksam": "sam",
+        "looksam": "sam",
+        "msam": "sgd",
     }
     assert methods.baseline_of("msam", ["sgd", "sam", "msam"]) == "sgd"
     assert methods.baseline_of("msam", ["msam", "adamw"]) == "adamw"  # MSAM costs one pass, and perturbs

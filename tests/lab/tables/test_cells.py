@@ -86,6 +86,11 @@ def test_a_table_knows_its_runs_by_row_and_by_method(recorded):
     assert group.of("40%", "sgd") == group.of_row("40%") == group.of_method("sam") == []
 
 
+def test_runs_of_a_cell_come_in_the_order_of_their_seeds(recorded):
+    group = only_group(*(recorded("demo/40%/sam", seed) for seed in (2, 0, 1)))
+    assert [run.config.seed for run in group.of("40%", "sam")] == [0, 1, 2]
+
+
 # Changes.
 
 
