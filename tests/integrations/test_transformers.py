@@ -686,6 +686,13 @@ def test_an_optimizer_that_cannot_be_used_is_refused_with_the_remedy(case, tmp_p
     assert_identical(weights(model), before)
 
 
+@pytest.mark.parametrize("case", ["unknown", "twice"])
+def test_a_mistake_in_the_arguments_is_refused_before_training_begins(case, tmp_path):
+    base, given, error, message = WRONG[case]
+    with pytest.raises(error, match=message):
+        trainer_of(classifier(), tmp_path, base=base, **given)
+
+
 def test_an_optimizer_that_accelerate_has_wrapped_is_used_as_it_is(tmp_path):
     model = classifier()
     trainer_of(model, tmp_path)  # accelerate needs its state

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from bisam.lab import methods
 from bisam.lab.config import Config
-from bisam.lab.methods import FORWARD, METHODS, every_of, passes_until
+from bisam.lab.methods import FORWARD, METHODS, every_of, passes, passes_until
 from bisam.lab.records import Record
 from bisam.lab.tables.cells import Run
 from bisam.lab.tables.curves import bands, points
@@ -58,3 +59,58 @@ def test_the_axis_of_gradient_evaluations_is_that_of_the_passes_which_were_run(m
 def test_the_samples_that_esam_chooses_count(gamma):
     config = replace(PLAIN, method="esam", gamma=gamma)
     assert [passes_until(config, epochs) for epochs in range(1, EPOCHS + 1)] == pytest.approx([*counted(config)])
+
+
+def test_a_forward_pass_is_a_third_of_a_step():
+    steps = {method: passes(Config(method=method)) for method in ("esam", "ebisam-log", "ebisam-tanh", "ksam", "msam")}
+    half = 1 + 1 / 3 + 1 / 2  # of the samples in the descent
+    assert steps == pytest.approx({"esam": half, "ebisam-log": half, "ebisam-tanh": half, "ksam": 4 / 3, "msam": 1})
+
+
+def test_a_part_of_the_training_before_the_start_costs_a_pass_each_step():
+    assert passes(Config(method="sam", start=0.75), 0.25, 0.5) == 1.0
+
+
+def test_methods_that_perturb_are_all_but_the_base_optimizers():
+    assert {name for name in METHODS if not methods.perturbs(name)} == {"sgd", "adamw"}
+
+
+def test_of_a_method_that_is_not_registered_the_name_is_shown_and_a_pass_is_counted():
+    other = Config(method="other")
+    assert (methods.title_of("other"), methods.perturbs("other")) == ("other", True)
+    assert (every_of(other), passes(other), every_of(replace(other, every=2))) == (1, 1.0, 2)
+    assert methods.baseline_of("sam", ["other", "adamw"]) == "adamw"
+
+
+def test_methods_are_compared_with_the_one_that_they_extend():
+    assert {name: method.baseline for name, method in METHODS.items()} == {
+        "sgd": None,
+        "adamw": None,
+        "sam": "sgd",
+        "bisam-log": "sam",
+        "bisam-tanh": "sam",
+        "asam": None,
+        "abisam-log": "asam",
+        "abisam-tanh": "asam",
+        "esam": "sam",
+        "ebisam-log": "esam",
+        "ebisam-tanh": "esam",
+        "ksam": "sam",
+        "looksam": "sam",
+        "msam": "sgd",
+    }
+    assert methods.baseline_of("msam", ["sgd", "sam", "msam"]) == "sgd"
+    assert methods.baseline_of("msam", ["msam", "adamw"]) == "adamw"  # MSAM costs one pass, and perturbs
+
+
+@pytest.mark.parametrize("method", ["sgd", "adamw", "sam"])
+def test_the_optimizer_has_every_setting_of_the_configuration(method):
+    base = "adamw" if method == "adamw" else "sgd"
+    config = Config(method=method, optimizer=base, lr=0.3, momentum=0.7, weight_decay=0.02, label_smoothing=0.2)
+    made = methods.optimizer(nn.Linear(2, 2), replace(config, clip_norm=0.5), "global")
+    (group,) = made.base.param_groups
+    assert (group["lr"], group["weight_decay"], group.get("momentum", 0.7)) == (0.3, 0.02, 0.7)
+    assert (made.criterion.descent.label_smoothing, made.clip_norm) == (0.2, 0.5)
+    assert (made.autocast, made.sharpness) == (torch.bfloat16, "global")
+    assert methods.optimizer(nn.Linear(2, 2), replace(config, precision="fp32")).autocast is None
+    assert made.param_groups[0]["rho"] == (0.05 if method == "sam" else 0.0)

@@ -1,6 +1,7 @@
 """Every recipe family trains for a few steps, through the real command line, on tiny data made here."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -110,6 +111,56 @@ def test_the_fine_tuning_tables_have_the_paper_s_settings():
             task, ("accuracy", "f1") if task in ("mrpc", "qqp") else ("accuracy",)
         )
     assert {task for task, _ in cells} == {"cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli"}
+
+
+@pytest.mark.parametrize("table", ["cifar10", "cifar100", "adaptive", "efficient", "label_noise"])
+def test_the_tables_of_cifar_have_the_paper_s_settings(table):
+    recipe = find(table)
+    for (row, method), config in recipe.cells.items():
+        assert (config.data, config.model) == (
+            "cifar100" if table == "cifar100" else "cifar10",
+            "resnet32" if table == "label_noise" else row,
+        )
+        assert (config.optimizer, config.momentum, config.weight_decay) == ("sgd", 0.9, 5e-4)
+        assert (config.lr, config.schedule, config.batch) == (0.1, "cosine", 128)
+        assert config.epochs == (400 if method == "sgd" else 200)
+        assert config.rho == (2.0 if table == "adaptive" else 0.01 if row == "80%" else 0.05)
+        assert config.noise == (float(row[:-1]) / 100 if table == "label_noise" else 0.0)
+        assert (config.mu, config.alpha, config.micro_batch) == (None, 0.1, None)  # the paper's 1 and 10
+        assert (config.recipe, config.method) == (table, method)
+    assert recipe.seeds == (5 if table in ("adaptive", "efficient") else 6)
+
+
+def test_imagenet_has_the_paper_s_settings():
+    recipe = find("imagenet")
+    for (_, method), config in recipe.cells.items():
+        assert (config.epochs, config.lr, config.batch, config.micro_batch) == (90, 0.2, 512, 128)
+        assert (config.mu, config.rho) == ({"bisam-log": 5.0, "bisam-tanh": 20.0}.get(method), 0.05)
+        assert config.padding == 0
+    assert (recipe.methods, recipe.seeds) == (["sam", "bisam-log", "bisam-tanh"], 3)
+    assert recipe.measure == "test accuracy"  # among one and among five
+
+
+def test_the_weights_of_the_last_epoch_count_in_the_fine_tuning_tables():
+    for table, validation in (("finetune", 0.1), ("glue", 0.05)):
+        recipe = find(table)
+        assert {(one.select, one.validation) for one in recipe.cells.values()} == {("last", validation)}
+        assert {one.label_smoothing for one in recipe.cells.values()} == {0.0}
+        assert recipe.stands_in
+    assert (find("glue").seeds, find("finetune").seeds) == (10, 3)
+
+
+def test_the_lines_of_a_part_are_those_of_its_rows():
+    assert find("glue/mrpc").lines == [("mrpc_acc", "mrpc", "test_accuracy"), ("mrpc_f1", "mrpc", "test_f1")]
+    one = replace(find("glue/mrpc"), labels={})  # as in a table that is not the paper's
+    assert one.lines == [("mrpc, accuracy", "mrpc", "test_accuracy"), ("mrpc, F1", "mrpc", "test_f1")]
+    assert one.measure == "test results"
+
+
+def test_a_recipe_has_at_most_a_row_and_a_method():
+    assert find("label-noise/80%").rows == ["80%"]
+    with pytest.raises(ValueError, match=r"a recipe is table, table/row or table/row/method, got 'demo/40%/sam/0'"):
+        find("demo/40%/sam/0")
 
 
 def test_a_linear_schedule_rises_and_falls_step_by_step():

@@ -86,6 +86,11 @@ def test_a_table_knows_its_runs_by_row_and_by_method(recorded):
     assert group.of("40%", "sgd") == group.of_row("40%") == group.of_method("sam") == []
 
 
+def test_runs_of_a_cell_come_in_the_order_of_their_seeds(recorded):
+    group = only_group(*(recorded("demo/40%/sam", seed) for seed in (2, 0, 1)))
+    assert [run.config.seed for run in group.of("40%", "sam")] == [0, 1, 2]
+
+
 # Changes.
 
 
@@ -604,6 +609,21 @@ def test_a_table_of_one_s_own_is_made_from_the_run_without_changes_whichever_com
         (made,) = {id(group.recipe): group.recipe for group in groups}.values()
         config = made.cells["net", "sam"]
         assert (config.lr, config.seed, config.compile, made.seeds) == (0.2, 0, False, 2)
+
+
+def test_a_table_of_one_s_own_has_the_methods_in_their_order_and_none_that_is_not_registered(recorded):
+    records = [recorded(f"demo/40%/{method}", recipe="mine", title="Mine", row="a") for method in ("sam", "sgd")]
+    foreign = recorded("demo/40%/sam", recipe="mine", title="Mine", row="a")
+    foreign.config["method"] = "other"
+    found = collect([*records, foreign])
+    assert [group.recipe.methods for group in found.groups] == [["sgd", "sam"]]
+    assert [run.config.method for run in found.others] == ["other"]
+
+
+def test_a_table_with_another_rho_does_not_have_sgd_with_other_epochs(recorded):
+    found = collect([recorded("cifar10/resnet56/sam", rho=0.1), recorded("cifar10/resnet56/sgd", epochs=200)])
+    (group,) = (group for group in found.groups if group.changes == "rho=0.1")
+    assert group.of("resnet56", "sgd") == []
 
 
 def test_a_table_with_other_epochs_does_not_have_the_recipe_s_own_sgd(recorded):

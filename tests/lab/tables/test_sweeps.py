@@ -214,6 +214,22 @@ def test_a_point_with_a_run_that_diverged_is_not_chosen():
     assert "Points with a run that diverged are not chosen: 1 of 3." in found.conclusions
 
 
+def test_a_point_with_a_run_that_diverged_is_not_as_good_as_the_choice():
+    found = swept("alpha", {0.01: [90, 91.5, None], 0.1: [90, 91, 92], 1.0: [90, 90.5, 92]})
+    assert [row[-1] for row in sweep.sheet(found).rows] == ["", "chosen, the recipe's", " ~"]
+
+
+def test_the_tried_runs_of_a_sweep_have_other_values_than_the_recipe_s():
+    (found,) = sweep.sweeps(TANH, runs_of("alpha", {0.01: [90], 0.1: [91], 1.0: [89]}))
+    assert [run.config.alpha for run in found.tried] == [0.01, 1.0]
+
+
+def test_no_clipping_is_not_the_largest_norm_of_a_grid():
+    found = swept("clip_norm", {1.0: [90], 2.0: [91], None: [95]})
+    assert found.chosen.values == (math.inf,)
+    assert found.edges == []
+
+
 def test_where_every_point_diverged_nothing_is_chosen():
     found = swept("alpha", {0.1: [90, None], 1.0: [None, None]})
     assert found.chosen is None
@@ -259,6 +275,41 @@ def test_runs_of_a_sweep_have_no_table_that_shows_their_test_accuracy(recorded):
     groups, found = sweep.sort_out(collect(records + baselines))
     assert [group.changes for group in groups] == [""]
     assert len(found) == 1
+
+
+def test_a_changed_table_that_is_no_sweep_stays(recorded):
+    changed = [recorded(f"cifar10/resnet56/{method}", 0, 94.0, epochs=3) for method in ("sgd", "sam")]
+    groups, found = sweep.sort_out(collect(changed))
+    assert ([group.changes for group in groups], found) == (["epochs=3"], [])
+
+
+def test_runs_of_a_sweep_may_be_computed_in_different_ways():
+    runs = [run({"alpha": alpha}, 90.0, compile=alpha > 1) for alpha in (0.1, 1.0, 10.0)]
+    (found,) = sweep.sweeps(TANH, runs)
+    assert (len(found.points), found.changes) == (3, "")
+
+
+def test_a_value_with_a_part_of_the_seeds_is_left_out():
+    found = swept("alpha", {0.1: [90, 91], 1.0: [89, 90], 10.0: [99]})
+    assert [point.values for point in found.points] == [(0.1,), (1.0,)]
+    assert found.left_out == ((10.0,),)
+
+
+def test_the_steps_that_perturb_are_the_method_s_own_where_none_are_set():
+    assert [sweep.value_of(Config(method=method), "every") for method in ("sam", "looksam")] == [1, 5]
+
+
+def test_the_first_measure_of_the_recipe_chooses():
+    recipe = find("glue/cola/bisam-log")
+    (own,) = recipe.cells.values()
+    results = {1.0: {"mcc": -3.0, "accuracy": 99.0}, 2.0: {"mcc": 5.0, "accuracy": 1.0}}
+    runs = []
+    for mu, values in results.items():
+        config, result = replace(own, mu=mu), {f"validation_{name}": value for name, value in values.items()}
+        runs.append(Run(Record(Path("runs"), config.as_dict(), [], {"status": "done", **result}), config))
+    (found,) = outcome(recipe, ["mu"], runs)
+    assert (found.chosen.values, found.points[0].mean) == ((2.0,), -3.0)
+    assert found.measure == "validation Matthews correlation"
 
 
 def test_only_seeds_that_every_value_has_count():
@@ -349,6 +400,12 @@ def test_a_choice_at_the_edge_of_the_grid_is_said():
         "It is the largest alpha of the grid: the best may lie beyond.",
         "It is the smallest mu of the grid: the best may lie beyond.",
     ]
+
+
+def test_an_edge_that_is_not_better_than_the_recipe_is_not_said():
+    found = sweep_of({(0.1,): [80, 85], (1.0,): [81, 87]})
+    assert found.edges == [("alpha", "largest")]
+    assert "beyond" not in "".join(found.conclusions)
 
 
 def test_a_field_with_one_value_has_no_edge():
