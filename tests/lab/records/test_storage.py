@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import torch
 from fsspec.implementations.local import LocalFileSystem
 
 from bisam.lab import records
@@ -136,6 +137,16 @@ def test_killed_at_any_write_a_push_leaves_a_run_that_resumes_or_is_whole(finish
         assert contents(place / "again") == contents(place / "run")
     assert number > 6
     assert (steps, wholes) == (({2}, {False, True}) if finished else ({2, 4}, {False}))
+
+
+def test_weights_of_the_same_size_are_replaced(storage, tmp_path):
+    """A worker that was killed before it pushed its result has left weights, and a GPU may give others the next time."""
+    for value in (1.0, 2.0):
+        with records.RunFolder.open(tmp_path / "a", CONFIG) as run:
+            run.save_weights({"weight": torch.full((3,), value)})
+        storage.push(tmp_path / "a", "run")
+    storage.fetch("run", tmp_path / "b")
+    assert contents(tmp_path / "b") == contents(tmp_path / "a")
 
 
 def test_names_that_lead_out_of_the_folder_are_not_fetched(tmp_path):
