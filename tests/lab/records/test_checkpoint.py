@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import json
 import math
 import os
@@ -268,6 +269,15 @@ def test_more_than_a_header_can_hold_is_refused_before_anything_is_written(tmp_p
     assert names(tmp_path) == []
 
 
+def test_more_than_can_be_read_again_is_refused_and_the_old_one_stays(tmp_path, monkeypatch):
+    path = save(tmp_path, 1, SMALL)
+    monkeypatch.setattr(checkpoint, "LARGEST_STATE", path.stat().st_size)
+    save(tmp_path, 2, SMALL)
+    with pytest.raises(ValueError, match=r"it would have [\d,]+ bytes, and at most [\d,]+ can be read again"):
+        save(tmp_path, 3, {**SMALL, "more": torch.zeros(100)})
+    assert names(tmp_path) == [file_of(1), file_of(2)]
+
+
 def test_negative_steps_are_refused(tmp_path):
     with pytest.raises(ValueError, match="negative, got -1"):
         save(tmp_path, -1, {})
@@ -344,6 +354,7 @@ DAMAGE = {
     "renamed": lambda path: rewrite(path, step="3"),
     "no skeleton": lambda path: rewrite(path, state="[1"),
     "a tensor missing": lambda path: rewrite(path, state='{"dict": [["x", {"tensor": "y"}]]}'),
+    "another dtype": lambda path: reseal(path, b'"F32"', b'"F64"'),
     "not ours": lambda path: safetensors.torch.save_file({"x": torch.ones(2)}, path),
     "deep": lambda path: path.write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
@@ -354,6 +365,14 @@ def rewrite(path, **changes):
     """The file with other metadata and a digest that is right."""
     tensors, metadata = checkpoint.unpack(path.read_bytes())
     path.write_bytes(b"".join(checkpoint.pack(tensors, {**metadata, **changes})))
+
+
+def reseal(path, old, new):
+    """The file with another header of the same length and a digest that is right."""
+    file = path.read_bytes()
+    digest = checkpoint.unpack(file)[1]["sha256"].encode()
+    blank = file.replace(digest, b"0" * 64).replace(old, new)
+    path.write_bytes(blank.replace(b"0" * 64, hashlib.sha256(blank).hexdigest().encode()))
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -146,17 +146,22 @@ def test_a_configuration_that_cannot_be_read_is_not_overwritten(tmp_path, conten
     assert (tmp_path / "config.json").read_text() == content
 
 
-def test_results_without_a_configuration_are_not_gone_on_with(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(RecordError, match=r"has metrics\.jsonl but no config\.json"):
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "receipt.json", "best.safetensors", "checkpoints"])
+def test_results_without_a_configuration_are_not_gone_on_with(name, tmp_path):
+    (tmp_path / name).mkdir() if name == "checkpoints" else (tmp_path / name).write_text("")
+    with pytest.raises(RecordError, match=rf"has {name} but no config\.json"):
         RunFolder.open(tmp_path, CONFIG)
 
 
 def test_leftovers_of_killed_writes_are_removed_and_foreign_files_are_not(tmp_path):
-    for name in ("config.json.tmp", "best.safetensors.tmp", "notes.txt"):
-        (tmp_path / name).write_text("half")
+    for name in ("config.json", "metrics.jsonl", "result.json", "receipt.json", "best.safetensors"):
+        for ending in (".tmp", ".0123abcd.tmp"):  # an older version had the first
+            (tmp_path / f"{name}{ending}").write_text("half")
+    foreign = ["my-result.json.tmp", "notes.txt", "result.json.old.tmp", "result.json.tmp.zip"]
+    for name in foreign:
+        (tmp_path / name).write_text("mine")
     with RunFolder.open(tmp_path, CONFIG):
-        assert names(tmp_path) == ["config.json", "lock", "metrics.jsonl", "notes.txt"]
+        assert names(tmp_path) == sorted(["config.json", "lock", "metrics.jsonl", *foreign])
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,8 @@ def test_a_lock_or_metrics_behind_a_link_are_refused(name, mine, tmp_path):
 
 
 def test_records_take_the_place_of_links(mine, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").symlink_to(tmp_path / "nothing")
     with RunFolder.open(tmp_path / "run", CONFIG) as run:
         for name in ("result.json", "receipt.json", "best.safetensors"):
             (run.folder / name).symlink_to(mine)
@@ -96,6 +98,17 @@ def test_records_take_the_place_of_links(mine, tmp_path):
         (run.checkpoints / "checkpoint-000000001.safetensors").symlink_to(mine)
         checkpoint.save(run.checkpoints, 1, {})
     assert not any(path.is_symlink() for path in (tmp_path / "run").rglob("*"))
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_link_to_a_folder_is_replaced_and_the_folder_stays(tmp_path):
+    (tmp_path / "folder").mkdir()
+    RunFolder.open(tmp_path / "run", CONFIG).close()
+    (tmp_path / "run" / "receipt.json").symlink_to(tmp_path / "folder")
+    with RunFolder.open(tmp_path / "run", CONFIG) as run:
+        run.receipt({"commit": "abc"})
+    assert (tmp_path / "run" / "receipt.json").read_bytes() == b'{\n "commit": "abc"\n}\n'
+    assert [*(tmp_path / "folder").iterdir()] == []
 
 
 def test_figures_take_the_place_of_links(mine, tmp_path, recorded, write_run):
