@@ -145,9 +145,10 @@ def test_channels_last_tensors_come_back_with_their_values_and_other_strides():
 
 def test_conjugate_and_negative_views_come_back_with_their_values():
     z = torch.randn(3, dtype=torch.complex64)
-    back = round_trip({"conjugate": z.conj(), "negative": z.conj().imag})
+    back = round_trip({"conjugate": z.conj(), "negative": z.conj().imag, "one": z[:1].conj().imag})
     assert torch.equal(back["conjugate"], z.conj())
     assert torch.equal(back["negative"], -z.imag)
+    assert torch.equal(back["one"], -z[:1].imag)  # contiguous as it is
 
 
 def test_tensors_that_share_memory_come_back_apart():
@@ -307,6 +308,14 @@ def test_a_damaged_one_does_not_count_as_one_of_the_two(tmp_path):
     (tmp_path / file_of(2)).write_bytes(b"")
     save(tmp_path, 3, {"step": 3})
     assert names(tmp_path) == [file_of(1), file_of(3)]
+
+
+def test_an_old_one_that_cannot_be_removed_does_no_harm(tmp_path):
+    (tmp_path / file_of(1)).mkdir()
+    for step in (2, 3, 4):
+        save(tmp_path, step, {"step": step})
+        assert load(tmp_path).step == step
+    assert names(tmp_path) == [file_of(1), file_of(3), file_of(4)]
 
 
 def test_later_ones_are_removed_when_a_run_has_gone_back(tmp_path):

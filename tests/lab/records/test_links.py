@@ -62,6 +62,14 @@ def test_a_link_under_the_name_of_a_draft_is_not_written_through(mine, tmp_path)
     assert (tmp_path / "page").read_bytes() == b"new"
 
 
+def test_a_draft_is_never_a_file_that_is_there_already(mine, tmp_path, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * 2 * size)
+    (tmp_path / "page.00000000.tmp").hardlink_to(mine)
+    with pytest.raises(FileExistsError):
+        write_atomically(tmp_path / "page", b"new")  # `mine` looks whether that file has changed
+    assert not (tmp_path / "page").exists()
+
+
 def test_two_drafts_of_one_file_are_two_files(tmp_path):
     from bisam.lab.files import new_draft
 
