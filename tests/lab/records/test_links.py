@@ -93,6 +93,14 @@ def test_a_lock_or_metrics_behind_a_link_are_refused(name, mine, tmp_path):
         RunFolder.open(run, CONFIG)
 
 
+def test_metrics_that_become_a_link_during_a_run_are_not_written_through(mine, tmp_path):
+    with RunFolder.open(tmp_path / "run", CONFIG) as run:
+        run.metrics.path.unlink()
+        run.metrics.path.symlink_to(mine)
+        with pytest.raises(RecordError, match=r"cannot write .*metrics\.jsonl"):
+            run.metrics.append({"epoch": 0})
+
+
 def test_records_take_the_place_of_links(mine, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").symlink_to(tmp_path / "nothing")
