@@ -162,7 +162,7 @@ def test_killed_at_any_write_a_push_leaves_a_run_that_resumes_or_is_whole(finish
 
 
 def test_weights_of_the_same_size_are_replaced(storage, tmp_path):
-    """A worker that was killed before it pushed its result has left weights, and a GPU may give others the next time."""
+    """A worker that was killed before it pushed its result has left weights; a GPU may give others the next time."""
     for value in (1.0, 2.0):
         with records.RunFolder.open(tmp_path / "a", CONFIG) as run:
             run.save_weights({"weight": torch.full((3,), value)})
