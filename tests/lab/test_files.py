@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from bisam.lab.files import explained, write_atomically
+from bisam.lab.files import UnreadableError, explained, read_file, write_atomically
 
 
 def names(folder):
@@ -42,6 +42,29 @@ def test_the_file_behind_a_link_is_whole_whenever_it_is_looked_at(tmp_path, monk
     assert names(tmp_path) == ["file", "link"]
 
 
+def test_contents_are_on_the_disk_before_the_name_and_the_name_before_it_returns(tmp_path, monkeypatch):
+    """A loss of power keeps what was synced: the contents, then the folder with the new name."""
+    path, synced = tmp_path / "file", []
+    path.write_bytes(b"old")
+
+    def sync(handle):
+        synced.append((os.path.samestat(os.fstat(handle), tmp_path.stat()), path.read_bytes()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    write_atomically(path, b"new")
+    assert synced == [(False, b"old"), (True, b"new")]
+
+
+def test_a_write_that_is_interrupted_leaves_no_draft(tmp_path, monkeypatch):
+    def interrupt(handle):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "file", b"new")
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize("linked", [False, True])
 def test_a_pipe_is_written_to_and_stays_a_pipe(linked, tmp_path):
     pipe, path, got = tmp_path / "pipe", tmp_path / ("link" if linked else "pipe"), []
@@ -56,6 +79,13 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(linked, tmp_path):
     assert got == [b"ab"]
     assert pipe.is_fifo()
     assert names(tmp_path) == before
+
+
+def test_a_file_of_the_largest_size_is_read_and_a_larger_one_is_not(tmp_path):
+    (tmp_path / "file").write_bytes(b"1234")
+    assert read_file(tmp_path / "file", 4) == b"1234"
+    with pytest.raises(UnreadableError, match="it has 4 bytes, and at most 3 are read"):
+        read_file(tmp_path / "file", 3)
 
 
 def test_a_name_that_is_too_long_has_a_remedy(tmp_path):

@@ -88,6 +88,11 @@ def test_a_write_that_breaks_off_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_part_of_a_data_set_has_a_cache_of_its_own(tiny, cache, told):
+    load("tiny", tiny, cache, told.append, partial=True)
+    assert [path.name for path in cache.iterdir()] == ["part-of-tiny"]
+
+
 def test_the_checksum_depends_on_contents_not_on_files(tmp_path, hub_layout, register, told):
     register(hub_layout.dataset)
     checksums = set()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from bisam.lab.data import DataError, DataSet, Stream, split
+from bisam.lab.data.shards import Shard
 from bisam.lab.data.stream import centre, random_box, random_part
 
 SIZE = 14
@@ -128,12 +129,31 @@ def test_an_epoch_goes_on_from_any_batch(stream):
 
 
 def test_the_view_of_a_sample_depends_on_seed_epoch_and_row_not_on_its_batch(stream):
-    def views(**options):
+    def views(number=0, **options):
         made = stream(drop_last=False, **options)
-        return {int(row): x for row, x in zip(made.order(0), torch.cat([x for x, _ in made.epoch(0)]), strict=True)}
+        pixels = torch.cat([x for x, _ in made.epoch(number)])
+        return {int(row): x for row, x in zip(made.order(number), pixels, strict=True)}
 
     few, many = views(batch=3), views(batch=20)
     assert all(torch.equal(few[row], many[row]) for row in range(41))
+    for other in (views(number=1), views(seed=1)):
+        assert not any(torch.equal(few[row], other[row]) for row in range(41))
+
+
+def test_the_order_depends_on_seed_and_epoch_and_not_on_the_order_of_the_rows(stream):
+    order = stream().order(0)
+    assert not torch.equal(order, stream().order(1))
+    assert not torch.equal(order, stream(seed=1).order(0))
+    assert torch.equal(order, stream(rows=torch.arange(41).flip(0)).order(0))
+
+
+def test_ranks_share_each_batch(stream):
+    whole, ranks = stream(), [stream(), stream()]
+    for number, made in enumerate(ranks):
+        made.shard = Shard(number, 2)
+    for (x, y), *parts in zip(whole.epoch(0), *(made.epoch(0) for made in ranks), strict=True):
+        assert [len(labels) for _, labels in parts] == [3, 3]
+        assert equal([(x, y)], [tuple(map(torch.cat, zip(*parts, strict=True)))])
 
 
 def test_evaluation_is_in_order_scaled_and_centred(stream):

@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import json
 import math
 import os
@@ -144,9 +145,10 @@ def test_channels_last_tensors_come_back_with_their_values_and_other_strides():
 
 def test_conjugate_and_negative_views_come_back_with_their_values():
     z = torch.randn(3, dtype=torch.complex64)
-    back = round_trip({"conjugate": z.conj(), "negative": z.conj().imag})
+    back = round_trip({"conjugate": z.conj(), "negative": z.conj().imag, "one": z[:1].conj().imag})
     assert torch.equal(back["conjugate"], z.conj())
     assert torch.equal(back["negative"], -z.imag)
+    assert torch.equal(back["one"], -z[:1].imag)  # contiguous as it is
 
 
 def test_tensors_that_share_memory_come_back_apart():
@@ -268,6 +270,15 @@ def test_more_than_a_header_can_hold_is_refused_before_anything_is_written(tmp_p
     assert names(tmp_path) == []
 
 
+def test_more_than_can_be_read_again_is_refused_and_the_old_one_stays(tmp_path, monkeypatch):
+    path = save(tmp_path, 1, SMALL)
+    monkeypatch.setattr(checkpoint, "LARGEST_STATE", path.stat().st_size)
+    save(tmp_path, 2, SMALL)
+    with pytest.raises(ValueError, match=r"it would have [\d,]+ bytes, and at most [\d,]+ can be read again"):
+        save(tmp_path, 3, {**SMALL, "more": torch.zeros(100)})
+    assert names(tmp_path) == [file_of(1), file_of(2)]
+
+
 def test_negative_steps_are_refused(tmp_path):
     with pytest.raises(ValueError, match="negative, got -1"):
         save(tmp_path, -1, {})
@@ -297,6 +308,14 @@ def test_a_damaged_one_does_not_count_as_one_of_the_two(tmp_path):
     (tmp_path / file_of(2)).write_bytes(b"")
     save(tmp_path, 3, {"step": 3})
     assert names(tmp_path) == [file_of(1), file_of(3)]
+
+
+def test_an_old_one_that_cannot_be_removed_does_no_harm(tmp_path):
+    (tmp_path / file_of(1)).mkdir()
+    for step in (2, 3, 4):
+        save(tmp_path, step, {"step": step})
+        assert load(tmp_path).step == step
+    assert names(tmp_path) == [file_of(1), file_of(3), file_of(4)]
 
 
 def test_later_ones_are_removed_when_a_run_has_gone_back(tmp_path):
@@ -344,6 +363,7 @@ DAMAGE = {
     "renamed": lambda path: rewrite(path, step="3"),
     "no skeleton": lambda path: rewrite(path, state="[1"),
     "a tensor missing": lambda path: rewrite(path, state='{"dict": [["x", {"tensor": "y"}]]}'),
+    "another dtype": lambda path: reseal(path, b'"F32"', b'"F64"'),
     "not ours": lambda path: safetensors.torch.save_file({"x": torch.ones(2)}, path),
     "deep": lambda path: path.write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
@@ -354,6 +374,14 @@ def rewrite(path, **changes):
     """The file with other metadata and a digest that is right."""
     tensors, metadata = checkpoint.unpack(path.read_bytes())
     path.write_bytes(b"".join(checkpoint.pack(tensors, {**metadata, **changes})))
+
+
+def reseal(path, old, new):
+    """The file with another header of the same length and a digest that is right."""
+    file = path.read_bytes()
+    digest = checkpoint.unpack(file)[1]["sha256"].encode()
+    blank = file.replace(digest, b"0" * 64).replace(old, new)
+    path.write_bytes(blank.replace(b"0" * 64, hashlib.sha256(blank).hexdigest().encode()))
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -146,17 +147,22 @@ def test_a_configuration_that_cannot_be_read_is_not_overwritten(tmp_path, conten
     assert (tmp_path / "config.json").read_text() == content
 
 
-def test_results_without_a_configuration_are_not_gone_on_with(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(RecordError, match=r"has metrics\.jsonl but no config\.json"):
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "receipt.json", "best.safetensors", "checkpoints"])
+def test_results_without_a_configuration_are_not_gone_on_with(name, tmp_path):
+    (tmp_path / name).mkdir() if name == "checkpoints" else (tmp_path / name).write_text("")
+    with pytest.raises(RecordError, match=rf"has {name} but no config\.json"):
         RunFolder.open(tmp_path, CONFIG)
 
 
 def test_leftovers_of_killed_writes_are_removed_and_foreign_files_are_not(tmp_path):
-    for name in ("config.json.tmp", "best.safetensors.tmp", "notes.txt"):
-        (tmp_path / name).write_text("half")
+    for name in ("config.json", "metrics.jsonl", "result.json", "receipt.json", "best.safetensors"):
+        for ending in (".tmp", ".0123abcd.tmp"):  # an older version had the first
+            (tmp_path / f"{name}{ending}").write_text("half")
+    foreign = ["my-result.json.tmp", "notes.txt", "result.json.old.tmp", "result.json.tmp.zip"]
+    for name in foreign:
+        (tmp_path / name).write_text("mine")
     with RunFolder.open(tmp_path, CONFIG):
-        assert names(tmp_path) == ["config.json", "lock", "metrics.jsonl", "notes.txt"]
+        assert names(tmp_path) == sorted(["config.json", "lock", "metrics.jsonl", *foreign])
 
 
 @pytest.mark.parametrize(
@@ -276,6 +282,45 @@ def test_a_half_written_last_line_is_cut_off_wherever_it_ends(tmp_path, form):
             assert run.notes == [f"metrics.jsonl: the last line was half-written and is removed ({length} bytes)"]
             run.metrics.append({"epoch": 1})
         assert lines(tmp_path) == [first, b'{"epoch": 1}\n']
+
+
+def test_a_line_that_cannot_be_written_leaves_those_before_it(tmp_path, monkeypatch):
+    def fail(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        for epoch in range(4):
+            run.metrics.append({"epoch": epoch})
+        for kept in (4, 2, 1):
+            run.metrics.rewind(kept)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fsync", fail)
+                with pytest.raises(RecordError, match="No space left"):
+                    run.metrics.append({"epoch": kept})
+                with pytest.raises(RecordError, match="No space left"):
+                    run.metrics.rewind(0)
+            assert lines(tmp_path) == [b'{"epoch": %d}\n' % epoch for epoch in range(kept)]
+        run.metrics.append({"epoch": 1})
+        assert [row["epoch"] for row in run.metrics] == [0, 1]
+
+
+def test_what_is_cut_off_stays_off_after_a_loss_of_power(tmp_path, monkeypatch):
+    RunFolder.open(tmp_path, CONFIG).close()
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"epoch": 0}\n{"ep')
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(lines(tmp_path)))
+    RunFolder.open(tmp_path, CONFIG).close()
+    assert synced == [[b'{"epoch": 0}\n']]
+
+
+def test_lines_of_later_epochs_do_not_stand_for_those_that_are_missing(tmp_path):
+    with RunFolder.open(tmp_path, CONFIG) as run:
+        for epoch in (0, 1, 3):
+            run.metrics.append({"epoch": epoch})
+        assert [run.metrics.lacks(epochs) for epochs in (0, 1, 2)] == ["", "", ""]
+        assert run.metrics.lacks(3) == (
+            "metrics.jsonl lacks 1 of the lines of epochs 0 to 2, the first is that of epoch 2"
+        )
 
 
 def test_damage_in_the_middle_is_named_and_left_alone(tmp_path):

@@ -62,6 +62,14 @@ def test_a_link_under_the_name_of_a_draft_is_not_written_through(mine, tmp_path)
     assert (tmp_path / "page").read_bytes() == b"new"
 
 
+def test_a_draft_is_never_a_file_that_is_there_already(mine, tmp_path, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * 2 * size)
+    (tmp_path / "page.00000000.tmp").hardlink_to(mine)
+    with pytest.raises(FileExistsError):
+        write_atomically(tmp_path / "page", b"new")  # `mine` looks whether that file has changed
+    assert not (tmp_path / "page").exists()
+
+
 def test_two_drafts_of_one_file_are_two_files(tmp_path):
     from bisam.lab.files import new_draft
 
@@ -85,7 +93,17 @@ def test_a_lock_or_metrics_behind_a_link_are_refused(name, mine, tmp_path):
         RunFolder.open(run, CONFIG)
 
 
+def test_metrics_that_become_a_link_during_a_run_are_not_written_through(mine, tmp_path):
+    with RunFolder.open(tmp_path / "run", CONFIG) as run:
+        run.metrics.path.unlink()
+        run.metrics.path.symlink_to(mine)
+        with pytest.raises(RecordError, match=r"cannot write .*metrics\.jsonl"):
+            run.metrics.append({"epoch": 0})
+
+
 def test_records_take_the_place_of_links(mine, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").symlink_to(tmp_path / "nothing")
     with RunFolder.open(tmp_path / "run", CONFIG) as run:
         for name in ("result.json", "receipt.json", "best.safetensors"):
             (run.folder / name).symlink_to(mine)
@@ -96,6 +114,17 @@ def test_records_take_the_place_of_links(mine, tmp_path):
         (run.checkpoints / "checkpoint-000000001.safetensors").symlink_to(mine)
         checkpoint.save(run.checkpoints, 1, {})
     assert not any(path.is_symlink() for path in (tmp_path / "run").rglob("*"))
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_link_to_a_folder_is_replaced_and_the_folder_stays(tmp_path):
+    (tmp_path / "folder").mkdir()
+    RunFolder.open(tmp_path / "run", CONFIG).close()
+    (tmp_path / "run" / "receipt.json").symlink_to(tmp_path / "folder")
+    with RunFolder.open(tmp_path / "run", CONFIG) as run:
+        run.receipt({"commit": "abc"})
+    assert (tmp_path / "run" / "receipt.json").read_bytes() == b'{\n "commit": "abc"\n}\n'
+    assert [*(tmp_path / "folder").iterdir()] == []
 
 
 def test_figures_take_the_place_of_links(mine, tmp_path, recorded, write_run):

@@ -38,6 +38,19 @@ def test_a_lock_that_is_also_another_file_is_refused_and_that_file_stays(run, tm
     assert (tmp_path / "mine").read_text() == "mine"
 
 
+def test_a_lock_holds_the_process_id_of_its_owner_alone(run):
+    (run / "lock").write_text("1234567890123\n")  # of an earlier one
+    with RunFolder.open(run, CONFIG):
+        assert (run / "lock").read_text() == f"{os.getpid()}\n"
+        before = os.dup(0)  # the lowest number that is free
+        os.close(before)
+        with pytest.raises(RunInUse, match=f"in use by process {os.getpid()}: wait for it"):
+            RunFolder.open(run, CONFIG)
+        after = os.dup(0)
+        os.close(after)
+        assert after == before  # what was refused has left no file open
+
+
 def test_metrics_that_are_also_in_a_copy_of_the_run_are_not_changed_there(run, tmp_path):
     """As after cp -al, which copies a folder as hard links."""
     copy = tmp_path / "copy.jsonl"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import torch
 from fsspec.implementations.local import LocalFileSystem
 
 from bisam.lab import records
@@ -89,6 +90,28 @@ def test_records_are_gathered_without_checkpoints_and_finished_ones_once(storage
     assert fetched == ["table/a", "table/c"]
 
 
+def test_a_copy_that_breaks_off_is_made_again_and_leaves_no_draft(tmp_path, monkeypatch):
+    storage = Storage((tmp_path / "bucket").as_uri())
+    trained(tmp_path / "a", 2, finished=True)
+    (tmp_path / "a" / "result.json.0123abcd.tmp").write_text("half")  # is not pushed
+    storage.push(tmp_path / "a", "table/a")
+    (tmp_path / "a" / "result.json.0123abcd.tmp").unlink()
+    really = LocalFileSystem.get_file
+
+    def fail(self, source, *arguments, **options):
+        if source.endswith("receipt.json"):
+            raise TimeoutError("no answer")
+        return really(self, source, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileSystem, "get_file", fail)
+        with pytest.raises(StorageError, match="no answer"):
+            storage.gather(["table/a"], tmp_path / "here")
+    assert paths(tmp_path / "here") == ["table/a/config.json", "table/a/metrics.jsonl"]
+    storage.gather(["table/a"], tmp_path / "here")
+    assert contents(tmp_path / "here" / "table" / "a") == contents(tmp_path / "a")
+
+
 @pytest.mark.parametrize("finished", [False, True])
 def test_killed_at_any_write_a_push_leaves_a_run_that_resumes_or_is_whole(finished, tmp_path, monkeypatch):
     """The first operations of a push are carried out, and half of the next one, for every number of them."""
@@ -136,6 +159,16 @@ def test_killed_at_any_write_a_push_leaves_a_run_that_resumes_or_is_whole(finish
         assert contents(place / "again") == contents(place / "run")
     assert number > 6
     assert (steps, wholes) == (({2}, {False, True}) if finished else ({2, 4}, {False}))
+
+
+def test_weights_of_the_same_size_are_replaced(storage, tmp_path):
+    """A worker that was killed before it pushed its result has left weights; a GPU may give others the next time."""
+    for value in (1.0, 2.0):
+        with records.RunFolder.open(tmp_path / "a", CONFIG) as run:
+            run.save_weights({"weight": torch.full((3,), value)})
+        storage.push(tmp_path / "a", "run")
+    storage.fetch("run", tmp_path / "b")
+    assert contents(tmp_path / "b") == contents(tmp_path / "a")
 
 
 def test_names_that_lead_out_of_the_folder_are_not_fetched(tmp_path):

@@ -92,7 +92,8 @@ class Storage:
             for relative in sorted(here, key=lambda one: (one == RESULT, "/." in one, one)):
                 if _is_text(relative):
                     self._put_text(here[relative], self._path(name, relative))
-                elif there.get(relative) != here[relative].stat().st_size:
+                elif relative == WEIGHTS or there.get(relative) != here[relative].stat().st_size:
+                    # weights of another training have the same size
                     self._put(here[relative], self._path(name, relative))
             for relative in there.keys() - here.keys():
                 self._system.rm_file(self._path(name, relative))

@@ -1,0 +1,85 @@
+"""What a run resumes from and records: its own data, and the lines of metrics of the epochs before its checkpoint."""
+
+import json
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from bisam.lab.config import Config
+from bisam.lab.records import ConfigMismatch, RunFolder
+from bisam.lab.training.loop import Job, Stopped, signals, train
+from bisam.lab.training.progress import Progress
+from tiny import tiny_images
+
+CONFIG = Config(model="tiny", method="sgd", batch=8, epochs=3, precision="fp32")
+
+
+def build(config, source):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+
+
+class AfterOneEpoch(Progress):
+    """Stops the training as a signal does."""
+
+    def __init__(self):
+        super().__init__()
+        self.stopping = []
+
+    def epoch(self, config, folder, metrics):
+        self.stopping.append("SIGTERM")
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A run that was stopped after its first epoch."""
+    monkeypatch.setenv("BISAM_COMMIT", "first")
+    found, progress = Job(CONFIG, tmp_path / "run"), AfterOneEpoch()
+    with pytest.raises(Stopped, match="in epoch 2"):
+        train([found], tiny_images(), torch.device("cpu"), progress, progress.stopping, build=build)
+    return found
+
+
+def epochs_of(job):
+    with RunFolder.open(job.folder, job.config.as_dict()) as run:
+        return [row["epoch"] for row in run.metrics]
+
+
+def test_a_line_of_metrics_after_the_checkpoint_is_written_again(job):
+    with RunFolder.open(job.folder, job.config.as_dict()) as run:
+        run.metrics.append({"epoch": 1, "loss": 0.0})  # killed before the next checkpoint
+    train([job], tiny_images(), torch.device("cpu"), Progress(), build=build)
+    assert epochs_of(job) == [0, 1, 2]
+
+
+def test_a_run_is_not_resumed_with_other_data(job):
+    other = tiny_images()
+    other.checksum = "0" * 64
+    with pytest.raises(ConfigMismatch, match=r"data: '\w+' there, '0+' now"):
+        train([job], other, torch.device("cpu"), Progress(), build=build)
+    assert epochs_of(job) == [0]
+    train([job], tiny_images(), torch.device("cpu"), Progress(), build=build)
+    assert epochs_of(job) == [0, 1, 2]
+
+
+def test_the_receipt_has_each_machine_and_commit_that_trained_the_run_once(job, monkeypatch):
+    stopped = AfterOneEpoch()
+    with pytest.raises(Stopped):  # by the same commit: no receipt more
+        train([job], tiny_images(), torch.device("cpu"), stopped, stopped.stopping, build=build)
+    monkeypatch.setenv("BISAM_COMMIT", "another")
+    train([job], tiny_images(), torch.device("cpu"), Progress(), build=build)
+    receipt = json.loads((job.folder / "receipt.json").read_text())
+    assert receipt["commit"] == "another"
+    assert [one["commit"] for one in receipt["earlier"]] == ["first"]
+
+
+def test_the_third_signal_stops_at_once_and_the_handlers_come_back():
+    before = signal.getsignal(signal.SIGINT)
+    with signals() as names:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert names == ["SIGINT"] * 3
+    assert signal.getsignal(signal.SIGINT) is before
