@@ -195,8 +195,9 @@ def table(found: Collection, times: Timing | None = None) -> str:
         rows.append((work, [first.title, *cells, *(one_of[place].words for place in ran)]))
     in_order = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
     missing = "; ".join(place_name(*place) for place in places if place not in ran)
-    without = f"\n\n– is not run yet. Without any run: {missing}." if missing else ""
-    return markdown([*head, *(place_name(*place) for place in ran)], in_order) + without
+    without = f" Without any run: {missing}." if missing else ""
+    shown = markdown([*head, *(place_name(*place) for place in ran)], in_order)
+    return f"{shown}\n\n– is not run yet.{without}"
 
 
 def advice(found: Collection, times: Timing | None = None) -> str:

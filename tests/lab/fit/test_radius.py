@@ -1,8 +1,10 @@
 """The search of ρ has the schedule of the run."""
 
 import pytest
+import torch
 
-from bisam.lab.config import Config, rate
+import bisam
+from bisam.lab.config import Config
 from bisam.lab.fitting import radius
 from bisam.lab.fitting.code import lines
 
@@ -13,12 +15,22 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("config", SCHEDULES.values(), ids=SCHEDULES)
-def test_the_search_has_the_whole_schedule_of_a_run_in_its_steps(config):
-    """With a step in the place of each epoch."""
-    of_run = [rate(config, epoch) for epoch in range(config.epochs)]
-    assert [radius._rate(config, step, config.epochs) for step in range(config.epochs)] == pytest.approx(of_run)
-    assert radius._rate(config, config.epochs, config.epochs) == 0  # the step hook sets it after the last step too
+EXPECTED = {  # lr = 0.1, in 4 steps for 8 epochs, and after the last
+    "cosine": [0.1, 0.085355, 0.05, 0.014645, 0],
+    "cosine after a warm-up": [0.1, 0.1, 0.075, 0.025, 0],
+    "linear": [0.1, 0.1, 0.066667, 0.033333, 0],
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_search_has_the_schedule_of_a_run_in_its_steps(name):
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = radius._scheduled(bisam.SAM(torch.optim.SGD([weight], lr=1.0)), SCHEDULES[name], 4)
+    seen = [optimizer.param_groups[0]["lr"]]
+    for _ in range(4):
+        optimizer.step(lambda: weight.square().sum().backward())
+        seen.append(optimizer.param_groups[0]["lr"])
+    assert seen == pytest.approx(EXPECTED[name], abs=1e-6)
 
 
 def test_the_lines_of_python_name_the_warm_up():

@@ -26,7 +26,7 @@ from bisam.lab.data.stream import Stream
 __all__ = ["Batched", "InMemory", "OnDisk", "Parts", "Source", "describe", "open_source", "own_data"]
 
 EVALUATION_BATCH = {"memory": 2500, "disk": 250}
-"""Small images by the thousand: a small network's evaluation is as long as the launches of its kernels."""
+"""Samples of a batch. Few large batches of small images: launching the kernels of a small network takes longest."""
 
 
 class Source(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -68,11 +67,11 @@ class _Shuffled:
 
 def _scheduled(optimizer: bisam.SharpnessAware, config: Config, steps: int) -> bisam.SharpnessAware:
     """The schedule of the configuration, shortened to these steps."""
-    done = 0
+    short, done = _shortened(config, steps), 0
 
     def set_rate() -> None:
         for group in optimizer.param_groups:
-            group["lr"] = _rate(config, done, steps)
+            group["lr"] = rate(short, done) if done < steps else 0.0
 
     def after(*_: Any) -> None:
         nonlocal done
@@ -84,12 +83,7 @@ def _scheduled(optimizer: bisam.SharpnessAware, config: Config, steps: int) -> b
     return optimizer
 
 
-def _rate(config: Config, step: int, steps: int) -> float:
-    if step >= steps:
-        return 0.0
-    if config.schedule == "linear":
-        return rate(replace(config, epochs=1), 0, step, steps)
+def _shortened(config: Config, steps: int) -> Config:
+    """The same schedule, with a step in the place of an epoch."""
     rising = round(config.warmup_epochs / config.epochs * steps)
-    if step < rising:
-        return config.lr * (step + 1) / rising
-    return config.lr * (1 + math.cos(math.pi * (step - rising) / (steps - rising))) / 2
+    return replace(config, epochs=steps, warmup_epochs=rising)
