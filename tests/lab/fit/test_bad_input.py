@@ -187,7 +187,7 @@ def test_an_empty_validation_part(refused, tmp_path):
         ),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--batch", 1], "batch norm of perceptron needs two samples"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--batch", 2, "--methods", "esam"], "of a batch of 2: give --batch 4"),
-        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--set", "rho=1"], "rho has an option of its own"),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--set", "rho=1"], "use --rho instead of --set rho=1"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--methods", "base"], "a comparison needs a method beside SGD"),
     ],
 )
@@ -222,6 +222,10 @@ def test_a_text_file_in_another_encoding(refused, tmp_path, monkeypatch):
     ("options", "message"),
     [
         (["--methods", "sma"], "no method is called 'sma'"),
+        (["--epochs", "3", "--set", "epochs=5"], "--epochs 3 and --set epochs=5 set the same field: remove one of them"),
+        (["--measure", "mcc", "--set", "measures=mcc"], "--measure mcc and --set measures=mcc set the same field"),
+        (["--model", "perceptron", "--set", "model=resnet20"], "use --model instead of --set model=resnet20"),
+        (["--set", "title=x"], "use DATA and --model instead of --set title=x"),
         (["--set", "lrr=1"], "no field of a run is called 'lrr'"),
         (["--seeds", "a"], "seeds are numbers such as"),
         (["--rho", "x"], "--rho is auto or a number"),
