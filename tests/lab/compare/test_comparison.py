@@ -748,6 +748,18 @@ def test_runs_of_more_than_two_configurations_are_refused(seeds, tmp_path, recor
     assert done.output.startswith("Error: give two runs to compare, or the seeds of two groups, got 1")
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_two_runs_of_a_seed_on_one_side_are_refused(seeds, compiled, tmp_path, recorded, write_run):
+    """The same folder twice, or the same training with other numerics: one of them would not count."""
+    again = seeds[0]
+    if compiled:
+        again = write_run(tmp_path / "compiled", recorded("demo/40%/sam", 2, 92.0, trained=3, compile=True))
+    done = bisam_says("compare", *seeds, again, "--no-weights")
+    assert done.exit_code == 1
+    expected = f"Error: {seeds[0]} and {again} are runs of one side with the same seed, 2: give one of them"
+    assert done.output.strip() == expected
+
+
 def test_weights_of_every_seed_are_diagnosed(originals, tmp_path):
     for name in ("sam", "sgd"):
         for seed in (0, 1):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +142,16 @@ def _distinct(names: Sequence[str], otherwise: tuple[str, str]) -> tuple[str, st
 
 
 def _group(name: str, folders: Sequence[Path]) -> Side:
-    made = [_side(name if place == 0 else f"{name}, run {place + 1}", folder) for place, folder in enumerate(folders)]
-    made.sort(key=lambda side: side.seed)
-    for side in made:
-        side.name = name if len(made) == 1 else f"{name}, seed {side.seed}"
-    made[0].name, made[0].others = name, made[1:]
-    return made[0]
+    """The side of these runs, in the order of their seeds; ValueError if two have the same: a seed counts once."""
+    first, *others = made = sorted((_side(name, folder) for folder in folders), key=lambda side: side.seed)
+    for one, other in pairwise(made):
+        if one.seed == other.seed:
+            both = f"{one.record.folder} and {other.record.folder}"
+            raise ValueError(f"{both} are runs of one side with the same seed, {one.seed}: give one of them")
+    for side in others:
+        side.name = f"{name}, seed {side.seed}"
+    first.others = others
+    return first
 
 
 def _without_seed(side: Side) -> dict[str, Any]:
