@@ -222,7 +222,7 @@ def test_a_text_file_in_another_encoding(refused, tmp_path, monkeypatch):
     ("options", "message"),
     [
         (["--methods", "sma"], "no method is called 'sma'"),
-        (["--epochs", "3", "--set", "epochs=5"], "--epochs 3 and --set epochs=5 set the same field: remove one of them"),
+        (["--epochs", "3", "--set", "epochs=5"], "--epochs 3 and --set epochs=5 set the same field: remove one"),
         (["--measure", "mcc", "--set", "measures=mcc"], "--measure mcc and --set measures=mcc set the same field"),
         (["--model", "perceptron", "--set", "model=resnet20"], "use --model instead of --set model=resnet20"),
         (["--set", "title=x"], "use DATA and --model instead of --set title=x"),

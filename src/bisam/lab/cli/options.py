@@ -239,7 +239,7 @@ def changes_of(
         if value in (None, ""):
             continue
         if name in parsed:
-            raise ValueError(f"{option} {value} and --set {name}={parsed[name]} set the same field: remove one of them")
+            raise ValueError(f"{option} {value} and --set {name}={parsed[name]} set the same field: remove one")
         parsed[name] = str(value)
     return {**parsed, "partial_data": "true"} if partial_data else parsed
 
