@@ -348,6 +348,11 @@ def test_a_perturbation_that_there_is_not_is_refused():
         pass
 
 
+def test_ranks_refuse_to_train_runs_together():
+    with pytest.raises(ValueError, match="2 ranks train one run at a time: remove --together 3"):
+        jobs.run([], open_source, CPU, Progress(), together=3, ranks=Ranks(0, 2))
+
+
 def test_one_process_has_nothing_to_divide():
     with pytest.raises(ValueError, match="start them with torchrun, or remove --shard"), joined(CPU, shard=True):
         pass
