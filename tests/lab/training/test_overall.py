@@ -3,10 +3,13 @@
 import io
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
 from bisam.lab.config import Config
+from bisam.lab.training import progress as progress_module
 from bisam.lab.training.overall import Overall
 from bisam.lab.training.progress import ROWS_BELOW_BARS, Progress
 
@@ -117,15 +120,33 @@ def test_eighty_columns_have_the_method_its_value_the_results_and_the_time_left(
     assert re.fullmatch(r"run 3 of 3, \d+:\d\d left", line)
 
 
-def test_bars_follow_the_batches_of_each_run_and_give_the_terminal_back():
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that a Progress reads."""
+    made = Clock()
+    made.now = 1000.0
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=made))
+    return made
+
+
+def test_bars_follow_the_batches_of_each_run_and_give_the_terminal_back(clock):
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
+
+    def completed():
+        return [task.completed for task in progress._bars.tasks]
+
     with Progress(console) as progress:
         progress.begin({SAM: 1, SAM_AGAIN: 0}, 4)
-        progress.step(3)
-        assert [task.completed for task in progress._bars.tasks] == [4 + 3, 3]
-        progress.begin({SGD: 2}, 8)  # which steps from now on, alone
-        progress.steps({SGD: 5})
-        assert [task.completed for task in progress._bars.tasks] == [4 + 3, 3, 16 + 5]
+        assert completed() == [4, 0]
+        for later, batch, shown in ((0.0, 1, 1), (0.09, 2, 1), (0.09, 3, 3)):  # at most ten times a second
+            clock.now += later
+            progress.step(batch)
+            assert completed() == [4 + shown, shown]
+        progress.begin({SGD: 2}, 8)
+        progress.steps({SGD: 5, replace(SGD, seed=9): 1})  # and one that has no bar yet
+        assert completed() == [4 + 3, 3, 16 + 5]
+        progress.finish(replace(SGD, seed=9), {"status": "diverged", "epochs": 3, "seconds": 70})
+        assert len(completed()) == 3
     hidden, shown = (console.file.getvalue().find(code) for code in ("\x1b[?25l", "\x1b[?25h"))
     assert 0 <= hidden < shown  # the cursor
 
@@ -153,6 +174,19 @@ def test_a_run_that_diverged_has_no_score(tmp_path):
         progress.finish(SAM, {"status": "diverged", "epochs": 3, "seconds": 70})
         assert progress.overall.table("x") is None
         assert progress.overall.line.startswith("run 2 of 2")
+
+
+def test_without_a_terminal_there_is_a_line_every_ten_seconds_and_one_of_the_last_epoch(clock, tmp_path):
+    console, own = Console(file=io.StringIO(), width=80), replace(SAM, epochs=5)
+    with Progress(console) as progress:
+        progress.begin({own: 0}, 4)
+        for epoch, later in enumerate((0, 5, 5, 1, 1)):
+            clock.now += later
+            progress.epoch(own, tmp_path, {"epoch": epoch, **TOLD})
+        progress.finish(own, {"status": "done", "best_epoch": 3, "test_accuracy": 91.0, "seconds": 70})
+    lines = console.file.getvalue().splitlines()
+    assert [re.search(r"epoch (\d)/5  validation 90.00 %  loss 1.000", line)[1] for line in lines[:-1]] == list("145")
+    assert lines[-1].endswith("test accuracy 91.00 %, of epoch 4, 1 min 10 s")  # and no line about all of one run
 
 
 def test_without_a_terminal_the_line_follows_each_result():

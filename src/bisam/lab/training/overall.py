@@ -25,7 +25,7 @@ class Overall:
         self._clock = clock
         self._epochs: dict[Config, int] = {}
         self._before = 0.0
-        """Passes that were not run here: of an earlier command, or of a run that diverged; less those that run again."""
+        """Passes that were not run here: of an earlier command, or of a run that diverged; without those run again."""
         self._marks: list[tuple[float, float]] = []
         """Times, and the passes that were run here until then."""
         self._finished: set[Config] = set()
