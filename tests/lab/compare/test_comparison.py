@@ -739,6 +739,18 @@ def test_groups_of_seeds_are_compared_pair_by_pair(seeds):
     assert [(method["title"], method["n"]) for method in series["methods"]] == [("sam", 3), ("sgd", 3)]
 
 
+def test_a_group_is_named_without_the_seed_of_its_first_run_and_a_run_with_it(seeds):
+    sam2, _, sam0, sgd0, sam1, sgd1 = seeds
+
+    def names(first, second):
+        return [one.name for one in comparison.compare(first, second, digits, CPU, None).members]
+
+    assert names([sam0, sam1], [sgd1]) == ["sam", "sam, seed 1", "sgd"]
+    assert names([sam0], [sgd1, sgd0]) == ["sam", "sgd", "sgd, seed 1"]
+    assert names(sam0, sgd1) == ["sam-seed0", "sgd-seed1"]
+    assert names([sam0, sam1], [sam2]) == ["seed0", "seed0, seed 1", "seed2"]  # nothing else differs
+
+
 def test_runs_of_more_than_two_configurations_are_refused(seeds, tmp_path, recorded, write_run):
     other = write_run(tmp_path / "other", recorded("demo/40%/bisam-log"))
     done = bisam_says("compare", *seeds, other)
