@@ -751,6 +751,24 @@ def test_a_group_is_named_without_the_seed_of_its_first_run_and_a_run_with_it(se
     assert names([sam0, sam1], [sam2]) == ["seed0", "seed0, seed 1", "seed2"]  # nothing else differs
 
 
+def test_the_seed_is_a_change_between_two_runs_and_none_where_a_side_is_a_group(seeds):
+    sam2, _, sam0, sgd0, sam1, sgd1 = seeds
+
+    def changed(first, second):
+        return [change.name for change in comparison.compare(first, second, digits, CPU, None).changes]
+
+    assert changed(sam0, sam2) == ["seed"]
+    assert changed([sam0, sam1], [sam2]) == []
+    assert changed([sam1], [sgd0, sgd1]) == changed([sam1, sam2], [sgd0, sgd1]) == ["method", "epochs"]
+
+
+def test_a_run_whose_fields_are_in_another_order_is_of_the_same_group(seeds):
+    path = seeds[0] / "config.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "config": dict(reversed(whole["config"].items()))}))
+    assert [len(side) for side in comparison.groups(seeds)] == [3, 3]
+
+
 def test_runs_of_more_than_two_configurations_are_refused(seeds, tmp_path, recorded, write_run):
     other = write_run(tmp_path / "other", recorded("demo/40%/bisam-log"))
     done = bisam_says("compare", *seeds, other)

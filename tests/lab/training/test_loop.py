@@ -348,7 +348,7 @@ def test_tensorboard_gets_every_curve(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     bisam("train", "demo/40%/sam", "--set", "epochs=2", "--tensorboard", runs=tmp_path)
-    (folder,) = {path.parent for path in (tmp_path / "tensorboard").rglob("events*")}
+    (folder,) = (path.parent for path in (tmp_path / "tensorboard").rglob("events*"))  # one file for both epochs
     assert folder.name == "noise40-sam-seed0+epochs=2"
     curves = EventAccumulator(str(folder)).Reload()
     assert {"loss", "perturbed_loss", "validation_accuracy", "flips", "lr"} <= set(curves.Tags()["scalars"])

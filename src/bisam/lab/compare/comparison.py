@@ -109,7 +109,9 @@ def compare(
     a, b = (_group(name, folders) for name, folders in zip(names, (ours, theirs), strict=True))
     if a.name == b.name:
         raise ValueError(f"{ours[0]} and {theirs[0]} are the same run: give two runs")
-    comparison = RunComparison(a, b, changes(_without_seed(a), _without_seed(b)))
+    without = "seed" if a.others or b.others else None  # which the runs of a group differ in
+    own = [{name: value for name, value in side.record.config.items() if name != without} for side in (a, b)]
+    comparison = RunComparison(a, b, changes(*own))
     if plan is not None:
         _inspect(comparison, partial(trained, load=load, run_code=run_code), device, plan, progress)
     comparison.notes = _notes(comparison) + comparison.notes
@@ -152,12 +154,6 @@ def _group(name: str, folders: Sequence[Path]) -> Side:
         side.name = f"{name}, seed {side.seed}"
     first.others = others
     return first
-
-
-def _without_seed(side: Side) -> dict[str, Any]:
-    """The configuration; of a group without what its runs differ in."""
-    own = side.record.config
-    return {name: value for name, value in own.items() if name != "seed"} if side.others else own
 
 
 def changes(a: dict[str, Any], b: dict[str, Any]) -> list[Change]:
