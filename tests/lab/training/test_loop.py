@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -22,6 +23,7 @@ from bisam.lab.config import Config, rate
 from bisam.lab.recipes import find
 from bisam.lab.records import RunFolder, checkpoint
 from bisam.lab.training.jobs import jobs_of, twins
+from bisam.lab.training.trackers import Service
 
 import forked
 
@@ -391,6 +393,24 @@ def test_a_service_gets_every_epoch_as_a_step(service, tmp_path, monkeypatch):
         ("log", 1, {"step": 1}),
         ("finish",),
     ]
+
+
+def test_a_service_has_one_run_open_and_a_run_that_is_resumed_is_the_same_there(monkeypatch):
+    module, calls = ModuleType("wandb"), []
+    module.init = lambda **options: calls.append(options)
+    module.log = lambda metrics, step: calls.append(step)
+    module.finish = lambda: calls.append("finish")
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    tracker = Service("wandb")
+    for seed, epoch in ((0, 0), (1, 0), (0, 1)):
+        tracker.log(Path(f"runs/demo/seed{seed}"), Config(seed=seed), {"epoch": epoch})
+    tracker.close()
+    tracker.close()  # which is nothing more
+    first, _, _, second, _, _, again, _, _ = calls
+    assert [call for call in calls if not isinstance(call, dict)] == [0, "finish", 0, "finish", 1, "finish"]
+    assert (first["project"], first["name"], first["config"]) == ("bisam", "demo-seed0", Config(seed=0).as_dict())
+    assert first == again
+    assert first["id"] != second["id"]
 
 
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
