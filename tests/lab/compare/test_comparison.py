@@ -24,11 +24,12 @@ from bisam.lab.cli import app
 from bisam.lab.cli import compare as cli_compare
 from bisam.lab.compare import comparison
 from bisam.lab.compare import tables as comparison_tables
-from bisam.lab.compare.comparison import RunComparison
+from bisam.lab.compare.comparison import RunComparison, Side
 from bisam.lab.compare.inspection import InspectionPlan, LossAndError, inspect
 from bisam.lab.compare.page import explanation, write
 from bisam.lab.compare.surroundings import looks
 from bisam.lab.compare.trained import shared_rows, trained
+from bisam.lab.config import Config
 from bisam.lab.data import Batches, load, split, with_noise
 from bisam.lab.data.pools import PoolOnDisk, open_pool
 from bisam.lab.measures import MEASURES
@@ -547,6 +548,16 @@ def test_what_makes_numbers_less_comparable_is_said(runs, changes, note):
     assert note is None or any(line.startswith(note) for line in found.notes)
 
 
+def test_lengths_of_perturbations_of_different_models_are_not_compared(recorded):
+    def notes(*models):
+        record = recorded("demo/40%/sam")
+        sides = [Side(model, record, Config(model=model)) for model in models]
+        return comparison._incomparable(RunComparison(*sides, []))
+
+    assert notes("resnet20", "resnet56") == ["Their models differ: perturbations of one length are not comparable."]
+    assert notes("resnet20", "resnet20") == []
+
+
 def test_runs_on_different_data_are_looked_at_with_their_own_and_that_is_said(runs):
     edit(runs.sam, "receipt.json", data_checksum="other")
 
@@ -755,7 +766,9 @@ def test_the_seed_is_a_change_between_two_runs_and_none_where_a_side_is_a_group(
     sam2, _, sam0, sgd0, sam1, sgd1 = seeds
 
     def changed(first, second):
-        return [change.name for change in comparison.compare(first, second, digits, CPU, None).changes]
+        found = comparison.compare(first, second, digits, CPU, None)
+        assert ("Their configurations are the same." in found.notes) == (not found.changes)
+        return [change.name for change in found.changes]
 
     assert changed(sam0, sam2) == ["seed"]
     assert changed([sam0, sam1], [sam2]) == []

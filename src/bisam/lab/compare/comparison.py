@@ -173,7 +173,12 @@ def changes(a: dict[str, Any], b: dict[str, Any]) -> list[Change]:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    return bool(value == other) or (value != value and other != other)  # also if both are NaN
+    """
+    >>> nan = float("nan")
+    >>> _is_same(1, 1.0), _is_same(nan, nan), _is_same(nan, 1.0), _is_same(1.0, nan)
+    (True, True, False, False)
+    """
+    return bool(value == other) or (value != value and other != other)
 
 
 def _shown(name: str, values: dict[str, Any], default: dict[str, Any]) -> str:
