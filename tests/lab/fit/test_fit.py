@@ -172,7 +172,7 @@ def test_other_data_of_the_same_name_are_refused(rows, bisam, breast_cancer, tmp
     other.write_text("".join(breast_cancer.read_text().splitlines(keepends=True)[:-5]))
     refused = bisam("fit", other, *options)
     assert refused.exit_code == 1
-    assert "another data of this name" in refused.output
+    assert "was trained with other data: give another --name" in refused.output
 
 
 def test_a_folder_of_images(bisam, images, tmp_path):
