@@ -163,9 +163,7 @@ class Wrapper(torch.optim.Optimizer):
 
     def _parts_with_memory(self) -> dict[str, Any]:
         """The parts of this variant that remember, by name."""
-        parts: list[Any] = [self.merge, self.perturbation]
-        while hasattr(parts[-1], "inner"):
-            parts.append(parts[-1].inner)
+        parts: list[Any] = [self.merge, *parts_of(self.perturbation)]
         return {type(part).__name__: part for part in parts if part.memory is not None}
 
     def _memories(self) -> dict[str, Memory]:
@@ -222,6 +220,14 @@ class Wrapper(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._attach()
+
+
+def parts_of(perturbation: Perturbation) -> list[Any]:
+    """The perturbation, and those that it goes around."""
+    parts: list[Any] = [perturbation]
+    while hasattr(parts[-1], "inner"):
+        parts.append(parts[-1].inner)
+    return parts
 
 
 def _refuse_other_dicts(state_dict: Any) -> None:

@@ -112,8 +112,8 @@ def _numbers(table: pa.Table, names: Sequence[str], where: str) -> Tensor:
         faulty = np.flatnonzero(~np.isfinite(numbers))
         if len(faulty):
             raise DataError(
-                f"{where}: column {name!r} lacks a finite number in {listed_rows(faulty)}: fill it in, or remove "
-                "the row"
+                f"{where}: column {name!r} lacks a finite number in {listed_rows(faulty.tolist())}: fill it in, or "
+                "remove the row"
             )
         found.append(numbers)
     return torch.from_numpy(np.stack(found, axis=1))
