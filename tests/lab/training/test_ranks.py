@@ -48,6 +48,10 @@ def with_batch_norm(config, source):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, source.classes))
 
 
+def with_dropout(config, source):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, source.classes))
+
+
 class Stopping(Progress):
     """Sends this process SIGTERM in the middle of the second epoch, in one rank."""
 
@@ -272,6 +276,20 @@ def test_a_run_resumes_on_other_ranks_from_the_middle_of_an_epoch(tmp_path, firs
     assert trained(second) == ["done", "done"]
     train(tmp_path / "whole", method, **fields)
     assert_alike(tmp_path / "whole", tmp_path / "run")
+
+
+def test_two_ranks_with_dropout_resume_bit_for_bit_from_the_middle_of_an_epoch(tmp_path):
+    assert ranks.run(_train_with_dropout, str(tmp_path / "run"), 1) == ["stopped", "stopped"]
+    for root in ("run", "whole"):
+        assert ranks.run(_train_with_dropout, str(tmp_path / root), None) == ["done", "done"]
+    (record, weights), (whole, expected) = result(tmp_path / "run"), result(tmp_path / "whole")
+    assert [line["perturbed_loss"] for line in record.metrics] == [line["perturbed_loss"] for line in whole.metrics]
+    for name, weight in weights.items():
+        assert torch.equal(weight, expected[name]), name
+
+
+def _train_with_dropout(root, stop_rank):
+    return train(root, stop_rank=stop_rank, build=with_dropout, ranked=GLOBAL)
 
 
 def test_three_ranks_that_torchrun_starts_again_end_as_one_process(tmp_path):

@@ -114,11 +114,14 @@ class TrainingRun:
 
     def begin_epoch(self, epoch: int) -> None:
         self._set_rate(rate(self.config, epoch, 0, len(self.batches)))
-        if not self.ranks.is_alone:  # dropout of each rank, whatever their number was in the epoch before
-            self.generator.manual_seed(mixed("dropout", self.config.seed, epoch, self.ranks.rank))
 
     def begin_step(self, epoch: int, batch: int) -> None:
-        """Set the rate of a schedule that goes step by step."""
+        """Set the rate of a schedule that goes step by step, and the dropout of a rank.
+
+        That is drawn by key, since a checkpoint has the random state of the first rank only.
+        """
+        if not self.ranks.is_alone:
+            self.generator.manual_seed(mixed("dropout", self.config.seed, epoch, batch, self.ranks.rank))
         if self.config.schedule == "linear":
             self._set_rate(rate(self.config, epoch, batch, len(self.batches)))
 
