@@ -45,6 +45,12 @@ METHODS_OF_A_STUDY = ("base", "sam", "bisam-log")
 SEEDS, REPEATS = 3, 2
 CODE = "train.py"
 
+NOT_CHANGED = {
+    "data": "DATA", "model": "--model", "method": "--methods", "seed": "--seeds", "rho": "--rho",
+    "recipe": "", "title": "", "row": "",
+}  # fmt: skip
+"""Fields of a configuration that a study sets by itself, and the option that sets each."""
+
 
 @dataclass
 class Study:
@@ -70,9 +76,10 @@ class Study:
     """With several, all of them make the same study. The first one decides, and writes into the folder."""
 
     def __post_init__(self) -> None:
-        for field_name in ("data", "model", "method", "seed", "recipe", "title", "row", "rho"):
-            if field_name in self.changes:
-                raise ValueError(f"{field_name} has an option of its own: remove it from --set")
+        for name, option in NOT_CHANGED.items():
+            if name in self.changes:
+                remedy = f"use {option} instead of --set" if option else "remove it from --set"
+                raise ValueError(f"bisam fit sets {name} by itself: {remedy}")
         made = self._built()
         samples = self.source.sizes(Config(validation=self._validation))
         found = defaults.settings(
@@ -269,12 +276,10 @@ class Study:
         return _slug(f"{short_name(place)}-{short_name(self.model)}{extra}")
 
     def _check_same(self, plan: plans.Plan) -> None:
-        now = {"data": self.source.checksum, "model": self.fingerprint}
-        for what, there in (("data", plan.data_checksum), ("model", plan.model)):
+        now = {"other data": self.source.checksum, "another model": self.fingerprint}
+        for what, there in (("other data", plan.data_checksum), ("another model", plan.model)):
             if there != now[what]:
-                raise ValueError(
-                    f"{self.folder} was trained with another {what} of this name: give another --name, or move it"
-                )
+                raise ValueError(f"{self.folder} was trained with {what}: give another --name, or move it")
 
         other = {method: rho for method, rho in plan.rho.items() if self.rho is not None and rho != self.rho}
         if other:
