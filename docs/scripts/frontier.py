@@ -56,6 +56,8 @@ METHOD_COLOURS = dict(
 EPOCHS = 200
 """Of the SGD training that times are relative to."""
 GOAL = 1.15
+BESIDE = 0.02
+"""How far marks of the picture stand apart at least, in SGD's times."""
 BUDGETS = (1.0, 1.1, GOAL, 1.25, 1.5, 2.1)
 
 Timing = Mapping[str, Mapping[str, Any]]
@@ -321,7 +323,22 @@ def _drawn(settings: Iterable[Point]) -> list[dict[str, Any]]:
             span = {} if low is None else {"low": low, "high": high}
             kind = KINDS[""] if one.method == "sgd" else KINDS[one.setting]
             rows.append({"time": one.time, "mean": one.mean, "method": title_of(one.method), "kind": kind, **span})
-    return rows
+    return _apart(rows)
+
+
+def _apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With `x`, where each is drawn: those of nearly the same time stand beside each other, around their mean time."""
+    crowds: list[list[dict[str, Any]]] = []
+    for row in sorted(rows, key=lambda row: (row["time"], row["mean"])):
+        if crowds and row["time"] - crowds[-1][-1]["time"] < BESIDE:
+            crowds[-1].append(row)
+        else:
+            crowds.append([row])
+    return [
+        {**row, "x": statistics.fmean(other["time"] for other in crowd) + BESIDE * (place - (len(crowd) - 1) / 2)}
+        for crowd in crowds
+        for place, row in enumerate(crowd)
+    ]
 
 
 def picture(found: Collection, times: Timing | None = None) -> bytes | None:
@@ -345,7 +362,7 @@ def _scale(marks: Mapping[str, str], drawn: AbstractSet[str]) -> alt.Scale:
 def _panel(rows: list[dict[str, Any]], title: str, colours: alt.Scale, shapes: alt.Scale) -> alt.LayerChart:
     base = alt.Chart(alt.Data(values=rows))
     span = alt.Scale(domain=[0.95, 2.2], nice=False)
-    x = alt.X("time:Q", title="time ÷ SGD, 200 epochs", scale=span)
+    x = alt.X("x:Q", title="time ÷ SGD, 200 epochs", scale=span)
     scale = alt.Scale(zero=False, padding=12)
     colour = alt.Color("method:N", title=None, scale=colours)
     limit = alt.Chart(alt.Data(values=[{"at": GOAL}])).mark_rule(strokeDash=[3, 3], color="#7d8590")

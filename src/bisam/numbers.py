@@ -12,6 +12,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def is_of_numpy(value: Any) -> bool:
+    """Whether this is one of NumPy's numbers. A tensor is none."""
+    return isinstance(value, numbers.Number) and hasattr(value, "item")
+
+
 def is_count(value: Any) -> bool:
     return is_number(value) and isinstance(value, numbers.Integral) and int(value) >= 1
 

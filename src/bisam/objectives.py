@@ -259,7 +259,14 @@ class CrossEntropy(nn.CrossEntropyLoss):
         >>> CrossEntropy()(torch.zeros(1, 3), torch.tensor([3]))
         Traceback (most recent call last):
         IndexError: labels must lie in 0 … 2, for logits of 3 classes; got labels from 3 to 3
+        >>> CrossEntropy(label_smoothing=0.1)
+        CrossEntropy(label_smoothing=0.1)
     """
+
+    def extra_repr(self) -> str:
+        options = {"label_smoothing": 0.0, "ignore_index": -100, "reduction": "mean"}
+        changed = [f"{name}={value}" for name in options if (value := getattr(self, name)) != options[name]]
+        return ", ".join([*changed, *(["weight=…"] if self.weight is not None else [])])
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         check_classification(logits, target)
@@ -334,7 +341,10 @@ def check_classification(logits: Tensor, target: Tensor) -> None:
         raise TypeError(f"logits must be a floating-point tensor (K), (N, K) or (N, K, d1, …), got {_describe(logits)}")
     dim = _class_dim(logits)
     if logits.shape[dim] < 2:
-        raise ValueError(f"a classification needs at least two classes, got logits of shape {tuple(logits.shape)}")
+        raise ValueError(
+            f"a classification needs at least two classes, got logits of shape {tuple(logits.shape)}. For two classes "
+            "give the model two logits; for a regression use SAM with descent=torch.nn.MSELoss() or another loss"
+        )
     if logits.numel() == 0:
         raise ValueError(f"the batch is empty: logits have shape {tuple(logits.shape)}")
     indices = logits.shape[:dim] + logits.shape[dim + 1 :]

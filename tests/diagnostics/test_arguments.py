@@ -21,6 +21,8 @@ def test_misuse_is_explained(call):
         call(mlp(), [])
     with pytest.raises(ValueError, match="every sample is ignored"):
         call(mlp(), (batch()[0], torch.full((16,), -100)))
+    with pytest.raises(TypeError, match=r"the model comes first and must be a torch\.nn\.Module, got tuple"):
+        call(batch(), mlp())
     with pytest.raises(TypeError, match="an iterator cannot be"):
         call(mlp(), iter([batch()]))
     with pytest.raises(TypeError, match="got a batch of Tensor"):

@@ -3,6 +3,7 @@
 import gc
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -275,6 +276,8 @@ def test_a_replayed_step_leaves_gradients_that_the_next_step_clears():
         ({"clip_norm": "1"}, ValueError, "clip_norm must be a positive number or None, got '1'"),
         ({"same_dropout": "yes"}, TypeError, "same_dropout must be True or False, got 'yes'"),
         ({"vectorize": 1}, TypeError, "vectorize must be True or False, got 1"),
+        ({"descent": nn.CrossEntropyLoss}, TypeError, r"descent must be an .* got the class CrossEntropyLoss"),
+        ({"ascent": bisam.LowerBound}, TypeError, r"ascent must be an objective .* got the class LowerBound"),
         ({"roh": 0.1}, TypeError, r"SAM has no option 'roh': did you mean rho\?"),
         ({"lr": 0.1}, TypeError, r"SAM has no option 'lr'; there are .*rho.*go to it: SAM\(torch.optim.SGD\("),
     ],
@@ -392,6 +395,11 @@ def test_telemetry_prints_its_numbers():
     assert f"loss={optimizer.telemetry.loss.item():.4g}" in text
 
 
+def test_the_criterion_prints_its_two_objectives():
+    _, optimizer = build("BiSAM(log)", net=mlp)
+    assert repr(optimizer.criterion) == "Criterion(ascent=LowerBound(phi=log, mu=1), descent=CrossEntropy())"
+
+
 @pytest.mark.parametrize("propagates", [True, False])
 def test_a_criterion_that_is_called_outside_of_steps_does_not_keep_every_call(propagates):
     model, optimizer = build("SAM", net=mlp)
@@ -446,6 +454,22 @@ def test_the_modes_of_a_base_optimizer_are_reached_through_the_wrapper():
     plain = bisam.SAM(torch.optim.SGD(mlp().parameters(), lr=0.1))
     with pytest.raises(AttributeError, match="'SAM' object has no attribute 'eval'"):
         plain.eval()
+
+
+@pytest.mark.parametrize("given", [{}, mlp().state_dict(), {"model": {}, "optimizer": {}}, None])
+def test_a_dict_that_is_no_state_of_an_optimizer_is_refused_with_the_remedy(given):
+    _, optimizer = build("SAM", net=mlp)
+    with pytest.raises(ValueError, match=r'has the keys state and param_groups, got .*checkpoint\["optimizer"\]'):
+        optimizer.load_state_dict(given)
+
+
+def test_numbers_of_numpy_are_loaded_without_pickle(tmp_path):
+    """As in a sweep over np.linspace: torch.load refuses NumPy's numbers, when it is too late."""
+    _, optimizer = build("SAM", net=mlp, rho=np.linspace(0.05, 0.2, 4)[1])
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    (group,) = torch.load(tmp_path / "state.pt", weights_only=True)["param_groups"]
+    assert group["rho"] == 0.1
+    assert isinstance(optimizer.param_groups[0]["rho"], np.float64)  # as it was given
 
 
 @pytest.mark.parametrize("base_class", [torch.optim.SGD, torch.optim.AdamW])

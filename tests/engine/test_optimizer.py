@@ -237,6 +237,24 @@ def test_repr_says_what_it_is():
     assert "base=SGD" in text
 
 
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (partial(bisam.ESAM, beta=0.6, gamma=0.7), "eta=0.0, beta=0.6, gamma=0.7, ascent="),
+        (partial(bisam.LookSAM, every=3, start=10), "eta=0.0, every=3, alpha=0.7, start=10, ascent="),
+        (partial(bisam.FriendlySAM, clip_norm=1.0), "eta=0.0, decay=0.9, sigma=1.0, clip_norm=1.0, ascent="),
+        (partial(bisam.SAM, autocast=torch.bfloat16, micro_batch=8), "micro_batch=8, autocast=torch.bfloat16, ascent="),
+        (
+            partial(bisam.SAM, descent=bisam.CrossEntropy(label_smoothing=0.1)),
+            "descent=CrossEntropy(label_smoothing=0.1)",
+        ),
+    ],
+)
+def test_repr_has_the_options_of_the_variant_and_those_that_are_set(make, options):
+    model = mlp()
+    assert options in repr(make(sgd(model), model))
+
+
 def test_a_closure_runs_once_in_each_pass_and_sees_its_phase():
     model, optimizer = build()
     phases = []

@@ -190,7 +190,8 @@ def test_a_plain_optimizer_and_the_two_step_class_train_in_the_same_net():
     plain = make(torch.optim.SGD)
     del plain.optimizer__rho
     plain._params_to_validate.discard("optimizer__rho")
-    plain.fit(*samples())
+    with pytest.warns(UserWarning, match="SharpnessAwareClassifier trains with SGD, which does not perturb: give a"):
+        plain.fit(*samples())
     two_step = make(bisam.compat.SAM, optimizer__base_optimizer=torch.optim.SGD).fit(*samples())
     assert_equal_weights(two_step.module_, reference("SAM")[0])
 

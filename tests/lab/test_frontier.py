@@ -121,6 +121,14 @@ def test_the_picture_has_a_mark_for_each_setting_with_a_time_and_runs(frontier, 
     assert "no picture yet" in frontier.shown(nothing, TIMES)
 
 
+def test_marks_of_the_same_time_stand_beside_each_other(frontier):
+    rows = [{"time": time, "mean": mean} for time, mean in [(2.0, 94.6), (1.1, 86.0), (2.0, 94.2), (1.99, 94.1)]]
+    found = {row["mean"]: row["x"] for row in frontier._apart(rows)}
+    middle = (2.0 + 2.0 + 1.99) / 3
+    wanted = {86.0: 1.1, 94.1: middle - 0.02, 94.2: middle, 94.6: middle + 0.02}
+    assert found == pytest.approx(wanted)
+
+
 def test_the_picture_of_the_docs_is_up_to_date(frontier):
     """`make docs` draws it, once there is something to draw."""
     drawn = frontier.picture(frontier.ledger.read())

@@ -661,6 +661,11 @@ def test_it_is_an_error_when_every_rho_diverges():
         ({"validation": [batch()[0]] * 3}, TypeError, "validation_batches must be .* got a batch of Tensor"),
         ({"make_optimizer": lambda model, rho: sam(model, 0.1)}, ValueError, "given rho=0, .* they have 0.1. Pass rho"),
         ({"make_optimizer": lambda model, rho: sam(model, 0)}, ValueError, "given rho=0.1, .* they have 0. Pass rho"),
+        (
+            {"make_optimizer": sam(mlp(), 0.05)},
+            TypeError,
+            r"must be a function of .* got SAM\. Write def make_optimizer",
+        ),
         ({"make_optimizer": lambda model, rho: sam(model, rho).base}, TypeError, "must return .* got SGD"),
         (
             {"make_optimizer": lambda model, rho: bisam.SAM(torch.optim.SGD(mlp().parameters()), rho=rho)},

@@ -97,6 +97,9 @@ class CapturedStep:
     def __init__(self, steps: CapturedSteps) -> None:
         self._steps = steps
 
+    def __repr__(self) -> str:
+        return f"CapturedStep(eager_because={self.eager_because!r})"
+
     def __call__(self, *batch: Any) -> Tensor:
         """One step on a batch. Returns the loss at w, as `minimize` does: a tensor of its own."""
         return self._steps([batch])[0]

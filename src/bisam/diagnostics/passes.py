@@ -57,6 +57,8 @@ class Probe:
         progress: Progress | None,
         passes: int,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"the model comes first and must be a torch.nn.Module, got {type(model).__name__}")
         self.model = plain(model)
         self.params = [param for param in self.model.parameters() if param.requires_grad]
         if not self.params:

@@ -59,10 +59,11 @@ class Criterion:
 
     def __init__(self, ascent: Objective | None, descent: Objective | None) -> None:
         for name, objective in {"ascent": ascent, "descent": descent}.items():
-            if objective is not None and not callable(objective):
+            if objective is not None and (not callable(objective) or isinstance(objective, type)):
+                given = f"the class {objective.__name__}" if isinstance(objective, type) else repr(objective)
                 raise TypeError(
                     f"{name} must be an objective to call with (output, target), such as bisam.LowerBound() or "
-                    f"torch.nn.CrossEntropyLoss(), got {objective!r}"
+                    f"torch.nn.CrossEntropyLoss(), got {given}"
                 )
         self.descent: Objective = CrossEntropy() if descent is None else descent
         self.ascent: Objective = self.descent if ascent is None else ascent
@@ -99,6 +100,9 @@ class Criterion:
         if self.current not in _NOT_OBSERVED:
             self.record(logits, target, loss)
         return loss
+
+    def __repr__(self) -> str:
+        return f"Criterion(ascent={self.ascent}, descent={self.descent})"
 
     @property
     def phase(self) -> Phase:

@@ -37,6 +37,7 @@ from bisam.engine.criterion import Criterion, Pass, Phase
 from bisam.engine.objective_options import setting, share
 from bisam.engine.passes import TwoPasses
 from bisam.engine.work import Given, Work
+from bisam.engine.wrapper import parts_of
 from bisam.merge import Merge
 from bisam.objectives import Objective
 from bisam.perturbation import Ball, Perturbation
@@ -341,11 +342,13 @@ class SharpnessAware(TwoPasses):
     def __repr__(self) -> str:
         self._complete_groups()
         values = {name: [str(group[name]) for group in self.param_groups] for name in self.perturbation.defaults}
-        options = ", ".join(f"{name}={' or '.join(dict.fromkeys(found))}" for name, found in values.items())
-        return (
-            f"{type(self).__name__}({options}, ascent={self.criterion.ascent}, descent={self.criterion.descent},\n"
-            f"base={self.base})"
-        )
+        options = [f"{name}={' or '.join(dict.fromkeys(found))}" for name, found in values.items()]
+        for part in (*parts_of(self.perturbation), self.plan, self.merge):
+            options += [f"{name}={value}" for name, value in vars(part).items() if _is_shown(name, value)]
+        shared = ("micro_batch", "vectorize", "start", "clip_norm", "sharpness", "autocast", "same_dropout")
+        options += [f"{name}={getattr(self, name)}" for name in shared if getattr(self, name)]
+        options += [f"ascent={self.criterion.ascent}", f"descent={self.criterion.descent}"]
+        return f"{type(self).__name__}({', '.join(options)},\nbase={self.base})"
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what belongs to this object alone: hooks, a scheduler's patch of `step`, copies of weights."""
@@ -358,6 +361,11 @@ class SharpnessAware(TwoPasses):
             "_stale": None,
             "_running": False,
         }
+
+
+def _is_shown(name: str, value: Any) -> bool:
+    """Whether an attribute of a part is one of its options: a number, as β of ESAM, and not the default `every`."""
+    return numbers.is_number(value) and not name.startswith("_") and (name, value) != ("every", 1)
 
 
 def _mean(values: Sequence[Any]) -> Any:

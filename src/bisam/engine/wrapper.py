@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bisam.engine.checks import check_group
 from bisam.merge import Merge
+from bisam.numbers import is_of_numpy
 from bisam.perturbation import Perturbation
 from bisam.tensors.memory import Memory
 
@@ -114,6 +115,8 @@ class Wrapper(torch.optim.Optimizer):
         self._refuse_while_perturbed("state_dict()")
         self._complete_groups()
         state = self.base.state_dict()
+        for group in state["param_groups"]:  # a copy. torch.load refuses NumPy's numbers, as np.linspace gives for ρ
+            group.update({name: value.item() for name, value in group.items() if is_of_numpy(value)})
         memories = self._memories()
         if memories or self.skips_steps:
             params = self._parameters()
@@ -125,6 +128,7 @@ class Wrapper(torch.optim.Optimizer):
         """Load what `state_dict` gave, or a state dict of the base optimizer alone: then ρ and the like stay."""
         self._refuse_inside_step("load_state_dict()")
         self._refuse_while_perturbed("load_state_dict()")
+        _refuse_other_dicts(state_dict)
         self._refuse_two_step_class(state_dict)
         self._refuse_memory_of_another(state_dict)
         self._refuse_ball_of_another(state_dict)
@@ -159,9 +163,7 @@ class Wrapper(torch.optim.Optimizer):
 
     def _parts_with_memory(self) -> dict[str, Any]:
         """The parts of this variant that remember, by name."""
-        parts: list[Any] = [self.merge, self.perturbation]
-        while hasattr(parts[-1], "inner"):
-            parts.append(parts[-1].inner)
+        parts: list[Any] = [self.merge, *parts_of(self.perturbation)]
         return {type(part).__name__: part for part in parts if part.memory is not None}
 
     def _memories(self) -> dict[str, Memory]:
@@ -218,6 +220,25 @@ class Wrapper(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._attach()
+
+
+def parts_of(perturbation: Perturbation) -> list[Any]:
+    """The perturbation, and those that it goes around."""
+    parts: list[Any] = [perturbation]
+    while hasattr(parts[-1], "inner"):
+        parts.append(parts[-1].inner)
+    return parts
+
+
+def _refuse_other_dicts(state_dict: Any) -> None:
+    """A model's state dict, or a whole checkpoint that has the optimizer's in it."""
+    if isinstance(state_dict, dict) and {"state", "param_groups"} <= state_dict.keys():
+        return
+    keys = ", ".join(map(str, state_dict)) if isinstance(state_dict, dict) else type(state_dict).__name__
+    raise ValueError(
+        f"an optimizer's state dict has the keys state and param_groups, got {keys[:80] or 'an empty dict'}. Of a "
+        'checkpoint with several parts give the optimizer\'s, such as checkpoint["optimizer"]'
+    )
 
 
 def _memory_of(parts: set[str]) -> str:

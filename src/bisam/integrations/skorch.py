@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -46,7 +47,14 @@ class SharpnessAwareNet:
     def initialize_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         net: Any = self
         if not (isinstance(net.optimizer, type) and issubclass(net.optimizer, SharpnessAware)):
-            return super().initialize_optimizer(*args, **kwargs)  # type: ignore[misc]
+            super().initialize_optimizer(*args, **kwargs)  # type: ignore[misc]
+            if not isinstance(net.optimizer_, SharpnessAware):
+                warnings.warn(
+                    f"{type(self).__name__} trains with {type(net.optimizer_).__name__}, which does not perturb: give "
+                    "a sharpness-aware optimizer, such as optimizer=bisam.BiSAM",
+                    stacklevel=2,
+                )
+            return self
         groups, options = net.get_params_for_optimizer("optimizer", net.get_all_learnable_params())
         if issubclass(net.optimizer, SAM):  # takes parameters and a class by itself
             net.optimizer_ = net.optimizer(*groups, **options)

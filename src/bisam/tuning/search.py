@@ -78,6 +78,11 @@ def find_rho(
     epochs = _checked_length(epochs, steps)
     if not isinstance(model, nn.Module) and not callable(model):
         raise TypeError(f"model must be a torch.nn.Module, or a function that makes one, got {type(model).__name__}")
+    if not callable(make_optimizer):
+        raise TypeError(
+            "make_optimizer must be a function of a model and a ρ, as each training has a new one, got "
+            f"{type(make_optimizer).__name__}. Write def make_optimizer(model, rho) and build the optimizer in it"
+        )
     train, length = _checked_data("train_batches", train_batches)
     validation, _ = _checked_data("validation_batches", validation_batches)
     length_of_each = steps if epochs is None or length is None else epochs * length

@@ -24,7 +24,7 @@ def read(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-@pytest.mark.parametrize("subfolder", [".", "data", "plain_text", "cifar100"])
+@pytest.mark.parametrize("subfolder", [".", "data", "plain_text", "tiny"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_decoded_images_are_those_that_were_encoded(tmp_path, hub_layout, register, read, kind, subfolder, shards):
     register(hub_layout.dataset)
@@ -37,6 +37,14 @@ def test_decoded_images_are_those_that_were_encoded(tmp_path, hub_layout, regist
         assert torch.equal(found.labels, torch.from_numpy(labels))
         assert found.pixels.is_contiguous()
     assert (data.name, data.classes, data.mean, data.std) == ("tiny", 4, (0.5,) * 3, (0.25,) * 3)
+
+
+def test_of_data_sets_side_by_side_the_named_one_is_read(tmp_path, hub_layout, register, read):
+    register(hub_layout.dataset)
+    for split in ("train", "test"):
+        hub_layout.write_split(tmp_path / "cifar100", split, label="fine_label")
+        hub_layout.write_split(tmp_path / "tiny", split)
+    assert len(read(tmp_path).train) == len(hub_layout.contents("train")[1])
 
 
 def test_columns_may_have_other_names(tmp_path, hub_layout, register, read):

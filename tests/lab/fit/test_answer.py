@@ -147,8 +147,8 @@ def test_the_lines_of_every_method_build_the_optimizer_of_the_lab(method):
     from bisam.lab import methods
 
     config = Config(
-        method=method, optimizer="adamw", lr=0.01, rho=0.3, mu=3.0 if "bisam" in method else None, alpha=0.2, eta=0.1,
-        beta=0.7, gamma=0.4, micro_batch=None, clip_norm=2.0, label_smoothing=0.2, precision="fp32",
+        method=method, epochs=1, optimizer="adamw", lr=0.01, rho=0.3, mu=3.0 if "bisam" in method else None, alpha=0.2,
+        eta=0.1, beta=0.7, gamma=0.4, micro_batch=None, clip_norm=2.0, label_smoothing=0.2, precision="fp32",
     )  # fmt: skip
 
     def weights_after_a_step(make):

@@ -175,8 +175,19 @@ def test_an_empty_validation_part(refused, tmp_path):
         ({"x;label": ["1,5;0", "2,5;1"] * 6}, [], "has one column, 'x;label': separate its columns by commas"),
         ({"x": [], "label": []}, [], "has no rows below its header"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--model", "nets.py"], "nets.py is a Python file: name the function"),
-        ({"x": NUMBERS, "label": ["a", "", "b"] * 4}, [], "4 rows have no label, the first is row 1"),
+        (
+            {"x": NUMBERS, "label": ["a", "", "b"] * 4},
+            [],
+            "label is missing in 4 rows, the first is row 1 (counted from 0)",
+        ),
         ({"x": [1.0, ""] * 6, "label": [0, 1] * 6}, [], "column 'x' lacks a finite number in 6 rows"),
+        ({"x": [1.0, "", *NUMBERS[:10]], "label": [0, 1] * 6}, [], "in row 1 (counted from 0): fill it in"),
+        ({"x": NUMBERS, "label": ["a", "b"] * 6}, ["--text", "label"], "'label' is the label and cannot be an input"),
+        (
+            {"x": ["a", "b"] * 6, "y": [0, 1] * 6},
+            ["--label", "y", "--text", "x,y"],
+            "be an input: name another by --text",
+        ),
         ({"x": ["a", "b"] * 6, "label": [0, 1] * 6}, [], "column 'x' has texts, not numbers: name a column of texts"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--model", "resnet57"], "no model is called 'resnet57'"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--methods", "sma"], "no method is called 'sma'"),
@@ -187,7 +198,7 @@ def test_an_empty_validation_part(refused, tmp_path):
         ),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--batch", 1], "batch norm of perceptron needs two samples"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--batch", 2, "--methods", "esam"], "of a batch of 2: give --batch 4"),
-        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--set", "rho=1"], "use --rho instead of --set rho=1"),
+        ({"x": NUMBERS, "label": [0, 1] * 6}, ["--set", "rho=1"], "bisam fit sets rho by itself: use --rho instead"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--methods", "base"], "a comparison needs a method beside SGD"),
     ],
 )
@@ -196,7 +207,9 @@ def test_columns_and_options(columns, options, message, refused, tmp_path):
 
 
 def test_a_path_that_is_not_there_and_a_file_of_another_kind(refused, tmp_path):
-    assert "nowhere.csv is not there, or of a kind that is not read" in refused(tmp_path / "nowhere.csv")
+    assert "nowhere.csv does not exist: give a folder of class folders" in refused(tmp_path / "nowhere.csv")
+    (tmp_path / "notes.log").touch()
+    assert "notes.log is of a kind that cannot be read: give a folder of" in refused(tmp_path / "notes.log")
     (tmp_path / "empty").mkdir()
     assert "has no images: give a folder with a folder of images for each class" in refused(tmp_path / "empty")
     (tmp_path / "empty/1.jpg").touch()
@@ -224,8 +237,8 @@ def test_a_text_file_in_another_encoding(refused, tmp_path, monkeypatch):
         (["--methods", "sma"], "no method is called 'sma'"),
         (["--epochs", "3", "--set", "epochs=5"], "--epochs 3 and --set epochs=5 set the same field: remove one"),
         (["--measure", "mcc", "--set", "measures=mcc"], "--measure mcc and --set measures=mcc set the same field"),
-        (["--model", "perceptron", "--set", "model=resnet20"], "use --model instead of --set model=resnet20"),
-        (["--set", "title=x"], "use DATA and --model instead of --set title=x"),
+        (["--model", "perceptron", "--set", "model=resnet20"], "sets model by itself: use --model instead of --set model="),
+        (["--set", "title=x"], "sets title by itself: remove --set title="),
         (["--set", "lrr=1"], "no field of a run is called 'lrr'"),
         (["--seeds", "a"], "seeds are numbers such as"),
         (["--rho", "x"], "--rho is auto or a number"),

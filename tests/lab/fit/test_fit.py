@@ -111,7 +111,7 @@ def test_the_best_weights_are_written_and_fit_the_model(rows):
 def test_the_lines_of_python_train(rows):
     folder, done, _ = rows
     code = (folder / "train.py").read_text()
-    assert len(code.splitlines()) == 5
+    assert len(code.splitlines()) == 8
     assert all(line in done.output for line in code.splitlines())
     model = nn.Linear(30, 2)
     before = model.weight.detach().clone()
@@ -174,7 +174,7 @@ def test_other_data_of_the_same_name_are_refused(rows, bisam, breast_cancer, tmp
     other.write_text("".join(breast_cancer.read_text().splitlines(keepends=True)[:-5]))
     refused = bisam("fit", other, *options)
     assert refused.exit_code == 1
-    assert "another data of this name" in refused.output
+    assert "was trained with other data: give another --name" in refused.output
 
 
 def test_a_folder_of_images(bisam, images, tmp_path):

@@ -67,7 +67,7 @@ def test_data_sets_of_torch_and_a_folder_to_resume_from(tmp_path, capsys):
     again = fit(*arguments, **options)
     assert "2 of 2 runs are done already" in capsys.readouterr().out
     assert first.sentence == again.sentence
-    with pytest.raises(ValueError, match="another model of this name"):
+    with pytest.raises(ValueError, match="was trained with another model"):
         fit(other_network(), *arguments[1:], **options, quiet=True)
 
 

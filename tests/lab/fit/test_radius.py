@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import bisam
-from bisam.lab.config import Config
+from bisam.lab.config import Config, rate
 from bisam.lab.fitting import radius
 from bisam.lab.fitting.code import lines
 
@@ -33,5 +33,23 @@ def test_the_search_has_the_schedule_of_a_run_in_its_steps(name):
     assert seen == pytest.approx(EXPECTED[name], abs=1e-6)
 
 
-def test_the_lines_of_python_name_the_warm_up():
-    assert "# 8 epochs, lr up in 2 epochs, then by a cosine to 0" in lines(SCHEDULES["cosine after a warm-up"])
+class Loader(list):
+    """Three batches, and the learning rate of the step on each."""
+
+    def __init__(self):
+        super().__init__([(torch.ones(2, 4), torch.tensor([0, 1]))] * 3)
+        self.rates = []
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            self.rates.append(self.names["optimizer"].param_groups[0]["lr"])
+            yield batch
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_lines_of_python_have_the_schedule_of_a_run(name):
+    config, loader = SCHEDULES[name], Loader()
+    loader.names = {"model": torch.nn.Linear(4, 2), "loader": loader}
+    exec(lines(config), loader.names)
+    expected = [rate(config, epoch, batch, 3) for epoch in range(8) for batch in range(3)]
+    assert loader.rates == pytest.approx(expected)

@@ -387,6 +387,21 @@ def test_an_interval_that_leaves_the_plot_ends_with_an_arrow_and_leaves_the_othe
     assert ours[-1]["high"] < 30  # of +394
 
 
+def test_in_a_narrow_plot_the_numbers_of_a_long_label_have_a_line_of_their_own(recorded):
+    """A phone has room for about 60 letters of this size beside each other."""
+    for row, place in (("vgg19bn", 0), ("resnet32-noise40-late50every5", 1)):
+        runs = [
+            recorded(f"frontier/{row}/{method}", seed, 90 + seed * len(method))
+            for method in ("sam", "bisam-log")
+            for seed in (0, 1)
+        ]
+        (verdict,) = verdicts(collect(runs).groups)
+        (rows,) = forest(verdict).data.values()
+        (label,) = (one for one in rows if " − " in one.get("text", ""))
+        (numbers,) = (one for one in rows if "right" in one)
+        assert (label["line"], numbers["line"]) == ("l0", ("l0", "n0")[place])
+
+
 def test_one_run_each_is_hollow(recorded):
     (verdict,) = verdicts(collect([recorded("demo/40%/sam"), recorded("demo/40%/sgd")]).groups)
     (rows,) = forest(verdict).data.values()

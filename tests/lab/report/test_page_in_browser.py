@@ -604,6 +604,7 @@ def test_printed_at_once_it_has_all_charts_and_is_light(open_page, ledger_page):
     assert paper == 1
     assert contrast(paper, text) > 7
     assert not opened.page.is_visible("#theme")
+    assert not opened.page.is_visible("text=in the curves")
     assert opened.is_quiet()
 
 

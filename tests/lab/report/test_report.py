@@ -22,6 +22,7 @@ from bisam.lab.cli import app
 from bisam.lab.config import Config
 from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES, find
+from bisam.lab.report import report as report_page
 from bisam.lab.tables import curves, published
 from bisam.lab.tables.cells import collect
 from bisam.lab.tables.summary import sheets
@@ -843,3 +844,11 @@ def test_the_folders_of_the_runs_are_only_read(tmp_path, recorded, write_run):
     assert report(tmp_path / "runs", "--out", tmp_path / "page.html").exit_code == 0
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()} == before
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]
+
+
+def test_runs_of_ones_own_data_have_no_tables_of_the_paper_beside_them():
+    own = collect(records.find(LEDGER.parent / "benchmarks/results/your_data"))
+    assert own.groups
+    assert report_page._open_tables(own) == []
+    both = collect([*records.find(LEDGER / "demo"), *records.find(LEDGER.parent / "benchmarks/results/your_data")])
+    assert len(report_page._open_tables(both)) > 5

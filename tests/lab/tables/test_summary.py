@@ -294,8 +294,16 @@ STRANGE = Sheet(
 
 def on_a_terminal(table, width=120):
     console = Console(file=io.StringIO(), width=width)
-    console.print(table.rich())
+    console.print(table)
     return console.file.getvalue()
+
+
+def test_on_a_narrow_terminal_rows_become_columns_and_no_number_is_cut():
+    wide = Sheet("Results", ["", *(f"measure {name}" for name in "abcdefgh")], [["SGD", *["96.76 ± 0.51"] * 8]] * 3)
+    assert "│ SGD │" in on_a_terminal(wide)
+    turned = on_a_terminal(wide, width=60)
+    assert "│ measure a │ 96.76 ± 0.51 │ 96.76 ± 0.51 │ 96.76 ± 0.51 │" in turned
+    assert "…" not in turned + on_a_terminal(wide, width=30)
 
 
 def test_a_terminal_shows_texts_as_they_are():

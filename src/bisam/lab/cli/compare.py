@@ -74,4 +74,4 @@ def _show(found: comparison.RunComparison) -> None:
         print_line(note)
     for sheet in comparison_tables.sheets(found):
         here.print()
-        here.print(sheet.rich())
+        here.print(sheet)

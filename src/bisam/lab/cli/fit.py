@@ -149,7 +149,7 @@ def _write_page(study: Study) -> None:
 
 
 def _show(found: Answer, study: Study) -> None:
-    console().print(found.sheet.rich())
+    console().print(found.sheet)
     if found.best is not None:
         best = title_of(found.best.config.method)
         print_line(f"weights of the best run of {best} on validation data: {study.folder / records.WEIGHTS}")

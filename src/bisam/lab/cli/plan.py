@@ -44,11 +44,11 @@ def plan(
         groups = collect(record for folder in folders for record in records.find(folder)).groups
         made = planning.plan(wanted, groups, budget, effect)
         here = console()
-        here.print(plan_sheets.sheet_of_runs(made).rich())
+        here.print(plan_sheets.sheet_of_runs(made))
         choices = plan_sheets.sheet_of_choices(made)
         if choices is None:
             print_line("the paper has no differences for this table: give one to resolve, as in --effect 0.5")
         else:
-            here.print(choices.rich())
+            here.print(choices)
         for command in plan_sheets.commands(made):
             print_line(f"  {command}")

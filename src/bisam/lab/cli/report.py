@@ -77,7 +77,7 @@ def _show(collection: cells.Collection, sheets: Sequence[summary.Sheet], roots: 
     for line in summary.left_out(collection):
         print_line(line)
     for sheet in sheets:
-        console().print(sheet.rich())
+        console().print(sheet)
     if not sheets and collection.runs:
         print_line(f"{_listed(roots)} has no run that counts for a table")
     elif not sheets:

@@ -168,7 +168,7 @@ def _show(recipe: Recipe, jobs: list[Job]) -> None:
     group = cells.fill(recipe, [records.read(job.folder) for job in jobs])
     for sheet in (summary.sheet(group), summary.sheet_of_comparisons(group)):
         if sheet is not None and group.runs:
-            console().print(sheet.rich())
+            console().print(sheet)
 
 
 def _parsed(changes: list[str] | None, model: str, *, partial_data: bool) -> dict[str, str]:

@@ -113,7 +113,7 @@ def sweep(
         changed = replace(wanted, cells={plan.cell: plan.own for plan in planned})
         finished = cells.collect(records.read(job.folder) for job in jobs).runs
         for found in outcome(changed, fields, finished):
-            here.print(sheet(replace(found, changes=", ".join(changes or []))).rich())
+            here.print(sheet(replace(found, changes=", ".join(changes or []))))
 
 
 def _validated(result: dict[str, Any]) -> str:

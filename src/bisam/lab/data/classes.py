@@ -62,12 +62,20 @@ def number_classes(
     return tensors, list(names) if names is not None else [str(_plain(value)) for value in ordered]
 
 
+def listed_rows(rows: Sequence[int]) -> str:
+    """Where a value is missing, for an error.
+
+    >>> listed_rows([3]), listed_rows([3, 5])
+    ('row 3 (counted from 0)', '2 rows, the first is row 3 (counted from 0)')
+    """
+    first = f"row {rows[0]} (counted from 0)"
+    return first if len(rows) == 1 else f"{len(rows)} rows, the first is {first}"
+
+
 def _check_present(values: Sequence[Any], where: str) -> None:
     missing = [row for row, value in enumerate(values) if value is None or (_is_float(value) and math.isnan(value))]
     if missing:
-        raise DataError(
-            f"{where}: {len(missing)} rows have no label, the first is row {missing[0]}: label or remove them"
-        )
+        raise DataError(f"{where}: the label is missing in {listed_rows(missing)}: fill it in, or remove the row")
 
 
 def _check_single(values: Sequence[Any], where: str) -> None:

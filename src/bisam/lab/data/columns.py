@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from bisam.lab.data.classes import listed_rows
 from bisam.lab.data.images import DataError
 from bisam.lab.data.pictures import EncodedImage
 from bisam.lab.data.tabular import Tables
@@ -46,6 +47,11 @@ def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind
                 near = difflib.get_close_matches(name, columns, n=1)
                 meant = f"did you mean {near[0]!r}?" if near else f"it has {_listed(columns)}."
                 raise DataError(f"{where} has no column {name!r}: {meant} Correct --{option}")
+            if option != "label" and name == label:
+                other = f"--{option}" if "label" in options else "--label"
+                raise DataError(
+                    f"{where}: column {name!r} is the label and cannot be an input: name another by {other}"
+                )
     if options.get("image"):
         return "image", [options["image"]], label
     if options.get("text"):
@@ -106,8 +112,8 @@ def _numbers(table: pa.Table, names: Sequence[str], where: str) -> Tensor:
         faulty = np.flatnonzero(~np.isfinite(numbers))
         if len(faulty):
             raise DataError(
-                f"{where}: column {name!r} lacks a finite number in {len(faulty)} rows, the first is row {faulty[0]}: "
-                "fill them in, or remove them"
+                f"{where}: column {name!r} lacks a finite number in {listed_rows(faulty.tolist())}: fill it in, or "
+                "remove the row"
             )
         found.append(numbers)
     return torch.from_numpy(np.stack(found, axis=1))
@@ -125,7 +131,7 @@ def _texts(table: pa.Table, names: Sequence[str], where: str) -> list[tuple[str,
         missing = [row for row, text in enumerate(found) if text is None]
         if missing:
             raise DataError(
-                f"{where}: column {name!r} lacks a text in {len(missing)} rows, first in row {missing[0]}: remove them"
+                f"{where}: column {name!r} lacks a text in {listed_rows(missing)}: fill it in, or remove the row"
             )
         columns.append(found)
     return list(zip(*columns, strict=True))

@@ -40,9 +40,10 @@ def open_task(name: str) -> Task:
     if path.suffix == ".py":
         raise DataError(f"{place} is a Python file: name the function in it that returns the data, as in {place}:data")
     if path.suffix or place.startswith((".", "/", "~")):
+        problem = "is of a kind that cannot be read" if path.exists() else "does not exist"
         raise DataError(
-            f"{place} is not there, or of a kind that is not read: give a folder of class folders, a CSV, Parquet or "
-            "JSONL file, an .npz, a name of the hub, or file.py:function"
+            f"{place} {problem}: give a folder of class folders, a CSV, Parquet or JSONL file, an .npz, a name of the "
+            "hub, or file.py:function"
         )
     return _from_tables(name, tabular.read_hub(place, options.get("config")), options, place)
 

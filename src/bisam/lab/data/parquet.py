@@ -21,8 +21,8 @@ from bisam.lab.data.dataset import DataSet, check
 from bisam.lab.data.images import DataError, Images
 from bisam.lab.files import check_file
 
-SUBFOLDERS = (".", "data", "plain_text", "cifar100")
-"""Subfolders of the hub's repositories that may have the files."""
+SUBFOLDERS = (".", "data", "plain_text")
+"""Subfolders of the hub's repositories that may have the files; one with the data set's name may have them too."""
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 """Formats of images that are decoded; for others, such as EPS, Pillow may start other programs."""
@@ -40,7 +40,8 @@ def files_of(folder: Path, dataset: DataSet, split: str) -> list[Path]:
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: give the one that has {needed} of {dataset.name}")
     prefix = dataset.files[split]
-    for subfolder in SUBFOLDERS:
+    subfolders = (*SUBFOLDERS, dataset.name)
+    for subfolder in subfolders:
         files = sorted((folder / subfolder).glob(f"{prefix}-*.parquet"))
         if files:
             _check_complete(files, prefix)
@@ -48,7 +49,7 @@ def files_of(folder: Path, dataset: DataSet, split: str) -> list[Path]:
                 check_plain(path)
             return files
     raise DataError(
-        f"{folder} has no {prefix}-*.parquet, neither directly nor in {', '.join(SUBFOLDERS[1:])}: "
+        f"{folder} has no {prefix}-*.parquet, neither directly nor in {', '.join(subfolders[1:])}: "
         f"{dataset.name} needs {needed}"
     )
 

@@ -12,22 +12,29 @@ CLASSES = {
 
 
 def lines(config: Config) -> str:
-    """Five lines with `model` and `loader` in them, and the schedule in words.
+    """The whole training, with `model` and `loader` in it.
 
     >>> print(lines(Config(method="bisam-log", rho=0.1, label_smoothing=0.0, precision="fp32")))
     import bisam, torch
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.0005)
     optimizer = bisam.BiSAM(base, model, rho=0.1, phi="log")
-    for x, y in loader:  # 200 epochs, lr by a cosine to 0
-        optimizer.minimize(x, y)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=200)
+    for epoch in range(200):
+        for x, y in loader:
+            optimizer.minimize(x, y)
+        schedule.step()
     """
+    by_step = config.schedule == "linear"
     return "\n".join(
         [
             "import bisam, torch",
             f"base = {_base(config)}",
             f"optimizer = {_optimizer(config)}",
-            f"for x, y in loader:  # {config.epochs} epoch{'s' * (config.epochs > 1)}, {_schedule(config)}",
-            "    optimizer.minimize(x, y)",
+            *_schedule(config),
+            f"for epoch in range({config.epochs}):",
+            "    for x, y in loader:",
+            "        optimizer.minimize(x, y)",
+            f"{'    ' * by_step}    schedule.step()",
         ]
     )
 
@@ -63,10 +70,20 @@ def _optimizer(config: Config) -> str:
     return f"bisam.{CLASSES[kind]}(base, model, {', '.join(options)})"
 
 
-def _schedule(config: Config) -> str:
+def _schedule(config: Config) -> list[str]:
+    """`bisam.lab.config.rate` by torch's schedulers."""
+    place, rising = "torch.optim.lr_scheduler", config.warmup_epochs
     if config.schedule == "linear":
-        rise = f"up in {config.warmup:.0%} of the steps, then " if config.warmup else ""
-        return f"lr {rise}linearly down to 0"
-    epochs = config.warmup_epochs
-    rise = f"up in {epochs} epoch{'s' * (epochs > 1)}, then " if epochs else ""
-    return f"lr {rise}by a cosine to 0"
+        return [
+            f"steps = {config.epochs} * len(loader)",
+            f"rising = round({config.warmup:g} * steps)",
+            "rate = lambda step: (step + 1) / rising if step < rising else (steps - step) / (steps - rising)",
+            f"schedule = {place}.LambdaLR(optimizer, rate)",
+        ]
+    cosine = f"{place}.CosineAnnealingLR(optimizer, T_max={config.epochs - rising})"
+    if not rising:
+        return [f"schedule = {cosine}"]
+    return [
+        f"rise = {place}.LambdaLR(optimizer, lambda epoch: (epoch + 1) / {rising})",
+        f"schedule = {place}.SequentialLR(optimizer, [rise, {cosine}], [{rising}])",
+    ]

@@ -81,7 +81,7 @@ class Fit:
 
     def __str__(self) -> str:
         console = Console(width=120, record=True, file=io.StringIO(), markup=False, highlight=False)
-        console.print(self.answer.sheet.rich())
+        console.print(self.answer.sheet)
         return f"{self.sentence}\n\n{console.export_text()}".rstrip()
 
     def _repr_html_(self) -> str:

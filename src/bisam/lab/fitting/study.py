@@ -42,21 +42,22 @@ from bisam.lab.workers.watch import Place
 METHODS_OF_A_STUDY = ("base", "sam", "bisam-log")
 """What is compared where no methods are named; "base" is the base optimizer alone."""
 
-HAVE_OPTIONS = {
-    "data": "DATA", "model": "--model", "method": "--methods", "seed": "--seeds", "rho": "--rho", "recipe": "--name",
-    "title": "DATA and --model", "row": "--model",
-}  # fmt: skip
-"""Fields that a study sets itself, and the options that decide them."""
-
 SEEDS, REPEATS = 3, 2
 CODE = "train.py"
 
+NOT_CHANGED = {
+    "data": "DATA", "model": "--model", "method": "--methods", "seed": "--seeds", "rho": "--rho",
+    "recipe": "", "title": "", "row": "",
+}  # fmt: skip
+"""Fields of a configuration that a study sets by itself, and the option that sets each."""
+
 
 def check_changes(changes: Mapping[str, str]) -> None:
-    """ValueError if a field that has an option of its own is among them."""
-    for name, option in HAVE_OPTIONS.items():
+    """ValueError if a field is among them that a study sets by itself."""
+    for name, option in NOT_CHANGED.items():
         if name in changes:
-            raise ValueError(f"use {option} instead of --set {name}={changes[name]}")
+            remedy = f"use {option} instead of --set {name}=" if option else f"remove --set {name}="
+            raise ValueError(f"bisam fit sets {name} by itself: {remedy}")
 
 
 @dataclass
@@ -290,12 +291,10 @@ class Study:
         return _slug(f"{short_name(place)}-{short_name(self.model)}{extra}")
 
     def _check_same(self, plan: plans.Plan) -> None:
-        now = {"data": self.source.checksum, "model": self.fingerprint}
-        for what, there in (("data", plan.data_checksum), ("model", plan.model)):
+        now = {"other data": self.source.checksum, "another model": self.fingerprint}
+        for what, there in (("other data", plan.data_checksum), ("another model", plan.model)):
             if there != now[what]:
-                raise ValueError(
-                    f"{self.folder} was trained with another {what} of this name: give another --name, or move it"
-                )
+                raise ValueError(f"{self.folder} was trained with {what}: give another --name, or move it")
 
         other = {method: rho for method, rho in plan.rho.items() if self.rho is not None and rho != self.rho}
         if other:

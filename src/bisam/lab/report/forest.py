@@ -35,6 +35,9 @@ BREAK = "¦"
 LINE, NARROW_LINE = 22, 19
 """Pixels of a line of the plot, and of one of its narrow form, in which a label is above its interval."""
 
+LETTERS = 54
+"""Letters of a line of the narrow form, on a phone; a longer label has its numbers on a line of their own."""
+
 ROOM, LEAST_LINE = 340, 13
 """Pixels that all lines share below the verdicts of a first screen, and of the lowest line that can be read."""
 
@@ -72,7 +75,9 @@ def _marks(
     numbers = f"{signed(found.mean)} ({found.interval})" if found.interval else signed(found.mean)
     wide = _key(f"m{place}", label, f"{numbers}, {found.n}")
     words = {"wide": wide, "line": f"m{place}", "description": f"{label}: {one.describe()}."}
-    rows: list[dict[str, Any]] = [{"wide": wide, "line": f"l{place}", "text": label, "right": numbers}]
+    own_line = f"n{place}" if len(label) + len(numbers) > LETTERS else f"l{place}"
+    rows: list[dict[str, Any]] = [{"wide": wide, "line": f"l{place}", "text": label}]
+    rows.append({"wide": wide, "line": own_line, "right": numbers})
     rows.append({**words, "kind": _kind(found), **_shown(found, limits)})
     if paper is not None:
         printed = f"{label}: {signed(paper.mean)} in the paper" + (f", {paper.interval}" if paper.interval else "")
@@ -137,10 +142,9 @@ def _layers(rows: Rows, limits: tuple[float, float], measure: str, *, is_narrow:
     present = [kind for kind in KINDS if any(row.get("kind") == kind for row in rows)]
     for part, offset in ((own, 0), (theirs, line // 3)):
         layers += _one_kind(part, y(None), x, present, 2 if is_narrow else 5, offset)
-    texts = base.transform_filter("isValid(datum.text)")
-    layers += [_headings(texts, y(None))]
+    layers += [_headings(base, y(None))]
     if is_narrow:
-        layers += _labels(texts, y(None))
+        layers += _labels(base, y(None))
     else:
         layers += [marks.mark_point(opacity=0).encode(x=alt.X("at:Q", **x), y=y(_side(part))) for part in (1, 2)]
     made = alt.layer(*layers).properties(description="differences with 95 % intervals")
@@ -184,17 +188,20 @@ def _one_kind(
     return drawn
 
 
-def _headings(texts: alt.Chart, y: alt.Y) -> alt.Chart:
-    bold = texts.transform_filter("datum.weight === 'bold'")
+def _headings(base: alt.Chart, y: alt.Y) -> alt.Chart:
+    bold = base.transform_filter("datum.weight === 'bold'")
     return bold.mark_text(align="left", fontWeight="bold", fontSize=11, dx=4, limit=alt.expr("width - 8")).encode(
         x=alt.value(0), y=y, text="text:N"
     )
 
 
-def _labels(texts: alt.Chart, y: alt.Y) -> list[alt.Chart]:
+def _labels(base: alt.Chart, y: alt.Y) -> list[alt.Chart]:
     """Names and numbers above the intervals, from edge to edge."""
-    plain = texts.transform_filter("datum.weight !== 'bold'")
+    names = base.transform_filter("isValid(datum.text) && datum.weight !== 'bold'")
+    numbers = base.transform_filter("isValid(datum.right)")
     return [
-        plain.mark_text(align="left", fontSize=11, dx=4).encode(x=alt.value(0), y=y, text="text:N"),
-        plain.mark_text(align="right", fontSize=11, dx=-4).encode(x=alt.value("width"), y=y, text="right:N"),
+        names.mark_text(align="left", fontSize=11, dx=4, limit=alt.expr("width - 8")).encode(
+            x=alt.value(0), y=y, text="text:N"
+        ),
+        numbers.mark_text(align="right", fontSize=11, dx=-4).encode(x=alt.value("width"), y=y, text="right:N"),
     ]

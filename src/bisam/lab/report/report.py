@@ -231,6 +231,8 @@ def _listing(found: _Report) -> Block:
 
 
 def _open_tables(collection: Collection) -> list[Block]:
+    if collection.groups and not any(group.recipe.name in RECIPES for group in collection.groups):
+        return []  # runs of data and tables of one's own alone
     present = {group.recipe.name for group in collection.groups if not group.changes}
     blocks: list[Block] = []
     for name, make in RECIPES.items():

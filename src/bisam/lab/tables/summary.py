@@ -6,8 +6,10 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +22,9 @@ from bisam.lab.tables.statistics import Difference, difference, signed
 
 OPEN = "–"
 """A cell without runs."""
+
+WIDEST = 10_000
+"""Letters of a line that no table reaches."""
 
 
 @dataclass
@@ -36,10 +41,18 @@ class Sheet:
         caption = _text("\n".join(self.notes), "table.caption") if self.notes else None
         shown = Table(title=_text(self.title, "table.title"), caption=caption, caption_justify="left")
         for number, name in enumerate(self.head):
-            shown.add_column(_text(name), justify="left" if number == 0 else "right")
+            shown.add_column(_text(name), justify="left" if number == 0 else "right", overflow="fold")
         for row in self.rows:
             shown.add_row(*map(_text, row))
         return shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table; with rows and columns exchanged where that fits the terminal and the table does not."""
+        head, *rows = (list(line) for line in zip(self.head, *self.rows, strict=True))
+        across, down = self.rich(), replace(self, head=head, rows=rows).rich()
+        unlimited = options.update(max_width=WIDEST)  # a measure is cut at the width of the terminal
+        needed = [Measurement.get(console, unlimited, table).minimum for table in (across, down)]
+        yield down if needed[1] <= options.max_width < needed[0] else across
 
     def markdown(self) -> str:
         lines = [self.head, ["---"] * len(self.head), *self.rows]
