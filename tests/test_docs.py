@@ -86,6 +86,15 @@ def test_a_block_that_no_table_writes_and_a_table_without_a_block_are_refused(te
     assert tables.page(page) == "before\n<!-- kept -->\nnew\n<!-- end -->\nafter\n"
 
 
+def test_the_sentence_about_a_resumed_run_is_that_of_its_records(tables, monkeypatch):
+    assert "had the same losses" in tables.lab_on_a_gpu()
+    assert "the weights were equal bit for bit" in tables.lab_on_a_gpu()
+    monkeypatch.setattr(tables, "_learnt", lambda record: record.folder)
+    monkeypatch.setattr(tables, "measured", lambda _: {"bitwise_equal": False})
+    assert "had other losses" in tables.lab_on_a_gpu()
+    assert "the weights were not equal" in tables.lab_on_a_gpu()
+
+
 def test_every_public_name_is_on_the_page_of_names():
     shown = set(re.findall(r"^(?:::: | +heading: )bisam\.(\S+)", (ROOT / "docs/api.md").read_text(), re.MULTILINE))
     shown -= {"capture.steps.capture"}  # `bisam.capture` names the package too, so its page has the full path
