@@ -1,0 +1,59 @@
+"""The plan of a study: what it keeps, what it refuses, and what it trains."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from bisam.lab.data.own import from_parts
+from bisam.lab.data.own_source import OwnData
+from bisam.lab.fitting import plan as plans
+from bisam.lab.fitting import study as studies
+from bisam.lab.fitting.budget import Budget
+from bisam.lab.fitting.rehearsal import Cost
+from bisam.lab.fitting.study import Study
+
+
+@pytest.fixture(scope="module")
+def source():
+    draws = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 4, generator=draws), torch.arange(60) % 2
+    return OwnData(from_parts("rows", {"train": (x, y)}, "rows"))
+
+
+@pytest.fixture
+def study(source, tmp_path, monkeypatch):
+    """Makes a study in one folder, whose rehearsals take no time."""
+    monkeypatch.setattr(studies, "rehearse", lambda *_: Cost(step=0.1, validation=0.1, steps=3))
+
+    def make(methods=("sam",), **options):
+        return Study(
+            source, "linear", tmp_path, torch.device("cpu"), methods=methods, name="mine",
+            build=lambda config, source: nn.Linear(4, source.classes), **options,
+        )  # fmt: skip
+
+    return make
+
+
+def test_other_epochs_than_those_of_the_plan_are_refused(study):
+    plan = study(rho=0.05, changes={"epochs": "2"}).decide(print)
+    for same in ({"epochs": "2"}, {}):
+        assert study(rho=0.05, changes=same).decide(print) == plan
+    with pytest.raises(ValueError, match=r"mine has 2 epochs, got 3: give another --name"):
+        study(rho=0.05, changes={"epochs": "3"}).decide(print)
+    assert study(rho=0.05, changes={"epochs": "3"}, minutes=1).decide(print) == plan  # where fewer may be planned
+
+
+@pytest.mark.parametrize("text", ["3", "null", "[]", '"plan"'])
+def test_a_plan_that_is_no_object_has_a_remedy(text, tmp_path):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(ValueError, match=r"plan\.json cannot be read .*: remove it, and the plan is made anew"):
+        plans.read(tmp_path)
+
+
+def test_without_a_search_rho_is_the_paper_s(study):
+    plan = study(("sam", "bisam-log", "asam", "abisam-log"), minutes=0.2).decide(print)
+    assert plan.given_up[-1] == "no search: ρ is the paper's"
+    assert plan.rho == {"sam": 0.05, "bisam-log": 0.05, "asam": 2.0, "abisam-log": 2.0}  # find("adaptive") has 2
+    assert plans.read(study().folder) == plan
