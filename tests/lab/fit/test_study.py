@@ -10,9 +10,9 @@ from bisam.lab.data.own import from_parts
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.fitting import plan as plans
 from bisam.lab.fitting import study as studies
-from bisam.lab.fitting.budget import Budget
 from bisam.lab.fitting.rehearsal import Cost
 from bisam.lab.fitting.study import Study
+from bisam.lab.training.progress import Progress
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +57,47 @@ def test_without_a_search_rho_is_the_paper_s(study):
     assert plan.given_up[-1] == "no search: ρ is the paper's"
     assert plan.rho == {"sam": 0.05, "bisam-log": 0.05, "asam": 2.0, "abisam-log": 2.0}  # find("adaptive") has 2
     assert plans.read(study().folder) == plan
+
+
+def test_another_rho_than_that_of_the_plan_is_refused(study):
+    study(rho=0.05).decide(print)
+    with pytest.raises(ValueError, match=r"mine has ρ of SAM 0\.05: remove --rho, or give another --name"):
+        study(rho=0.1).decide(print)
+
+
+def test_a_plan_of_another_version_is_refused(study):
+    plan = study(rho=0.05).decide(print)
+    path = study().folder / "plan.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    with pytest.raises(ValueError, match=r"plan\.json cannot be read \(it is of another version\): remove it"):
+        study(rho=0.05).decide(print)
+    plan.save(path.parent)
+    assert study(rho=0.05).decide(print) == plan
+
+
+def test_a_shorter_search_has_the_ends_and_the_middle_of_the_grid(study):
+    lines = []
+    # 16 seconds of training; a search of three values takes 3.3, one of five 5.5
+    plan = study(minutes=1 / 3, changes={"epochs": "10"}, seeds=range(2)).decide(lines.append)
+    assert (plan.budget.grid, plan.budget.repeats) == (3, 1), plan
+    assert lines[-1] == f"ρ of SAM: {plan.rho['sam']:g}, of 0.01, 0.05, 0.2"
+
+
+@pytest.mark.parametrize(("together", "remedy"), [(1, "give --batch 4"), (2, "give a smaller --together")])
+def test_memory_that_runs_out_in_the_training_has_a_remedy(together, remedy, study):
+    class Growing(nn.Linear):
+        def forward(self, x):
+            if self.training and Growing.is_full:
+                torch.empty(2**46, dtype=torch.uint8)  # which the real allocator refuses
+            return super().forward(x)
+
+    Growing.is_full = False
+    found = study(rho=0.05, seeds=[0, 1], changes={"epochs": "1", "batch": "8"})
+    found.build = lambda config, source: Growing(4, 2)
+    plan = found.decide(print)
+    Growing.is_full = True
+    with pytest.raises(ValueError, match=f"memory ran out in the training: {remedy}. Finished runs are kept"):
+        found.train(plan, Progress(), together=together)
+    Growing.is_full = False
+    found.train(plan, Progress())
+    assert found.conclude(plan).best.config.seed in (0, 1)
