@@ -12,6 +12,7 @@ from bisam.lab.fitting.budget import Budget, duration, seconds
 from bisam.lab.fitting.rehearsal import Cost, rehearse
 from bisam.lab.training.loop import Job, train
 from bisam.lab.training.progress import Progress
+from bisam.lab.training.ranks import Ranks
 from tiny import tiny_images
 
 CPU = torch.device("cpu")
@@ -142,3 +143,30 @@ def test_the_steps_of_the_search_are_those_of_the_plan():
 )
 def test_an_uncertain_time_is_a_range(step, scatter, words):
     assert duration(Budget(10, 3, 0, 0), {"sam": Cost(step, 0.0, 10, scatter=scatter)}, {}) == words
+
+
+def filling(config, source):
+    """A model that no memory suffices for, which the real allocator refuses."""
+    torch.empty(2**46, dtype=torch.uint8)
+
+
+def test_a_model_that_never_fits_into_memory_has_a_remedy():
+    with pytest.raises(ValueError, match="a batch of 8 does not fit into memory, nor does one sample: use a smaller"):
+        rehearse(CONFIG, tiny_images(), CPU, filling)
+    with pytest.raises(ValueError, match="8 does not fit into the memory of 2 ranks: give --batch 4 or more ranks"):
+        rehearse(CONFIG, tiny_images(), CPU, filling, Ranks(0, 2))
+
+
+def test_an_error_of_the_model_is_not_taken_for_a_lack_of_memory():
+    def failing(config, source):
+        failing.batches.append(config.batch)
+        if config.batch < 8:
+            raise RuntimeError("of a smaller batch")
+        torch.empty(2**46, dtype=torch.uint8)
+
+    failing.batches = []
+    with pytest.raises(RuntimeError, match="of a smaller batch"):
+        rehearse(CONFIG, tiny_images(), CPU, failing)
+    assert failing.batches == [8, 4]
+    with pytest.raises(RuntimeError, match="of a smaller batch"):
+        rehearse(replace(CONFIG, batch=4), tiny_images(), CPU, failing)
