@@ -1,11 +1,13 @@
 """The plan of a study: what it keeps, what it refuses, and what it trains."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from bisam.lab import spec
 from bisam.lab.data.own import from_parts
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.fitting import plan as plans
@@ -27,9 +29,9 @@ def study(source, tmp_path, monkeypatch):
     """Makes a study in one folder, whose rehearsals take no time."""
     monkeypatch.setattr(studies, "rehearse", lambda *_: Cost(step=0.1, validation=0.1, steps=3))
 
-    def make(methods=("sam",), **options):
+    def make(methods=("sam",), name="mine", data=source, **options):
         return Study(
-            source, "linear", tmp_path, torch.device("cpu"), methods=methods, name="mine",
+            data, "linear", tmp_path, torch.device("cpu"), methods=methods, name=name,
             build=lambda config, source: nn.Linear(4, source.classes), **options,
         )  # fmt: skip
 
@@ -101,3 +103,16 @@ def test_memory_that_runs_out_in_the_training_has_a_remedy(together, remedy, stu
     Growing.is_full = False
     found.train(plan, Progress())
     assert found.conclude(plan).best.config.seed in (0, 1)
+
+
+def test_another_choice_is_another_folder(study, source):
+    choices = {
+        "": {},
+        "+lr=0.2": {"changes": {"lr": "0.2"}},
+        "+micro_batch=4+rho=0.1": {"changes": {"micro_batch": "4"}, "rho": 0.1},
+        "+minutes=0.5": {"minutes": 0.5},
+    }
+    for text, options in choices.items():
+        assert study(name="", **options).name == f"rows-linear{text}"
+    labelled = replace(source.task, name=spec.data_name("data/rows.csv", {"label": "y", "text": "x"}))
+    assert study(name="", data=OwnData(labelled)).name == "rows-linear+label=y"
