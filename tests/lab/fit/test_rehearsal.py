@@ -170,3 +170,4 @@ def test_an_error_of_the_model_is_not_taken_for_a_lack_of_memory():
     assert failing.batches == [8, 4]
     with pytest.raises(RuntimeError, match="of a smaller batch"):
         rehearse(replace(CONFIG, batch=4), tiny_images(), CPU, failing)
+    assert failing.batches == [8, 4, 4]  # nothing smaller is tried
