@@ -60,7 +60,7 @@ def sam_step(model: nn.Module, x: Tensor, y: Tensor, config: Config, *, bf16: bo
 
 
 def compared(exact: Step, rounded: Step) -> dict[str, float]:
-    """`slope` is the part of the correction that is there in bf16, `cosine` how well the two directions agree."""
+    """Lengths and directions of the corrections, and what they come from."""
     wanted, found = exact.correction, rounded.correction
     return {
         "rise of the loss, fp32": exact.rise,
@@ -68,7 +68,7 @@ def compared(exact: Step, rounded: Step) -> dict[str, float]:
         "correction ÷ gradient, fp32": (wanted.norm() / exact.plain.norm()).item(),
         "cosine of the perturbed gradients": F.cosine_similarity(exact.perturbed, rounded.perturbed, dim=0).item(),
         "cosine of the corrections": F.cosine_similarity(wanted, found, dim=0).item(),
-        "slope of the corrections": (found @ wanted / (wanted @ wanted)).item(),
+        "length of the corrections, bf16 ÷ fp32": (found.norm() / wanted.norm()).item(),
     }
 
 
