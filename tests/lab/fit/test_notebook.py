@@ -1,5 +1,6 @@
 """`bisam.lab.fit`: the same from Python."""
 
+import gc
 import signal
 import sys
 import tempfile
@@ -52,6 +53,7 @@ def test_its_curves_are_those_of_the_runs(found):
     assert {row["method"] for row in means} == {"SGD", "SAM"}
     assert {row["epoch"] for row in means} == {1, 2}
     assert all(row["least"] <= row["value"] <= row["most"] for row in means)
+    assert {row["method"] for row in found.curves("flips").to_dict()["datasets"]["means"]} == {"SAM"}  # SGD has none
     with pytest.raises(ValueError, match="there is no curve 'los'"):
         found.curves("los")
 
@@ -166,3 +168,14 @@ def test_images_in_memory_keep_their_smaller_side_but_have_eight_pixels_at_least
 
     found = fit(network, (x, y), methods=["sam"], rho=0.05, seeds=1, epochs=1, quiet=True)
     assert (found.answer.best.config.size, found.answer.best.config.padding) == (size, 1)
+
+
+def test_records_without_a_folder_are_kept_as_long_as_the_result(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = fit(network, data(60, 0), methods=["sam"], rho=0.05, seeds=1, epochs=1, quiet=True)
+    (root,) = tmp_path.glob("bisam-*")
+    assert found.folder.parent == root
+    assert found.weights
+    del found
+    gc.collect()
+    assert not root.exists()
