@@ -426,5 +426,5 @@ def test_a_state_that_cannot_be_gathered_has_a_remedy():
     model = nn.Linear(3, 2)
     optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
     optimizer.minimize(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))
-    with pytest.raises(ValueError, match="SAM keeps a plain tensor for a part of a parameter, .*: remove --shard"):
+    with pytest.raises(ValueError, match=r"SAM keeps a plain tensor for a part of a parameter, .*: remove --shard"):
         Shards().state(model, optimizer)
