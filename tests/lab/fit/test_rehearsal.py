@@ -9,7 +9,7 @@ from torch import nn
 from bisam.lab.config import Config
 from bisam.lab.data.sources import Parts
 from bisam.lab.fitting.budget import Budget, duration, seconds
-from bisam.lab.fitting.rehearsal import Cost, rehearse
+from bisam.lab.fitting.rehearsal import Cost, _typical, is_out_of_memory, rehearse
 from bisam.lab.training.loop import Job, train
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import Ranks
@@ -143,6 +143,33 @@ def test_the_steps_of_the_search_are_those_of_the_plan():
 )
 def test_an_uncertain_time_is_a_range(step, scatter, words):
     assert duration(Budget(10, 3, 0, 0), {"sam": Cost(step, 0.0, 10, scatter=scatter)}, {}) == words
+
+
+@pytest.mark.parametrize(
+    ("times", "typical"),
+    [
+        ([2.0], (2.0, 0.0)),
+        ([0.0] * 9, (0.0, 0.0)),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], (3.0, 1 / 3)),  # quartiles 2 and 4
+        ([1.0, 1.0, 2.0, 9.0, 9.0], (2.0, 0.5)),  # the most that is reported
+        ([1.0, 3.0, 2.0, 6.0, 3.0, 9.0, 4.0, 12.0, 5.0, 15.0], (6.0, 1 / 3)),  # means of two
+    ],
+)
+def test_a_typical_step_has_the_scatter_of_its_quartiles(times, typical):
+    assert _typical(times) == pytest.approx(typical)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_memory_that_ran_out_differs_from_other_errors(error, expected):
+    assert is_out_of_memory(error) == expected
 
 
 def filling(config, source):

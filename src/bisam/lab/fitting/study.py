@@ -299,12 +299,10 @@ class Study:
         other = {method: rho for method, rho in plan.rho.items() if self.rho is not None and rho != self.rho}
         if other:
             raise ValueError(f"the plan in {self.folder} has {_listed(other)}: remove --rho, or give another --name")
-        there = plan.budget.epochs
-        if "epochs" in self.changes and self.minutes is None and there != self.settings.config.epochs:
-            raise ValueError(
-                f"the plan in {self.folder} has {budgets.counted(there, 'epoch')}, got "
-                f"{self.settings.config.epochs}: give another --name"
-            )
+        planned, wanted = plan.budget.epochs, self.settings.config.epochs
+        if "epochs" in self.changes and self.minutes is None and planned != wanted:
+            planned_epochs = budgets.counted(planned, "epoch")
+            raise ValueError(f"the plan in {self.folder} has {planned_epochs}, got {wanted}: give another --name")
 
     def _described(self, plan: plans.Plan) -> str:
         count = budgets.counted
