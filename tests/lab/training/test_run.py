@@ -20,7 +20,7 @@ from bisam.lab.records import RecordError, RunFolder, checkpoint, read
 from bisam.lab.training.loop import Job, Stopped, train
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.run import TrainingRun
-from tiny import BATCHES, NET, Asking, tiny_images
+from tiny import BATCHES, NET, Asking, net, tiny_images
 
 
 def step_of(training):
@@ -298,6 +298,25 @@ def test_the_best_epoch_before_a_checkpoint_is_beaten_only_by_a_better_one(field
         resumed.end_epoch(epoch, together=1)
         found.append((resumed.best.epoch, resumed.best.score))
     assert found == [(0, 70.0), (2, 80.0)]
+
+
+def test_weights_are_drawn_from_the_seed_alone():
+    def weights(seed, method):
+        torch.rand(1)  # of one's own, before a run is made
+        training = TrainingRun(Config(model=NET, batch=8, seed=seed, method=method), tiny_images(), torch.device("cpu"))
+        return torch.cat([weight.flatten() for weight in training.model.parameters()])
+
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        expected = torch.cat([weight.flatten() for weight in net(10).parameters()])
+    assert all(torch.equal(weights(3, method), expected) for method in ("sgd", "sam", "bisam-log"))
+    assert not torch.equal(weights(4, "sam"), expected)
+
+
+def test_an_epoch_may_have_one_batch_but_not_none():
+    assert len(TrainingRun(Config(model=NET, batch=36), tiny_images(), torch.device("cpu")).batches) == 1
+    with pytest.raises(ValueError, match="a batch of 37 is larger than the training data: set a smaller batch"):
+        TrainingRun(Config(model=NET, batch=37), tiny_images(), torch.device("cpu"))
 
 
 def test_dropout_is_drawn_from_the_seed():
