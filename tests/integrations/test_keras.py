@@ -168,6 +168,26 @@ def test_a_model_that_is_saved_between_two_updates_updates_when_keras_does_with_
     assert_same(*found)
 
 
+def test_weights_that_are_loaded_bring_their_memory_and_drop_that_of_the_weights_before(tmp_path):
+    """Between two updates, with a memory, to a state with another memory, and to one without."""
+    x, y = samples()
+    model = make()
+    model.compile(optimizers.SGD(0.1, gradient_accumulation_steps=2), cross_entropy(), method="fsam", rho=0.1)
+    model.sharpness_aware  # noqa: B018  # made here, its memory is empty
+    model.optimizer.build(model.trainable_variables)
+    found = []
+    for epoch in range(3):
+        found.append(weights_of(model))
+        model.save_weights(tmp_path / f"{epoch}.weights.h5")
+        fit(model)
+    for epoch in (1, 0, 1):
+        fit(model, (x[:8], y[:8]))
+        model.load_weights(tmp_path / f"{epoch}.weights.h5")
+        fit(model)
+        for a, b in zip(weights_of(model), found[epoch + 1], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def test_a_model_is_saved_before_compile_and_loaded_without_it(tmp_path):
     model = make()
     model.save(tmp_path / "new.keras")
@@ -239,6 +259,17 @@ def test_sequential_and_subclassed_models_take_the_mixin_and_frozen_layers_stay(
     model.compile(optimizers.SGD(0.05), "mse", method="sam", rho=0.01)
     fit(model, (x, x[:, :1]))
     assert not np.array_equal(before[0], weights_of(model)[0])
+
+
+def test_a_batch_of_arrays_trains_as_fit_does():
+    x, y = samples(8)
+    whole, single = make(), make()
+    for model in (whole, single):
+        model.compile(optimizers.SGD(0.1), cross_entropy(), metrics=["accuracy"], rho=0.1)
+    history = fit(whole, (x, y)).history
+    logs = single.train_on_batch(x, y, return_dict=True)
+    assert_same(single, whole)
+    assert logs == {name: value for name, [value] in history.items()}
 
 
 def test_validation_and_evaluation_are_those_of_keras():
@@ -313,8 +344,23 @@ def test_what_q_cannot_see_is_refused_and_no_weight_changes():
         assert all(any(np.array_equal(one, other) for other in before) for one in trained)
 
 
-def test_another_backend_is_refused(monkeypatch):
+def test_the_variant_is_there_once_the_model_is_compiled_and_has_weights():
+    model = make()
+    with pytest.raises(RuntimeError, match=r"call model\.compile\(\.\.\.\) first"):
+        model.sharpness_aware  # noqa: B018
+    model.trainable = False
+    model.compile(optimizers.SGD(0.1), cross_entropy())
+    with pytest.raises(ValueError, match=r"no trainable weights.*layer\.trainable = True"):
+        fit(model)
+
+
+@pytest.mark.parametrize("is_imported", [True, False])
+def test_torch_is_chosen_if_keras_is_not_imported_yet_and_another_backend_is_refused(is_imported, monkeypatch):
     """Of the backends torch alone is installed here: Keras is made to name another."""
+    monkeypatch.delenv("KERAS_BACKEND")
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    if not is_imported:
+        monkeypatch.delitem(sys.modules, "keras")
     with pytest.raises(ImportError, match=r"Keras runs on jax here.*KERAS_BACKEND=torch"):
         importlib.reload(sys.modules["bisam.integrations.keras"])
+    assert os.environ.get("KERAS_BACKEND") == (None if is_imported else "torch")

@@ -129,7 +129,9 @@ class SharpnessAwareMixin(Mixed):
     @property
     def sharpness_aware(self) -> SharpnessAware:
         """The optimizer of the variant, for its `telemetry` in a callback."""
-        own = self._stepping
+        own = getattr(self, "_stepping", None)
+        if own is None:
+            raise RuntimeError("the optimizer of the variant is made after compile(): call model.compile(...) first")
         weights = [variable.value for variable in self.trainable_weights]
         if own.optimizer is None or [*map(id, own.optimizer.base.param_groups[0]["params"])] != [*map(id, weights)]:
             if not weights:
@@ -203,6 +205,7 @@ class SharpnessAwareMixin(Mixed):
             )
         logits = self.logits_of(y_pred)
         logits = logits.reshape(-1, logits.shape[-1])
+        y = keras.ops.convert_to_tensor(y)  # an array of train_on_batch; a tensor of a loader comes to the device
         is_one_hot = y.numel() == logits.numel()
         targets = y.reshape(logits.shape).to(logits.dtype) if is_one_hot else y.reshape(-1).long()
         mask = getattr(y_pred, "_keras_mask", None)
@@ -255,10 +258,14 @@ class SharpnessAwareMixin(Mixed):
                 store[STATE] = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8).numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        super().load_own_variables({name: store[name] for name in store.keys() if name != STATE})  # noqa: SIM118
-        if STATE in store.keys() and hasattr(self, "_stepping"):  # noqa: SIM118
-            self._stepping.loaded = torch.load(io.BytesIO(bytes(store[STATE])), weights_only=True)
-            self._stepping.optimizer = None
+        names = [*store.keys()]
+        super().load_own_variables({name: store[name] for name in names if name != STATE})
+        own = getattr(self, "_stepping", None)
+        if own is not None:
+            # memory and micro-batches of the weights before: Keras replaces its own state too
+            own.optimizer, own.waiting, own.loaded = None, [], None
+            if STATE in names:
+                own.loaded = torch.load(io.BytesIO(bytes(store[STATE])), weights_only=True)
 
 
 @keras.saving.register_keras_serializable("bisam")
