@@ -117,6 +117,16 @@ def test_momentum_of_keras_trains_as_that_of_torch_at_a_constant_rate(monkeypatc
     assert_equal_weights(as_torch(model, expected), expected, tolerance=1e-6)
 
 
+def test_the_radius_of_gsam_follows_the_learning_rate_of_keras():
+    schedule = optimizers.schedules.ExponentialDecay(0.1, decay_steps=1, decay_rate=0.5)
+    model = make()
+    model.compile(optimizers.SGD(schedule), cross_entropy(), method="gsam", rho=0.1)
+    fit(model)
+    ours = model.sharpness_aware
+    # the last of four updates has an eighth of the first rate: the least radius is half of rho
+    assert ours.perturbation.radius(ours.param_groups[0]) == pytest.approx(0.05 + 0.05 / 8)
+
+
 def test_rho_zero_is_keras_alone_bit_for_bit():
     found = []
     for cls, options in ((keras.Model, {}), (SharpnessAwareModel, {"method": "sam", "rho": 0.0})):
@@ -132,12 +142,15 @@ def test_rho_zero_is_keras_alone_bit_for_bit():
     assert history == expected
 
 
-@pytest.mark.parametrize(("method", "options"), [("bisam-log", {"every": 3}), ("looksam", {}), ("fsam", {})])
+@pytest.mark.parametrize(
+    ("method", "options"), [("bisam-log", {"every": 3}), ("gsam", {}), ("looksam", {}), ("fsam", {})]
+)
 def test_a_saved_model_resumes_bit_for_bit(method, options, tmp_path):
     models = []
     for _ in range(2):
         model = make()
-        base = optimizers.Adam(0.01, gradient_accumulation_steps=2)
+        schedule = optimizers.schedules.ExponentialDecay(0.01, decay_steps=1, decay_rate=0.9)
+        base = optimizers.Adam(schedule, gradient_accumulation_steps=2)
         model.compile(base, cross_entropy(), metrics=["accuracy"], method=method, rho=0.1, method_options=options)
         models.append(model)
     whole, half = models
@@ -204,6 +217,7 @@ def test_a_model_is_saved_before_compile_and_loaded_without_it(tmp_path):
         (True, "sparse_categorical_crossentropy", False),
         (True, losses.CategoricalCrossentropy, True),
         (False, partial(losses.CategoricalCrossentropy, from_logits=True), True),
+        (True, lambda: losses.sparse_categorical_crossentropy, False),
     ],
 )
 def test_probabilities_and_one_hot_labels_train_as_logits_and_classes(softmax, loss, one_hot):
@@ -212,9 +226,17 @@ def test_probabilities_and_one_hot_labels_train_as_logits_and_classes(softmax, l
     logits.compile(optimizers.SGD(0.1), cross_entropy(), rho=0.1)
     other.compile(optimizers.SGD(0.1), loss if isinstance(loss, str) else loss(), rho=0.1)
     fit(logits)
-    fit(other, (x, np.eye(3)[y] if one_hot else y[:, None]))
+    fit(other, (x, np.eye(3)[y] if one_hot else y[:, None].astype(np.float32)))
     for a, b in zip(weights_of(logits), weights_of(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+
+
+def test_a_probability_of_zero_has_a_gradient_of_zero_as_in_keras():
+    model = make(softmax=True)
+    model.compile(optimizers.SGD(0.1), "sparse_categorical_crossentropy", rho=0.1)
+    probabilities = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]], requires_grad=True)
+    model._ascent(model.sharpness_aware, probabilities, torch.tensor([1, 0]), None).backward()
+    assert (probabilities.grad.isfinite() & ((probabilities > 0) | (probabilities.grad == 0))).all()
 
 
 def test_a_class_that_the_loss_ignores_is_ignored_by_q():
@@ -270,6 +292,17 @@ def test_a_batch_of_arrays_trains_as_fit_does():
     logs = single.train_on_batch(x, y, return_dict=True)
     assert_same(single, whole)
     assert logs == {name: value for name, [value] in history.items()}
+
+
+def test_the_losses_of_several_outputs_are_logged_at_w_alone():
+    inputs = keras.Input((6,))
+    outputs = [layers.Dense(size, name=name)(inputs) for name, size in (("kind", 3), ("size", 1))]
+    model = SharpnessAwareModel(inputs, outputs)
+    model.compile(optimizers.SGD(0.1), [cross_entropy(), "mse"], loss_weights=[1.0, 0.5], method="sam", rho=1.0)
+    x, y = samples(8)
+    expected = model.evaluate(x, [y, x[:, :1]], verbose=0, return_dict=True)
+    history = model.fit(x, [y, x[:, :1]], verbose=0).history
+    assert {name: value for name, [value] in history.items()} == pytest.approx(expected)
 
 
 def test_validation_and_evaluation_are_those_of_keras():
@@ -332,6 +365,7 @@ def test_what_q_cannot_see_is_refused_and_no_weight_changes():
     x, y = samples()
     for loss, target, options, message in (
         ("mse", np.eye(3)[y], {}, 'the loss mse does not show where they are.*method="sam", which takes any loss'),
+        (losses.CategoricalCrossentropy(from_logits=True, axis=0), np.eye(3)[y], {}, "needs logits, classes last"),
         (cross_entropy(), y, {"sample_weight": np.ones(32)}, "remove sample_weight and class_weight"),
         (cross_entropy(), y, {"class_weight": {0: 1.0, 1: 2.0, 2: 1.0}}, "remove sample_weight and class_weight"),
     ):
