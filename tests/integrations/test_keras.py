@@ -211,6 +211,23 @@ def test_a_model_is_saved_before_compile_and_loaded_without_it(tmp_path):
     assert_same(keras.saving.load_model(tmp_path / "trained.keras", compile=False), model)
 
 
+def test_weights_of_the_model_itself_are_saved_beside_the_memory(tmp_path):
+    class Net(SharpnessAwareMixin, keras.Model):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(shape[-1], 3))
+
+        def call(self, x):
+            return x @ self.kernel
+
+    trained, loaded = Net(), Net()
+    for model in (trained, loaded):
+        model.compile(optimizers.SGD(0.1), cross_entropy(), method="looksam")
+        fit(model)
+    trained.save_weights(tmp_path / "own.weights.h5")
+    loaded.load_weights(tmp_path / "own.weights.h5")
+    assert_same(loaded, trained)
+
+
 @pytest.mark.parametrize(
     ("softmax", "loss", "one_hot"),
     [

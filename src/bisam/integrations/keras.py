@@ -216,8 +216,6 @@ class SharpnessAwareMixin(Mixed):
         if mask is not None:  # the loss of Keras leaves out what a layer has masked, such as padding
             kept = mask.reshape(-1).bool()
             logits, targets = logits[kept], targets[kept]
-        if is_one_hot:
-            return optimizer.criterion(logits, targets)
         ignored = getattr(self.loss, "ignore_class", None)
         if ignored is not None:
             targets = targets.masked_fill(targets == ignored, IGNORED)
