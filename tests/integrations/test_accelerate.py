@@ -82,6 +82,17 @@ def test_accumulation_clipping_and_a_schedule_equal_the_reference(name):
     assert float(found[4]) == pytest.approx(losses[4], rel=1e-6)
 
 
+def test_a_loss_without_the_criterion_is_returned_as_the_mean_of_the_micro_batches_at_w():
+    loop = Loop(variant="SAM")
+    backward = SharpnessAwareBackward(loop.accelerator, loop.net, loop.optimizer)
+    [update, *_] = two_passes.windows(*two_passes.samples())
+    losses = [torch.nn.functional.cross_entropy(loop.net(x), y).item() for x, y in update]
+    for x, y in update:
+        with loop.accelerator.accumulate(loop.net):
+            found = backward(lambda x, y: torch.nn.functional.cross_entropy(loop.net(x), y), x, y)
+    assert found.item() == pytest.approx(sum(losses) / 2)
+
+
 def test_float32_equals_the_reference_too():
     samples = two_passes.samples(dtype=torch.float32)
     loop = Loop(net=two_passes.net(torch.float32), samples=samples)
