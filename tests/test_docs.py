@@ -1,7 +1,7 @@
 """What README and docs show: their snippets run, their numbers come from the runs they name."""
 
+import importlib
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,15 +62,37 @@ def test_links_between_pages_lead_somewhere():
             assert built or (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_tables_of_the_docs_are_what_docstrings_and_measurements_make_them():
-    sys.path.insert(0, str(ROOT / "docs/scripts"))
-    try:
-        import tables
-    finally:
-        sys.path.pop(0)
+@pytest.fixture
+def tables(monkeypatch):
+    """The script that writes the tables of the docs."""
+    monkeypatch.syspath_prepend(ROOT / "docs/scripts")
+    return importlib.import_module("tables")
+
+
+def test_tables_of_the_docs_are_what_docstrings_and_measurements_make_them(tables):
     for path in tables.PAGES:
         assert tables.page(path) == path.read_text(), f"run make docs: {path.name} is not up to date"
     assert {cls.__name__ for cls in tables.family()} == set(tables.GAINS)
+
+
+@pytest.mark.parametrize("text", ["<!-- gone -->\nold\n<!-- end -->\n", "no block\n"])
+def test_a_block_that_no_table_writes_and_a_table_without_a_block_are_refused(text, tables, tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    monkeypatch.setitem(tables.PAGES, page, {"kept": lambda: "new"})
+    with pytest.raises(ValueError, match=r"page.md has the blocks .*, and \['kept'\] are made"):
+        tables.page(page)
+    page.write_text("before\n<!-- kept -->\nold\n<!-- end -->\nafter\n")
+    assert tables.page(page) == "before\n<!-- kept -->\nnew\n<!-- end -->\nafter\n"
+
+
+def test_the_sentence_about_a_resumed_run_is_that_of_its_records(tables, monkeypatch):
+    assert "had the same losses" in tables.lab_on_a_gpu()
+    assert "the weights were equal bit for bit" in tables.lab_on_a_gpu()
+    monkeypatch.setattr(tables, "_learnt", lambda record: record.folder)
+    monkeypatch.setattr(tables, "measured", lambda _: {"bitwise_equal": False})
+    assert "had other losses" in tables.lab_on_a_gpu()
+    assert "the weights were not equal" in tables.lab_on_a_gpu()
 
 
 def test_every_public_name_is_on_the_page_of_names():

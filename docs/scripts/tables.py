@@ -451,8 +451,13 @@ PAGES = {
 
 def page(path: Path) -> str:
     """The page with every block between `<!-- NAME -->` and `<!-- end -->` made anew."""
-    text = path.read_text()
-    for name, make in PAGES[path].items():
+    text, makers = path.read_text(), PAGES[path]
+    found = re.findall(r"<!-- (?!end )(\w+) -->\n", text)
+    if sorted(found) != sorted(makers):
+        raise ValueError(
+            f"{path.name} has the blocks {sorted(found)}, and {sorted(makers)} are made: make them the same"
+        )
+    for name, make in makers.items():
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, make=make: m[1] + make() + "\n" + m[2], text, flags=re.S
         )

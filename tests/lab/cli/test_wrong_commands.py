@@ -31,6 +31,10 @@ SAM = ["sweep", "demo/40%/sam", "--device", "cpu", "--runs", "runs", "--over"]
         ([*SGD, "--seeds", "-1"], "seeds are numbers such as"),
         ([*SGD, "--set", "epochs=1", "--set", "epochs=2"], "--set has epochs twice: give one value"),
         ([*SGD, "--set", "weight-decay=1", "--set", "weight_decay=2"], "--set has weight_decay twice: give one value"),
+        (
+            [*SGD, "--model", "perceptron", "--set", "model=resnet20"],
+            "--model perceptron and --set model=resnet20 set the same field: remove one",
+        ),
         ([*SGD, "--set", "epochs=2", "--set", "warmup_epochs=3"], "warmup_epochs must be at most epochs, got 3 of 2"),
         ([*SGD, "--set", "epochs=" + "9" * 5000], "epochs is a whole number, got '9999"),
         ([*SGD, "--set", "epochs=nan"], "epochs is a whole number, got 'nan'"),

@@ -24,11 +24,12 @@ from bisam.lab.cli import app
 from bisam.lab.cli import compare as cli_compare
 from bisam.lab.compare import comparison
 from bisam.lab.compare import tables as comparison_tables
-from bisam.lab.compare.comparison import RunComparison
+from bisam.lab.compare.comparison import RunComparison, Side
 from bisam.lab.compare.inspection import InspectionPlan, LossAndError, inspect
 from bisam.lab.compare.page import explanation, write
 from bisam.lab.compare.surroundings import looks
 from bisam.lab.compare.trained import shared_rows, trained
+from bisam.lab.config import Config
 from bisam.lab.data import Batches, load, split, with_noise
 from bisam.lab.data.pools import PoolOnDisk, open_pool
 from bisam.lab.measures import MEASURES
@@ -547,6 +548,16 @@ def test_what_makes_numbers_less_comparable_is_said(runs, changes, note):
     assert note is None or any(line.startswith(note) for line in found.notes)
 
 
+def test_lengths_of_perturbations_of_different_models_are_not_compared(recorded):
+    def notes(*models):
+        record = recorded("demo/40%/sam")
+        sides = [Side(model, record, Config(model=model)) for model in models]
+        return comparison._incomparable(RunComparison(*sides, []))
+
+    assert notes("resnet20", "resnet56") == ["Their models differ: perturbations of one length are not comparable."]
+    assert notes("resnet20", "resnet20") == []
+
+
 def test_runs_on_different_data_are_looked_at_with_their_own_and_that_is_said(runs):
     edit(runs.sam, "receipt.json", data_checksum="other")
 
@@ -739,6 +750,38 @@ def test_groups_of_seeds_are_compared_pair_by_pair(seeds):
     assert [(method["title"], method["n"]) for method in series["methods"]] == [("sam", 3), ("sgd", 3)]
 
 
+def test_a_group_is_named_without_the_seed_of_its_first_run_and_a_run_with_it(seeds):
+    sam2, _, sam0, sgd0, sam1, sgd1 = seeds
+
+    def names(first, second):
+        return [one.name for one in comparison.compare(first, second, digits, CPU, None).members]
+
+    assert names([sam0, sam1], [sgd1]) == ["sam", "sam, seed 1", "sgd"]
+    assert names([sam0], [sgd1, sgd0]) == ["sam", "sgd", "sgd, seed 1"]
+    assert names(sam0, sgd1) == ["sam-seed0", "sgd-seed1"]
+    assert names([sam0, sam1], [sam2]) == ["seed0", "seed0, seed 1", "seed2"]  # nothing else differs
+
+
+def test_the_seed_is_a_change_between_two_runs_and_none_where_a_side_is_a_group(seeds):
+    sam2, _, sam0, sgd0, sam1, sgd1 = seeds
+
+    def changed(first, second):
+        found = comparison.compare(first, second, digits, CPU, None)
+        assert ("Their configurations are the same." in found.notes) == (not found.changes)
+        return [change.name for change in found.changes]
+
+    assert changed(sam0, sam2) == ["seed"]
+    assert changed([sam0, sam1], [sam2]) == []
+    assert changed([sam1], [sgd0, sgd1]) == changed([sam1, sam2], [sgd0, sgd1]) == ["method", "epochs"]
+
+
+def test_a_run_whose_fields_are_in_another_order_is_of_the_same_group(seeds):
+    path = seeds[0] / "config.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "config": dict(reversed(whole["config"].items()))}))
+    assert [len(side) for side in comparison.groups(seeds)] == [3, 3]
+
+
 def test_runs_of_more_than_two_configurations_are_refused(seeds, tmp_path, recorded, write_run):
     other = write_run(tmp_path / "other", recorded("demo/40%/bisam-log"))
     done = bisam_says("compare", *seeds, other)
@@ -746,6 +789,18 @@ def test_runs_of_more_than_two_configurations_are_refused(seeds, tmp_path, recor
     assert done.output.startswith("Error: the 7 runs have 3 configurations, apart from their seeds: give runs of two")
     done = bisam_says("compare", seeds[0])
     assert done.output.startswith("Error: give two runs to compare, or the seeds of two groups, got 1")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_two_runs_of_a_seed_on_one_side_are_refused(seeds, compiled, tmp_path, recorded, write_run):
+    """The same folder twice, or the same training with other numerics: one of them would not count."""
+    again = seeds[0]
+    if compiled:
+        again = write_run(tmp_path / "compiled", recorded("demo/40%/sam", 2, 92.0, trained=3, compile=True))
+    done = bisam_says("compare", *seeds, again, "--no-weights")
+    assert done.exit_code == 1
+    expected = f"Error: {seeds[0]} and {again} are runs of one side with the same seed, 2: give one of them"
+    assert done.output.strip() == expected
 
 
 def test_weights_of_every_seed_are_diagnosed(originals, tmp_path):

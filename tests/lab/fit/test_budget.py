@@ -87,3 +87,5 @@ def test_too_short_a_time_is_refused_with_one_that_suffices():
     with pytest.raises(ValueError, match="takes about 68 seconds: give --minutes 2") as refusal:
         planned(WANTED, COSTS, SEARCHED, 10)
     assert "2 seeds of 1 epoch without" in str(refusal.value)
+    with pytest.raises(ValueError, match="compared, 1 seed of 1 epoch without"):
+        planned(Budget(1, 1, 0, 0), COSTS, {}, 10)

@@ -92,6 +92,7 @@ def test_rho_is_chosen_from_a_grid_and_written_into_the_plan(rows):
 def test_every_setting_is_shown_before_the_training(rows):
     _, done, _ = rows
     settings = done.output.index("settings")
+    assert re.search(r"this takes about [^,]*\n", done.output)
     assert settings < done.output.index("epoch 2/2")
     for shown in ("optimizer=sgd", "lr=0.05", "schedule=cosine", "epochs=2", "batch=64", "validation=0.1"):
         assert shown in done.output
@@ -143,6 +144,7 @@ def test_a_method_that_is_added_gets_its_own_rho_and_the_others_keep_theirs(bisa
         done = bisam("fit", breast_cancer, *options, "--methods", methods)
         assert done.exit_code == 0, done.output
         plans.append(json.loads((tmp_path / "cancer" / "plan.json").read_text()))
+    assert "has the plan: 1 epoch, 1 seed, ρ of SAM" in done.output
     assert "2 of 3 runs are done already" in done.output
     assert plans[1]["rho"]["sam"] == plans[0]["rho"]["sam"]
     assert plans[1]["rho"]["asam"] in (0.1, 0.5, 1.0, 2.0, 3.0)
@@ -182,6 +184,8 @@ def test_a_folder_of_images(bisam, images, tmp_path):
         "0,1", "--runs", root, "--device", "cpu", "--together", 2, "--tensorboard",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
+    (line,) = (line for line in done.output.splitlines() if line.startswith("this takes about"))
+    assert line.endswith(", one run after the other: it does not count --together 2")
     assert (root / "tensorboard").is_dir()
     assert "6 of 30 samples are held out" in done.output
     found = results(root)
@@ -226,7 +230,8 @@ def test_a_csv_of_text_with_a_pretrained_model(bisam, reviews, minilm, tmp_path)
 
 def test_minutes_plan_what_fits_and_show_what_is_given_up(bisam, breast_cancer, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "rehearse", lambda *_: Cost(step=0.1, validation=0.1, steps=6))
-    done = bisam("fit", breast_cancer, "--minutes", 0.2, "--runs", tmp_path, "--methods", "sam", "--device", "cpu")
+    options = ["--methods", "sam", "--device", "cpu", "--together", 2]
+    done = bisam("fit", breast_cancer, "--minutes", 0.2, "--runs", tmp_path, *options)
     assert done.exit_code == 0, done.output
     (line,) = (line for line in done.output.splitlines() if line.startswith("for --minutes"))
     plan = json.loads(next(tmp_path.rglob("plan.json")).read_text())
@@ -234,6 +239,7 @@ def test_minutes_plan_what_fits_and_show_what_is_given_up(bisam, breast_cancer, 
     assert plan["budget"] == {"epochs": 3, "seeds": 2, "grid": 0, "repeats": 0}
     assert plan["given_up"] == ["3 epochs instead of 50", "2 seeds instead of 3", "no search: ρ is the paper's"]
     assert all(lost in line for lost in plan["given_up"])
+    assert line.endswith("; about 8 seconds, one run after the other: it does not count --together 2")
     assert {record.config["epochs"] for record in records.find(tmp_path)} == {3}
     refused = bisam("fit", breast_cancer, "--minutes", 0.01, "--runs", tmp_path, "--device", "cpu")
     assert refused.exit_code == 1

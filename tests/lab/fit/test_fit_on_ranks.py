@@ -72,7 +72,7 @@ def test_a_fit_whose_rank_dies_is_started_again_and_ends_as_one_process(options,
     assert (folder / "killed").exists()
     made = next((folder / "runs").iterdir())
     assert_alike(alone, made)
-    assert done.stdout.count("has the plan: 2 epochs, 1 seeds") == 1
+    assert done.stdout.count("has the plan: 2 epochs, 1 seed, ") == 1
     assert done.stdout.count("resumes at epoch 2, batch 1") == 1
     assert done.stdout.count("to train in the same way") == 1
     assert {"best.safetensors", "train.py", "report.html"} <= {path.name for path in made.iterdir()}

@@ -21,6 +21,7 @@ from bisam.lab import records
 from bisam.lab.cli import app
 from bisam.lab.report import figures, report
 from bisam.lab.report.bounds import lower_bounds
+from bisam.lab.report.curves import MEANS, RUNS
 from bisam.lab.report.curves import drawn as drawn_curve
 from bisam.lab.report.forest import KINDS, forest
 from bisam.lab.tables import curves
@@ -253,6 +254,25 @@ def test_flips_of_several_rows_are_refused_for_their_lines_would_be_one(tmp_path
     done = bisam("figure", "flips", LEDGER, "--recipe", "label_noise", "--out", tmp_path / "a.svg")
     words = "flips are drawn of one row of a table, got label_noise: name one, as in --recipe label_noise/0%"
     assert one_line_of_error(done) == words
+
+
+def test_a_curve_has_means_of_whole_epochs_and_single_runs_beyond_and_only_methods_with_that_number():
+    flips = {("SAM", "a"): [4.0, 2.0, 1.0], ("SAM", "b"): [6.0, 5.0], ("SGD", "c"): [None, None]}
+    rows = curves.mark_whole([
+        {"method": method, "run": run, "epoch": epoch, "gradients": 2 * epoch} | ({"flips": value} if value else {})
+        for (method, run), values in flips.items()
+        for epoch, value in enumerate(values, start=1)
+    ])  # fmt: skip
+    chart = drawn_curve(rows, "flips", ["sgd", "sam"])
+    means = [[row[name] for name in ("epoch", "value", "least", "most")] for row in chart.data[MEANS]]
+    assert means == [[1, 5.0, 4.0, 6.0], [2, 3.5, 2.0, 5.0]]
+    assert [(row["run"], row["epoch"], row["value"]) for row in chart.data[RUNS]] == [("a", 3, 1.0)]
+    assert len(chart.drawn.layer) == 3  # the band, its mean, and the single run
+    assert {*re.findall(r'"domain": (\[.*?\])', json.dumps(chart.to_dict()))} == {'["SAM"]'}
+    alone = drawn_curve([row for row in rows if row["epoch"] == 3], "flips", ["sam"])  # a line needs two epochs
+    assert [row["value"] for row in alone.data[RUNS]] == [1.0]
+    unfinished = drawn_curve([{**row, "run": "d"} for row in rows if "whole" not in row], "flips", ["sam"])
+    assert (len(unfinished.data[MEANS]), len(unfinished.drawn.layer)) == (0, 1)
 
 
 def test_flips_of_a_row_leave_the_other_rows_out(tmp_path, recorded, write_run):

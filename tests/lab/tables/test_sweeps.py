@@ -450,6 +450,17 @@ def trained(tmp_path_factory):
     return runs, done.stdout
 
 
+def test_each_cell_of_a_sweep_has_its_own_runs_and_no_run_is_of_two(tmp_path):
+    recipe = find("demo/40%").only([], ["sam", "bisam-log"])
+    found = plans(recipe, ["rho"], [0, 1], tmp_path, values={"rho": ["0.05", "0.2"]})
+    assert [grid.description.partition(":")[2] for grid in found] == [" rho over 0.05, 0.2 (as given), 4 runs"] * 2
+    for grid in found:
+        points = [(job.config.seed, job.config.rho) for job in grid.jobs]
+        assert points == [(0, 0.05), (0, 0.2), (1, 0.05), (1, 0.2)]  # all values of a seed first
+        assert {job.config.method for job in grid.jobs} == {grid.cell[1]}
+    assert len({job.folder for grid in found for job in grid.jobs}) == 8
+
+
 def test_a_sweep_trains_every_value_with_every_seed_and_nothing_twice(trained):
     runs, said = trained
     name = "noise40-bisam-tanh-seed"

@@ -2,12 +2,16 @@
 
 import io
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
 from bisam.lab.config import Config
+from bisam.lab.training import progress as progress_module
 from bisam.lab.training.overall import Overall
-from bisam.lab.training.progress import Progress
+from bisam.lab.training.progress import ROWS_BELOW_BARS, Progress
 
 SAM, SAM_AGAIN = (Config(method="sam", seed=seed, epochs=10) for seed in range(2))
 SGD = Config(method="sgd", epochs=20)
@@ -45,13 +49,27 @@ def test_epochs_from_before_an_interruption_do_not_count_as_fast_ones():
     assert overall.line == "run 1 of 2, 1:50 left"
 
 
+def test_epochs_that_a_worker_lost_and_trains_again_do_not_count_as_slow_ones():
+    clock = Clock()
+    overall = Overall(clock)
+    overall.expect([SAM, SAM_AGAIN])
+    overall.begin({SAM: 0})
+    for epochs in (1, 2):
+        clock.now += 10.0
+        overall.epoch(SAM, epochs)
+    overall.begin({SAM: 1})  # by another worker, from the last checkpoint
+    clock.now += 10.0
+    overall.epoch(SAM, 2)
+    assert overall.line == "run 1 of 2, 3:00 left"  # 18 epochs of 10 s
+
+
 def test_the_time_left_follows_the_pace_and_counts_down_within_an_epoch():
     clock = Clock()
     overall = Overall(clock)
     overall.expect([SAM, SAM_AGAIN])
     overall.begin({SAM: 0})
     for epoch in range(1, 11):
-        clock.now += 60.0 if epoch <= 2 else 6.0  # slow at first: compiled, or beside another program
+        clock.now += 60.0 if epoch <= 5 else 6.0  # slow at first: compiled, or beside another program
         overall.epoch(SAM, epoch)
     assert overall.line == "run 1 of 2, 1:00 left"  # ten more at the pace of the last five
     clock.now += 4.0
@@ -102,6 +120,53 @@ def test_eighty_columns_have_the_method_its_value_the_results_and_the_time_left(
     assert re.fullmatch(r"run 3 of 3, \d+:\d\d left", line)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that a Progress reads."""
+    made = Clock()
+    made.now = 1000.0
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=made))
+    return made
+
+
+def test_bars_follow_the_batches_of_each_run_and_give_the_terminal_back(clock):
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+
+    def completed():
+        return [task.completed for task in progress._bars.tasks]
+
+    with Progress(console) as progress:
+        progress.begin({SAM: 1, SAM_AGAIN: 0}, 4)
+        assert completed() == [4, 0]
+        for later, batch, shown in ((0.0, 1, 1), (0.09, 2, 1), (0.09, 3, 3)):  # at most ten times a second
+            clock.now += later
+            progress.step(batch)
+            assert completed() == [4 + shown, shown]
+        progress.begin({SGD: 2}, 8)
+        progress.steps({SGD: 5, replace(SGD, seed=9): 1})  # and one that has no bar yet
+        assert completed() == [4 + 3, 3, 16 + 5]
+        progress.finish(replace(SGD, seed=9), {"status": "diverged", "epochs": 3, "seconds": 70})
+        assert len(completed()) == 3
+    hidden, shown = (console.file.getvalue().find(code) for code in ("\x1b[?25l", "\x1b[?25h"))
+    assert 0 <= hidden < shown  # the cursor
+
+
+def test_a_low_terminal_has_the_bars_that_fit_and_counts_the_others():
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=ROWS_BELOW_BARS + 2)
+    configs = [replace(SAM, seed=seed) for seed in range(5)]
+    with Progress(console) as progress:
+        progress.begin(dict.fromkeys(configs[:2], 0), 4)
+        assert len(drawn(progress, 80).splitlines()) == 2 + 1  # the last one is about all runs
+        progress.begin(dict.fromkeys(configs, 0), 4)
+        first, second, more, line = drawn(progress, 80).splitlines()
+    assert [first.split()[2], second.split()[2], more, line] == ["0", "1", "and 3 more", "run 1 of 5"]
+    assert "SAM seed 0" in console.file.getvalue()  # the bars are on the console that was given
+    lowest = Progress(Console(file=io.StringIO(), force_terminal=True, width=80, height=3))
+    with lowest:
+        lowest.begin(dict.fromkeys(configs, 0), 4)
+        assert drawn(lowest, 80).splitlines()[1] == "and 4 more"
+
+
 def test_a_run_that_diverged_has_no_score(tmp_path):
     with Progress(Console(file=io.StringIO(), force_terminal=True, width=80)) as progress:
         progress.expect([SAM, SGD])
@@ -109,6 +174,19 @@ def test_a_run_that_diverged_has_no_score(tmp_path):
         progress.finish(SAM, {"status": "diverged", "epochs": 3, "seconds": 70})
         assert progress.overall.table("x") is None
         assert progress.overall.line.startswith("run 2 of 2")
+
+
+def test_without_a_terminal_there_is_a_line_every_ten_seconds_and_one_of_the_last_epoch(clock, tmp_path):
+    console, own = Console(file=io.StringIO(), width=80), replace(SAM, epochs=5)
+    with Progress(console) as progress:
+        progress.begin({own: 0}, 4)
+        for epoch, later in enumerate((0, 5, 5, 1, 1)):
+            clock.now += later
+            progress.epoch(own, tmp_path, {"epoch": epoch, **TOLD})
+        progress.finish(own, {"status": "done", "best_epoch": 3, "test_accuracy": 91.0, "seconds": 70})
+    lines = console.file.getvalue().splitlines()
+    assert [re.search(r"epoch (\d)/5  validation 90.00 %  loss 1.000", line)[1] for line in lines[:-1]] == list("145")
+    assert lines[-1].endswith("test accuracy 91.00 %, of epoch 4, 1 min 10 s")  # and no line about all of one run
 
 
 def test_without_a_terminal_the_line_follows_each_result():

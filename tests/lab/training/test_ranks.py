@@ -331,16 +331,37 @@ def test_a_batch_that_ranks_cannot_share_is_refused(count, config, message):
         Ranks(0, count).adapted(config)
 
 
-def test_micro_batches_and_one_perturbation_of_all_ranks_exclude_each_other():
-    with pytest.raises(ValueError, match="use one of them"):
-        Ranks(0, 2, perturb="global").adapted(Config(method="sam", micro_batch=64))
+@pytest.mark.parametrize(("shard", "option"), [(False, "--perturb global"), (True, "--shard")])
+def test_micro_batches_and_one_perturbation_of_all_ranks_exclude_each_other(shard, option):
+    with pytest.raises(ValueError, match=f"and {option} all samples alike: use one of them"):
+        Ranks(0, 2, perturb="global", shard=shard).adapted(Config(method="sam", micro_batch=64))
 
 
 def test_configurations_stay_as_they_are_where_nothing_is_perturbed_apart():
     config = Config(method="sam")
     assert ALONE.adapted(config) == config
-    assert Ranks(1, 2).adapted(Config(method="sgd")) == Config(method="sgd")
+    for method in ("sgd", "msam"):  # MSAM perturbs by its momentum, which all ranks share
+        assert Ranks(1, 2).adapted(Config(method=method)) == Config(method=method)
     assert Ranks(1, 2).adapted(Config(method="sam", micro_batch=32)).micro_batch == 32
+
+
+def test_ranks_with_micro_batches_perturb_each_by_itself():
+    whole, parts = Config(method="sam"), Config(method="sam", micro_batch=32)
+    assert (ALONE.sharpness(whole), ALONE.sharpness(parts)) == (None, None)
+    for perturb, expected in (("rank", "local"), ("global", "global")):
+        assert Ranks(0, 2, perturb=perturb).sharpness(whole) == expected
+        assert Ranks(0, 2, perturb=perturb).sharpness(parts) == "local"
+
+
+def test_half_of_a_batch_is_one_sample_of_each_rank_at_least():
+    assert [Ranks(0, count).half(batch) for count, batch in ((1, 64), (3, 64), (3, 4), (1, 1))] == [32, 30, 3, 1]
+
+
+def test_fields_of_several_runs_have_their_numbers():
+    one, other = Config(seed=0), Config(seed=1)
+    found = unlike_fields([one, other], {"perturb": "rank"})
+    assert (found["runs"], found["perturb"], found["seed of run 0"], found["seed of run 1"]) == (2, "rank", 0, 1)
+    assert unlike_fields([one], {})["seed"] == 0
 
 
 def train_unlike(root):

@@ -1,6 +1,5 @@
 """What a run resumes from and records: its own data, and the lines of metrics of the epochs before its checkpoint."""
 
-import json
 import signal
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch import nn
 
 from bisam.lab.config import Config
-from bisam.lab.records import ConfigMismatch, RunFolder
+from bisam.lab.records import ConfigMismatch, RunFolder, checkpoint
 from bisam.lab.training.loop import Job, Stopped, signals, train
 from bisam.lab.training.progress import Progress
 from tiny import tiny_images
@@ -32,9 +31,8 @@ class AfterOneEpoch(Progress):
 
 
 @pytest.fixture
-def job(tmp_path, monkeypatch):
+def job(tmp_path):
     """A run that was stopped after its first epoch."""
-    monkeypatch.setenv("BISAM_COMMIT", "first")
     found, progress = Job(CONFIG, tmp_path / "run"), AfterOneEpoch()
     with pytest.raises(Stopped, match="in epoch 2"):
         train([found], tiny_images(), torch.device("cpu"), progress, progress.stopping, build=build)
@@ -63,15 +61,13 @@ def test_a_run_is_not_resumed_with_other_data(job):
     assert epochs_of(job) == [0, 1, 2]
 
 
-def test_the_receipt_has_each_machine_and_commit_that_trained_the_run_once(job, monkeypatch):
-    stopped = AfterOneEpoch()
-    with pytest.raises(Stopped):  # by the same commit: no receipt more
-        train([job], tiny_images(), torch.device("cpu"), stopped, stopped.stopping, build=build)
-    monkeypatch.setenv("BISAM_COMMIT", "another")
-    train([job], tiny_images(), torch.device("cpu"), Progress(), build=build)
-    receipt = json.loads((job.folder / "receipt.json").read_text())
-    assert receipt["commit"] == "another"
-    assert [one["commit"] for one in receipt["earlier"]] == ["first"]
+def test_a_checkpoint_of_another_configuration_is_refused_by_field(job):
+    loaded = checkpoint.load(job.folder / "checkpoints")
+    changed = {**loaded.state, "config": {**loaded.state["config"], "lr": 0.07}}
+    checkpoint.save(job.folder / "checkpoints", loaded.step, changed)
+    with pytest.raises(ConfigMismatch, match=r"lr: 0.07 there, 0.1 now"):
+        train([job], tiny_images(), torch.device("cpu"), Progress(), build=build)
+    assert epochs_of(job) == [0]
 
 
 def test_the_third_signal_stops_at_once_and_the_handlers_come_back():

@@ -233,6 +233,21 @@ def test_only_runs_whose_batches_are_alike_step_together(tmp_path):
     assert [crews(one.folder) for one in jobs] == [[2], [1], [2]]
 
 
+def test_all_runs_are_counted_from_the_start_and_saved_as_often_as_wanted(tmp_path):
+    saved, console = [], Console(file=io.StringIO(), width=200)
+
+    class Watched(Progress):
+        def saved(self, config):
+            saved.append(config.seed)
+
+    jobs = [job(tmp_path / str(seed), 2, seed) for seed in range(2)]
+    with Watched(console) as progress:
+        runs.run(jobs, lambda name: tiny_images(), torch.device("cpu"), progress, checkpoint_seconds=0)
+    assert {0, 1} == {*saved}
+    lines = [line for line in console.file.getvalue().splitlines() if "epoch" not in line]
+    assert [line.split(",")[0] for line in lines] == ["run 2 of 2", "run 2 of 2"]
+
+
 def test_whether_steps_cost_alike_is_recorded(tmp_path):
     sgd, sam, bisam = job(tmp_path / "a", 2, method="sgd"), job(tmp_path / "b", 1), job(tmp_path / "c", 1, seed=1)
     do([sgd, sam])

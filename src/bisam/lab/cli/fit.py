@@ -19,7 +19,7 @@ from bisam.lab.data.sources import own_data
 from bisam.lab.fitting import defaults
 from bisam.lab.fitting.plan import NAME as PLAN
 from bisam.lab.fitting.plan import Plan
-from bisam.lab.fitting.study import CODE, METHODS_OF_A_STUDY, Study
+from bisam.lab.fitting.study import CODE, METHODS_OF_A_STUDY, Study, check_changes
 from bisam.lab.methods import find, title_of
 from bisam.lab.records.storage import Storage
 from bisam.lab.tables.answer import Answer
@@ -27,6 +27,8 @@ from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import Ranks, device_of_rank
 from bisam.lab.workers.on_ray import RayCluster
+from bisam.lab.workers.processes import Processes
+from bisam.lab.workers.watch import Place
 
 DEFAULT_METHODS = ",".join(METHODS_OF_A_STUDY)
 
@@ -64,10 +66,12 @@ def fit(
     Finished runs are skipped, interrupted ones resumed: the same command resumes.
     """
     place_of_data = {"label": label, "text": text, "image": image, "config": config, "test": test}
-    given = {"epochs": epochs, "batch": batch, "lr": lr, "measures": measure or None}
-    set_by_option = {field: str(value) for field, value in given.items() if value is not None}
+    fields = {
+        "--epochs": ("epochs", epochs), "--batch": ("batch", batch), "--lr": ("lr", lr),
+        "--measure": ("measures", measure),
+    }  # fmt: skip
     with errors_in_one_line():
-        choices = _choices(methods, rho, seeds, {**cli_options.changes_of(changes), **set_by_option})
+        choices = _choices(methods, rho, seeds, cli_options.changes_of(changes, options=fields))
         workers = spread.place(where, root)
         on_ray = isinstance(workers, RayCluster) and where.device == "cuda"
         device = device_of_rank(cli_options.device("auto" if on_ray else where.device))
@@ -86,7 +90,7 @@ def fit(
             note(f"model: {study.model}; methods: {', '.join(study.methods)}; results: {study.folder}")
             note(f"settings (change them by --set): {', '.join(study.settings.lines)}")
             with cli_options.threads_for(device, [study.model]):
-                plan = _decided(study, note, root.storage)
+                plan = _decided(study, note, root.storage, _uncounted(where.together, workers))
                 shown = tracking.trackers(root, where, workers, ranks)
                 output = None if ranks.is_first else quiet_console()
                 with Progress(output, trackers=shown, score=f"test_{study.settings.config.primary}") as progress:
@@ -111,12 +115,26 @@ def _opened(data: str, place_of_data: Mapping[str, str], ranks: Ranks, note: Cal
     return source
 
 
-def _decided(study: Study, note: Callable[[str], None], storage: Storage | None) -> Plan:
+def _uncounted(together: int, workers: Place | None) -> str:
+    """What trains several runs at once, which the estimated time does not count; empty if nothing does.
+
+    >>> _uncounted(3, None), _uncounted(1, Processes(2)), _uncounted(1, None)
+    ('--together 3', '2 workers', '')
+    """
+    found = [f"--together {together}"] if together > 1 else []
+    if isinstance(workers, Processes) and workers.workers > 1:
+        found.append(f"{workers.workers} workers")
+    elif isinstance(workers, RayCluster):
+        found.append("the workers of Ray")
+    return " and ".join(found)
+
+
+def _decided(study: Study, note: Callable[[str], None], storage: Storage | None, uncounted: str) -> Plan:
     """The plan of the study, also that which a storage has already."""
     if storage is not None:
         storage.fetch_files(study.name, study.folder)
     with counting(console(stderr=True) if study.ranks.is_first else quiet_console(), "searching ") as show:
-        plan = study.decide(note, show)
+        plan = study.decide(note, show, uncounted=uncounted)
     if storage is not None:
         storage.push_file(study.folder / PLAN, study.name)
     return plan
@@ -161,6 +179,7 @@ def _choices(methods: str, rho: str, seeds: str, changes: dict[str, str]) -> _Ch
         if name != "base":
             find(name)
     Config().with_changes(changes)
+    check_changes(changes)
     return {
         "methods": names,
         "rho": _rho(rho),

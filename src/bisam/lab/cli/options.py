@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,8 +217,17 @@ def change(text: str) -> tuple[str, str]:
     return name.strip().replace("-", "_"), value.strip()
 
 
-def changes_of(texts: Sequence[str] | None, *, partial_data: bool = False) -> dict[str, str]:
-    """The changes of --set and --partial-data, by field."""
+def changes_of(
+    texts: Sequence[str] | None, *, partial_data: bool = False, options: Mapping[str, tuple[str, object]] | None = None
+) -> dict[str, str]:
+    """The changes of --set, --partial-data and `options`, by field.
+
+    `options` are those that set a field too: names of fields and values, by option. Without a value, None or an empty
+    text, an option was not given.
+
+    >>> changes_of(["lr=0.1"], options={"--epochs": ("epochs", 3), "--batch": ("batch", None)})
+    {'lr': '0.1', 'epochs': '3'}
+    """
     given = [change(text) for text in texts or []]
     parsed = dict(given)
     for name in parsed:
@@ -226,6 +235,12 @@ def changes_of(texts: Sequence[str] | None, *, partial_data: bool = False) -> di
             raise ValueError(f"--set has {name} twice: give one value")
     if "partial_data" in parsed:
         raise ValueError("use --partial-data instead of --set partial_data=")
+    for option, (name, value) in (options or {}).items():
+        if value in (None, ""):
+            continue
+        if name in parsed:
+            raise ValueError(f"{option} {value} and --set {name}={parsed[name]} set the same field: remove one")
+        parsed[name] = str(value)
     return {**parsed, "partial_data": "true"} if partial_data else parsed
 
 

@@ -79,8 +79,8 @@ def train(
     """Train every cell of a recipe, or of a part of it. Finished runs are skipped, interrupted ones resumed."""
     with errors_in_one_line():
         load = partial(open_source, folder=folder, partial=partial_data)
-        wanted, all_changes = cli_options.recipe(recipe), _with_model(changes, model)
-        _run(wanted, seeds, all_changes, Runs(root), load, where, tracking, torchrun, every=every)
+        parsed = _parsed(changes, model, partial_data=partial_data)
+        _run(cli_options.recipe(recipe), seeds, parsed, Runs(root), load, where, tracking, torchrun, every=every)
 
 
 @with_groups
@@ -108,9 +108,9 @@ def reproduce(
         wanted = cli_options.recipe(recipe).only(cli_options.names(models), cli_options.names(methods))
         workers = spread.place(where, root)
         load = partial(open_source, folder=folder, partial=partial_data)
-        all_seeds, all_changes = seeds or f"0-{wanted.seeds - 1}", _with_model(changes, model)
+        all_seeds, parsed = seeds or f"0-{wanted.seeds - 1}", _parsed(changes, model, partial_data=partial_data)
         _run(
-            wanted, all_seeds, all_changes, root, load, where, tracking, torchrun, every=every, skip_twins=True,
+            wanted, all_seeds, parsed, root, load, where, tracking, torchrun, every=every, skip_twins=True,
             workers=workers,
         )  # fmt: skip
 
@@ -125,8 +125,8 @@ def demo(
     """Sharpness-aware training against label noise, on data that ships with scikit-learn: about two minutes."""
     with errors_in_one_line():
         cli_options.refuse_ranks("demo")
-        load, where = partial(open_source), Where(device)
-        _run(find("demo"), seeds, changes, Runs(root), load, where, Tracking(), UnderTorchrun(), every=every)
+        load, where, parsed = partial(open_source), Where(device), cli_options.changes_of(changes)
+        _run(find("demo"), seeds, parsed, Runs(root), load, where, Tracking(), UnderTorchrun(), every=every)
         cli_report.write_page([root], root / "report.html")
 
 
@@ -142,14 +142,13 @@ def data(
 
 
 def _run(
-    recipe: Recipe, seeds: str, changes: list[str] | None, root: Runs, load: partial[Source], where: Where,
+    recipe: Recipe, seeds: str, changes: dict[str, str], root: Runs, load: partial[Source], where: Where,
     tracking: Tracking, torchrun: UnderTorchrun, *, every: float, skip_twins: bool = False,
     workers: workers_watch.Place | None = None,
 ) -> None:  # fmt: skip
-    parsed = cli_options.changes_of(changes, partial_data=load.keywords.get("partial", False))
     place = device_of_rank(cli_options.device(where.device)) if workers is None else torch.device("cpu")
     with torchrun.joined(place) as ranks:
-        jobs = runs.jobs_of(recipe, cli_options.numbers(seeds), parsed, root.folder, ranks)
+        jobs = runs.jobs_of(recipe, cli_options.numbers(seeds), changes, root.folder, ranks)
         ranks.refuse_unlike(unlike_fields([job.config for job in jobs], ranks.options))
         shown = tracking.trackers(root, where, workers, ranks)
         models = {job.config.model for job in jobs}
@@ -172,8 +171,8 @@ def _show(recipe: Recipe, jobs: list[Job]) -> None:
             console().print(sheet)
 
 
-def _with_model(changes: list[str] | None, model: str) -> list[str]:
-    return [*(changes or []), *([f"model={model}"] if model else [])]
+def _parsed(changes: list[str] | None, model: str, *, partial_data: bool) -> dict[str, str]:
+    return cli_options.changes_of(changes, partial_data=partial_data, options={"--model": ("model", model)})
 
 
 def _beside_twins(jobs: list[Job], progress: Progress, *, skip: bool) -> list[Job]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,9 @@ def compare(
     a, b = (_group(name, folders) for name, folders in zip(names, (ours, theirs), strict=True))
     if a.name == b.name:
         raise ValueError(f"{ours[0]} and {theirs[0]} are the same run: give two runs")
-    comparison = RunComparison(a, b, changes(_without_seed(a), _without_seed(b)))
+    without = "seed" if a.others or b.others else None  # which the runs of a group differ in
+    own = [{name: value for name, value in side.record.config.items() if name != without} for side in (a, b)]
+    comparison = RunComparison(a, b, changes(*own))
     if plan is not None:
         _inspect(comparison, partial(trained, load=load, run_code=run_code), device, plan, progress)
     comparison.notes = _notes(comparison) + comparison.notes
@@ -142,18 +144,16 @@ def _distinct(names: Sequence[str], otherwise: tuple[str, str]) -> tuple[str, st
 
 
 def _group(name: str, folders: Sequence[Path]) -> Side:
-    made = [_side(name if place == 0 else f"{name}, run {place + 1}", folder) for place, folder in enumerate(folders)]
-    made.sort(key=lambda side: side.seed)
-    for side in made:
-        side.name = name if len(made) == 1 else f"{name}, seed {side.seed}"
-    made[0].name, made[0].others = name, made[1:]
-    return made[0]
-
-
-def _without_seed(side: Side) -> dict[str, Any]:
-    """The configuration; of a group without what its runs differ in."""
-    own = side.record.config
-    return {name: value for name, value in own.items() if name != "seed"} if side.others else own
+    """The side of these runs, in the order of their seeds; ValueError if two have the same: a seed counts once."""
+    first, *others = made = sorted((_side(name, folder) for folder in folders), key=lambda side: side.seed)
+    for one, other in pairwise(made):
+        if one.seed == other.seed:
+            both = f"{one.record.folder} and {other.record.folder}"
+            raise ValueError(f"{both} are runs of one side with the same seed, {one.seed}: give one of them")
+    for side in others:
+        side.name = f"{name}, seed {side.seed}"
+    first.others = others
+    return first
 
 
 def changes(a: dict[str, Any], b: dict[str, Any]) -> list[Change]:
@@ -173,7 +173,12 @@ def changes(a: dict[str, Any], b: dict[str, Any]) -> list[Change]:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    return bool(value == other) or (value != value and other != other)  # also if both are NaN
+    """
+    >>> nan = float("nan")
+    >>> _is_same(1, 1.0), _is_same(nan, nan), _is_same(nan, 1.0), _is_same(1.0, nan)
+    (True, True, False, False)
+    """
+    return bool(value == other) or (value != value and other != other)
 
 
 def _shown(name: str, values: dict[str, Any], default: dict[str, Any]) -> str:

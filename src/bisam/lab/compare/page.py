@@ -36,7 +36,8 @@ def write(comparison: RunComparison) -> str:
 
 def _folders(side: Side) -> str:
     first = str(side.record.folder)
-    return first if not side.others else f"{first} and {len(side.others)} more seeds"
+    more = len(side.others)
+    return first if not more else f"{first} and {more} more seed{'s' * (more != 1)}"
 
 
 def _curves(comparison: RunComparison) -> list[Block]:

@@ -69,7 +69,15 @@ def _in_words(time: float) -> str:
     ('1 second', '20 seconds', '2 minutes', '10 minutes')
     """
     number, unit = (max(1, round(time)), "second") if time < 90 else (round(time / 60), "minute")
-    return f"{number} {unit}{'s' * (number != 1)}"
+    return counted(number, unit)
+
+
+def counted(number: int, noun: str) -> str:
+    """
+    >>> counted(1, "seed"), counted(3, "epoch")
+    ('1 seed', '3 epochs')
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def planned(wanted: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Cost], limit: float) -> Budget:
@@ -79,7 +87,7 @@ def planned(wanted: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Co
             return budget
     least = seconds(budget, costs, searched)  # of one epoch
     raise ValueError(
-        f"the least that can be compared, {budget.seeds} seeds of 1 epoch without a search of ρ, takes "
+        f"the least that can be compared, {counted(budget.seeds, 'seed')} of 1 epoch without a search of ρ, takes "
         f"about {_in_words(least)}: give --minutes {math.ceil(1.2 * least / 60)}, or a smaller model"
     )
 
@@ -116,7 +124,7 @@ def given_up(wanted: Budget, planned: Budget) -> list[str]:
     """
     found = []
     if planned.epochs < wanted.epochs:
-        found.append(f"{planned.epochs} epoch{'s' * (planned.epochs > 1)} instead of {wanted.epochs}")
+        found.append(f"{counted(planned.epochs, 'epoch')} instead of {wanted.epochs}")
     if planned.seeds < wanted.seeds:
         found.append(f"{planned.seeds} seeds instead of {wanted.seeds}")
     if planned.grid == 0 < wanted.grid:

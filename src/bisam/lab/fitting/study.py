@@ -52,6 +52,14 @@ NOT_CHANGED = {
 """Fields of a configuration that a study sets by itself, and the option that sets each."""
 
 
+def check_changes(changes: Mapping[str, str]) -> None:
+    """ValueError if a field is among them that a study sets by itself."""
+    for name, option in NOT_CHANGED.items():
+        if name in changes:
+            remedy = f"use {option} instead of --set {name}=" if option else f"remove --set {name}="
+            raise ValueError(f"bisam fit sets {name} by itself: {remedy}")
+
+
 @dataclass
 class Study:
     """A comparison on one's own data. Its records are in a folder of its own, `root/name`."""
@@ -76,10 +84,7 @@ class Study:
     """With several, all of them make the same study. The first one decides, and writes into the folder."""
 
     def __post_init__(self) -> None:
-        for name, option in NOT_CHANGED.items():
-            if name in self.changes:
-                remedy = f"use {option} instead of --set" if option else "remove it from --set"
-                raise ValueError(f"bisam fit sets {name} by itself: {remedy}")
+        check_changes(self.changes)
         made = self._built()
         samples = self.source.sizes(Config(validation=self._validation))
         found = defaults.settings(
@@ -121,9 +126,16 @@ class Study:
         return f"{short_name(spec.parse_data(self.source.task.name).place)}, {short_name(self.model)}"
 
     def decide(
-        self, note: Callable[[str], None], progress: Callable[[str, int, int], None] | None = None
+        self,
+        note: Callable[[str], None],
+        progress: Callable[[str, int, int], None] | None = None,
+        *,
+        uncounted: str = "",
     ) -> plans.Plan:
-        """The plan in the folder if there is one, else a new one, which takes a few steps and the search of ρ."""
+        """The plan in the folder if there is one, else a new one, which takes a few steps and the search of ρ.
+
+        Its time is that of one run after the other. `uncounted` names what trains several at once, for the note.
+        """
         plan = self.ranks.of_first(plans.read(self.folder) if self.ranks.is_first else None)
         if plan is not None:
             self._check_same(plan)
@@ -131,7 +143,7 @@ class Study:
         open_ = [method for method in self.methods if plan is None or (uses(method, "rho") and method not in plan.rho)]
         costs = _built_alike({method: self._cost(method) for method in open_})
         if plan is None:
-            budget, lost = self.ranks.of_first(self._budget(costs, note))
+            budget, lost = self.ranks.of_first(self._budget(costs, note, uncounted))
             plan = plans.Plan(self.source.checksum, self.fingerprint, budget, lost)
         for method in open_:
             if uses(method, "rho"):
@@ -238,18 +250,21 @@ class Study:
         with torch.random.fork_rng(devices=[]):
             return self.build(Config(data=self.source.task.name, model=self.model), self.source)
 
-    def _budget(self, costs: Mapping[str, Cost], note: Callable[[str], None]) -> tuple[Budget, list[str]]:
+    def _budget(
+        self, costs: Mapping[str, Cost], note: Callable[[str], None], uncounted: str
+    ) -> tuple[Budget, list[str]]:
         searched = {method: costs[method] for method in self.searched}
         grid = max((len(self._grid(method)) for method in searched), default=0)
         seeds = SEEDS if self.seeds is None else len(self.seeds)
         wanted = Budget(self.settings.config.epochs, seeds, grid, REPEATS if searched else 0)
+        without = f", one run after the other: it does not count {uncounted}" if uncounted else ""
         if self.minutes is None:
-            note(f"this takes about {budgets.duration(wanted, costs, searched)}")
+            note(f"this takes about {budgets.duration(wanted, costs, searched)}{without}")
             return wanted, []
         chosen = budgets.planned(wanted, costs, searched, 60 * self.minutes)
         lost = budgets.given_up(wanted, chosen)
         time = budgets.duration(chosen, costs, searched)
-        note(f"for --minutes {self.minutes:g}: {', '.join(lost) or 'nothing is given up'}; about {time}")
+        note(f"for --minutes {self.minutes:g}: {', '.join(lost) or 'nothing is given up'}; about {time}{without}")
         return chosen, lost
 
     def _grid(self, method: str) -> tuple[float, ...]:
@@ -286,7 +301,8 @@ class Study:
             raise ValueError(f"the plan in {self.folder} has {_listed(other)}: remove --rho, or give another --name")
 
     def _described(self, plan: plans.Plan) -> str:
-        return f"{plan.budget.epochs} epochs, {len(self._seeds(plan))} seeds, {_listed(plan.rho)}"
+        count = budgets.counted
+        return f"{count(plan.budget.epochs, 'epoch')}, {count(len(self._seeds(plan)), 'seed')}, {_listed(plan.rho)}"
 
 
 def _built_alike(costs: Mapping[str, Cost]) -> dict[str, Cost]:

@@ -118,7 +118,7 @@ def sheet_of_plans(plans: Sequence[SeedPlan], measure: str = "test accuracy") ->
             str(plan.present),
             f"{count_text(plan.needed)}\n95 %: {count_text(few)} to {count_text(many)}",
             OPEN if spent is None else f"{spent:.1f}" if spent < 100 else f"{spent:,.0f}",
-            plan.command if plan.needed < MOST_SEEDS else OPEN,
+            plan.command if plan.present < plan.needed < MOST_SEEDS else OPEN,
         ])  # fmt: skip
     notes = [
         f"Pairs of runs with the same seed, for a chance of {100 * POWER:.0f} % that the 95 % interval excludes 0 if "

@@ -25,7 +25,7 @@ class Overall:
         self._clock = clock
         self._epochs: dict[Config, int] = {}
         self._before = 0.0
-        """Passes that were not run here: of an earlier command, or of a run that diverged."""
+        """Passes that were not run here: of an earlier command, or of a run that diverged; without those run again."""
         self._marks: list[tuple[float, float]] = []
         """Times, and the passes that were run here until then."""
         self._finished: set[Config] = set()
@@ -38,8 +38,7 @@ class Overall:
     def begin(self, epochs: Mapping[Config, int]) -> None:
         """These runs begin, or resume after that many epochs, which cost no time now."""
         for config, epoch in epochs.items():
-            if epoch > self._epochs.get(config, 0):
-                self._before += passes_until(config, epoch) - passes_until(config, self._epochs.get(config, 0))
+            self._before += passes_until(config, epoch) - passes_until(config, self._epochs.get(config, 0))
             self._epochs[config] = epoch
         if not self._marks:
             self._mark()
@@ -93,8 +92,8 @@ class Overall:
 
 def clock_time(seconds: float) -> str:
     """
-    >>> clock_time(70), clock_time(3 * 3600 + 62)
-    ('1:10', '3:01:02')
+    >>> clock_time(0.2), clock_time(70), clock_time(3600), clock_time(3 * 3600 + 62)
+    ('0:01', '1:10', '1:00:00', '3:01:02')
     """
     minutes, rest = divmod(math.ceil(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

@@ -216,6 +216,10 @@ def _tested(result: dict[str, Any]) -> str:
 
 
 def _status(metrics: dict[str, Any]) -> str:
+    """
+    >>> _status({"validation_accuracy": 90.0, "perturbed_loss": 0.5, "samples_per_second": 1e4})
+    'validation 90.00 %  loss 0.500  10,000 samples/s'
+    """
     parts = [
         f"validation {metrics['validation_accuracy']:.2f} %",
         f"loss {metrics.get('loss', metrics.get('perturbed_loss', math.nan)):.3f}",  # MSAM's is at w + ε alone
@@ -226,5 +230,9 @@ def _status(metrics: dict[str, Any]) -> str:
 
 
 def _time(seconds: float) -> str:
+    """
+    >>> _time(70.9), _time(3599), _time(3600), _time(2 * 3600 + 125)
+    ('1 min 10 s', '59 min 59 s', '1 h 0 min', '2 h 2 min')
+    """
     minutes, rest = divmod(math.floor(seconds), 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
