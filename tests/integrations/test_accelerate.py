@@ -89,7 +89,7 @@ def test_a_loss_without_the_criterion_is_returned_as_the_mean_of_the_micro_batch
     losses = [torch.nn.functional.cross_entropy(loop.net(x), y).item() for x, y in update]
     for x, y in update:
         with loop.accelerator.accumulate(loop.net):
-            found = backward(lambda x, y: torch.nn.functional.cross_entropy(loop.net(x), y), x, y)
+            found = backward(lambda x, y: torch.nn.functional.cross_entropy(loop.net(x), y), x=x, y=y)  # by name
     assert found.item() == pytest.approx(sum(losses) / 2)
 
 
