@@ -34,8 +34,11 @@ def fresh_state():
 class Loop:
     """What a user writes."""
 
-    def __init__(self, net=None, variant="BiSAM", samples=None, size=8, steps=2, accelerator=None, **options):
+    def __init__(
+        self, net=None, variant="BiSAM", samples=None, size=8, steps=2, accelerator=None, scaler=None, **options
+    ):
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, **(accelerator or {}))
+        self.accelerator.scaler = scaler
         net = two_passes.net() if net is None else net
         optimizer = getattr(bisam, variant)(two_passes.base_of(net.parameters()), net, **{"rho": RHO, **options})
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, two_passes.DECAY)
@@ -79,6 +82,17 @@ def test_accumulation_clipping_and_a_schedule_equal_the_reference(name):
     assert float(found[4]) == pytest.approx(losses[4], rel=1e-6)
 
 
+def test_a_loss_without_the_criterion_is_returned_as_the_mean_of_the_micro_batches_at_w():
+    loop = Loop(variant="SAM")
+    backward = SharpnessAwareBackward(loop.accelerator, loop.net, loop.optimizer)
+    [update, *_] = two_passes.windows(*two_passes.samples())
+    losses = [torch.nn.functional.cross_entropy(loop.net(x), y).item() for x, y in update]
+    for x, y in update:
+        with loop.accelerator.accumulate(loop.net):
+            found = backward(lambda x, y: torch.nn.functional.cross_entropy(loop.net(x), y), x=x, y=y)  # by name
+    assert found.item() == pytest.approx(sum(losses) / 2)
+
+
 def test_float32_equals_the_reference_too():
     samples = two_passes.samples(dtype=torch.float32)
     loop = Loop(net=two_passes.net(torch.float32), samples=samples)
@@ -106,6 +120,25 @@ def test_bfloat16_is_that_of_the_optimizer_alone():
     loop = Loop(net=two_passes.net(torch.float32), samples=samples, accelerator={"mixed_precision": "bf16"})
     loop.train()
     assert_equal_weights(loop.accelerator.unwrap_model(loop.net), net, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["BiSAM", "FriendlySAM"])  # the second adds gradients of several steps
+def test_a_scaler_changes_nothing_but_the_scale(name, monkeypatch):
+    """Accelerate makes no scaler on a CPU: it is given one, which doubles its scale with each step."""
+    found = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=1)):
+        forget()
+        loop = Loop(variant=name, scaler=scaler)
+        if scaler is not None:
+            monkeypatch.setattr(loop.accelerator, "native_amp", True)
+            monkeypatch.setattr(Accelerator, "mixed_precision", "fp16")
+        losses = [float(loss) for loss in loop.train() if loss is not None]
+        found.append((loop.net, losses, float(loop.optimizer.optimizer.telemetry.ascent_norm)))
+    (plain, losses, norm), (scaled, with_scaler, scaled_norm) = found
+    assert_equal_weights(scaled, plain)
+    assert with_scaler == pytest.approx(losses, rel=1e-6)
+    assert scaled_norm == pytest.approx(norm, rel=1e-6)
+    assert scaler.get_scale() == 2.0**15
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="Accelerator(mixed_precision='fp16') needs a GPU")

@@ -117,6 +117,16 @@ def test_momentum_of_keras_trains_as_that_of_torch_at_a_constant_rate(monkeypatc
     assert_equal_weights(as_torch(model, expected), expected, tolerance=1e-6)
 
 
+def test_the_radius_of_gsam_follows_the_learning_rate_of_keras():
+    schedule = optimizers.schedules.ExponentialDecay(0.1, decay_steps=1, decay_rate=0.5)
+    model = make()
+    model.compile(optimizers.SGD(schedule), cross_entropy(), method="gsam", rho=0.1)
+    fit(model)
+    ours = model.sharpness_aware
+    # the last of four updates has an eighth of the first rate: the least radius is half of rho
+    assert ours.perturbation.radius(ours.param_groups[0]) == pytest.approx(0.05 + 0.05 / 8)
+
+
 def test_rho_zero_is_keras_alone_bit_for_bit():
     found = []
     for cls, options in ((keras.Model, {}), (SharpnessAwareModel, {"method": "sam", "rho": 0.0})):
@@ -132,12 +142,15 @@ def test_rho_zero_is_keras_alone_bit_for_bit():
     assert history == expected
 
 
-@pytest.mark.parametrize(("method", "options"), [("bisam-log", {"every": 3}), ("looksam", {}), ("fsam", {})])
+@pytest.mark.parametrize(
+    ("method", "options"), [("bisam-log", {"every": 3}), ("gsam", {}), ("looksam", {}), ("fsam", {})]
+)
 def test_a_saved_model_resumes_bit_for_bit(method, options, tmp_path):
     models = []
     for _ in range(2):
         model = make()
-        base = optimizers.Adam(0.01, gradient_accumulation_steps=2)
+        schedule = optimizers.schedules.ExponentialDecay(0.01, decay_steps=1, decay_rate=0.9)
+        base = optimizers.Adam(schedule, gradient_accumulation_steps=2)
         model.compile(base, cross_entropy(), metrics=["accuracy"], method=method, rho=0.1, method_options=options)
         models.append(model)
     whole, half = models
@@ -168,6 +181,26 @@ def test_a_model_that_is_saved_between_two_updates_updates_when_keras_does_with_
     assert_same(*found)
 
 
+def test_weights_that_are_loaded_bring_their_memory_and_drop_that_of_the_weights_before(tmp_path):
+    """Between two updates, with a memory, to a state with another memory, and to one without."""
+    x, y = samples()
+    model = make()
+    model.compile(optimizers.SGD(0.1, gradient_accumulation_steps=2), cross_entropy(), method="fsam", rho=0.1)
+    model.sharpness_aware  # noqa: B018  # made here, its memory is empty
+    model.optimizer.build(model.trainable_variables)
+    found = []
+    for epoch in range(3):
+        found.append(weights_of(model))
+        model.save_weights(tmp_path / f"{epoch}.weights.h5")
+        fit(model)
+    for epoch in (1, 0, 1):
+        fit(model, (x[:8], y[:8]))
+        model.load_weights(tmp_path / f"{epoch}.weights.h5")
+        fit(model)
+        for a, b in zip(weights_of(model), found[epoch + 1], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def test_a_model_is_saved_before_compile_and_loaded_without_it(tmp_path):
     model = make()
     model.save(tmp_path / "new.keras")
@@ -178,12 +211,30 @@ def test_a_model_is_saved_before_compile_and_loaded_without_it(tmp_path):
     assert_same(keras.saving.load_model(tmp_path / "trained.keras", compile=False), model)
 
 
+def test_weights_of_the_model_itself_are_saved_beside_the_memory(tmp_path):
+    class Net(SharpnessAwareMixin, keras.Model):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(shape[-1], 3))
+
+        def call(self, x):
+            return x @ self.kernel
+
+    trained, loaded = Net(), Net()
+    for model in (trained, loaded):
+        model.compile(optimizers.SGD(0.1), cross_entropy(), method="looksam")
+        fit(model)
+    trained.save_weights(tmp_path / "own.weights.h5")
+    loaded.load_weights(tmp_path / "own.weights.h5")
+    assert_same(loaded, trained)
+
+
 @pytest.mark.parametrize(
     ("softmax", "loss", "one_hot"),
     [
         (True, "sparse_categorical_crossentropy", False),
         (True, losses.CategoricalCrossentropy, True),
         (False, partial(losses.CategoricalCrossentropy, from_logits=True), True),
+        (True, lambda: losses.sparse_categorical_crossentropy, False),
     ],
 )
 def test_probabilities_and_one_hot_labels_train_as_logits_and_classes(softmax, loss, one_hot):
@@ -192,9 +243,17 @@ def test_probabilities_and_one_hot_labels_train_as_logits_and_classes(softmax, l
     logits.compile(optimizers.SGD(0.1), cross_entropy(), rho=0.1)
     other.compile(optimizers.SGD(0.1), loss if isinstance(loss, str) else loss(), rho=0.1)
     fit(logits)
-    fit(other, (x, np.eye(3)[y] if one_hot else y[:, None]))
+    fit(other, (x, np.eye(3)[y] if one_hot else y[:, None].astype(np.float32)))
     for a, b in zip(weights_of(logits), weights_of(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+
+
+def test_a_probability_of_zero_has_a_gradient_of_zero_as_in_keras():
+    model = make(softmax=True)
+    model.compile(optimizers.SGD(0.1), "sparse_categorical_crossentropy", rho=0.1)
+    probabilities = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]], requires_grad=True)
+    model._ascent(model.sharpness_aware, probabilities, torch.tensor([1, 0]), None).backward()
+    assert (probabilities.grad.isfinite() & ((probabilities > 0) | (probabilities.grad == 0))).all()
 
 
 def test_a_class_that_the_loss_ignores_is_ignored_by_q():
@@ -239,6 +298,28 @@ def test_sequential_and_subclassed_models_take_the_mixin_and_frozen_layers_stay(
     model.compile(optimizers.SGD(0.05), "mse", method="sam", rho=0.01)
     fit(model, (x, x[:, :1]))
     assert not np.array_equal(before[0], weights_of(model)[0])
+
+
+def test_a_batch_of_arrays_trains_as_fit_does():
+    x, y = samples(8)
+    whole, single = make(), make()
+    for model in (whole, single):
+        model.compile(optimizers.SGD(0.1), cross_entropy(), metrics=["accuracy"], rho=0.1)
+    history = fit(whole, (x, y)).history
+    logs = single.train_on_batch(x, y, return_dict=True)
+    assert_same(single, whole)
+    assert logs == {name: value for name, [value] in history.items()}
+
+
+def test_the_losses_of_several_outputs_are_logged_at_w_alone():
+    inputs = keras.Input((6,))
+    outputs = [layers.Dense(size, name=name)(inputs) for name, size in (("kind", 3), ("size", 1))]
+    model = SharpnessAwareModel(inputs, outputs)
+    model.compile(optimizers.SGD(0.1), [cross_entropy(), "mse"], loss_weights=[1.0, 0.5], method="sam", rho=1.0)
+    x, y = samples(8)
+    expected = model.evaluate(x, [y, x[:, :1]], verbose=0, return_dict=True)
+    history = model.fit(x, [y, x[:, :1]], verbose=0).history
+    assert {name: value for name, [value] in history.items()} == pytest.approx(expected)
 
 
 def test_validation_and_evaluation_are_those_of_keras():
@@ -301,6 +382,7 @@ def test_what_q_cannot_see_is_refused_and_no_weight_changes():
     x, y = samples()
     for loss, target, options, message in (
         ("mse", np.eye(3)[y], {}, 'the loss mse does not show where they are.*method="sam", which takes any loss'),
+        (losses.CategoricalCrossentropy(from_logits=True, axis=0), np.eye(3)[y], {}, "needs logits, classes last"),
         (cross_entropy(), y, {"sample_weight": np.ones(32)}, "remove sample_weight and class_weight"),
         (cross_entropy(), y, {"class_weight": {0: 1.0, 1: 2.0, 2: 1.0}}, "remove sample_weight and class_weight"),
     ):
@@ -313,8 +395,23 @@ def test_what_q_cannot_see_is_refused_and_no_weight_changes():
         assert all(any(np.array_equal(one, other) for other in before) for one in trained)
 
 
-def test_another_backend_is_refused(monkeypatch):
+def test_the_variant_is_there_once_the_model_is_compiled_and_has_weights():
+    model = make()
+    with pytest.raises(RuntimeError, match=r"call model\.compile\(\.\.\.\) first"):
+        model.sharpness_aware  # noqa: B018
+    model.trainable = False
+    model.compile(optimizers.SGD(0.1), cross_entropy())
+    with pytest.raises(ValueError, match=r"no trainable weights.*layer\.trainable = True"):
+        fit(model)
+
+
+@pytest.mark.parametrize("is_imported", [True, False])
+def test_torch_is_chosen_if_keras_is_not_imported_yet_and_another_backend_is_refused(is_imported, monkeypatch):
     """Of the backends torch alone is installed here: Keras is made to name another."""
+    monkeypatch.delenv("KERAS_BACKEND")
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    if not is_imported:
+        monkeypatch.delitem(sys.modules, "keras")
     with pytest.raises(ImportError, match=r"Keras runs on jax here.*KERAS_BACKEND=torch"):
         importlib.reload(sys.modules["bisam.integrations.keras"])
+    assert os.environ.get("KERAS_BACKEND") == (None if is_imported else "torch")

@@ -61,7 +61,22 @@ def test_accumulation_clipping_and_a_schedule_equal_the_reference(name, clip, sc
     expected, losses = two_passes.train(start, updates, name, clip=clip)
     assert_equal_weights(net, expected)
     assert [loss is None for loss in found] == [True, False, True, False, False]
-    assert float(found[1]) == pytest.approx(sum(losses[:2]) / 2, rel=1e-6)
+    means = [sum(losses[:2]) / 2, sum(losses[2:4]) / 2, losses[4]]
+    assert [float(loss) for loss in found if loss is not None] == pytest.approx(means, rel=1e-6)
+
+
+def test_a_loss_without_the_criterion_is_returned_as_the_mean_of_what_the_function_returns():
+    net = two_passes.net()
+    optimizer = bisam.SAM(two_passes.base_of(net.parameters()), net, rho=RHO)
+    scaler = SharpnessAwareScaler("cpu", enabled=False)
+    [update, *_] = two_passes.windows(*two_passes.samples())
+    losses = [torch.nn.functional.cross_entropy(net(x), y).item() for x, y in update]
+    found = [
+        scaler(partial(lambda x, y: torch.nn.functional.cross_entropy(net(x), y), x, y), optimizer, need_update=last)
+        for (x, y), last in zip(update, (False, True), strict=True)
+    ]
+    assert found[0] is None
+    assert found[1].item() == pytest.approx(sum(losses) / 2)
 
 
 @pytest.mark.parametrize("enabled", [True, False])

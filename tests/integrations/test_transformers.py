@@ -4,6 +4,7 @@ import copy
 import gc
 import re
 import runpy
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -24,9 +25,14 @@ from transformers import (  # noqa: E402
 )
 
 from bisam.integrations import methods  # noqa: E402
-from bisam.integrations.transformers import SharpnessAwareMixin, SharpnessAwareTrainer  # noqa: E402
+from bisam.integrations.transformers import (  # noqa: E402
+    SharpnessAwareMixin,
+    SharpnessAwareTrainer,
+    _is_loss_of_shifted,
+)
+from bisam.objectives import CrossEntropy  # noqa: E402
 from integrations import trainer_by_hand  # noqa: E402
-from integrations.trainer_by_hand import TASKS, Own, bert, of_sequences  # noqa: E402
+from integrations.trainer_by_hand import TASKS, TOKENS, Own, bert, llama, of_sequences, of_tokens  # noqa: E402
 
 import ranks  # noqa: E402
 
@@ -110,6 +116,51 @@ def test_accumulation_clipping_and_schedule_equal_two_passes_by_hand(name, metho
     assert min(found.norms) < task.most < max(found.norms)
 
 
+def test_a_trainer_that_divides_the_loss_itself_divides_q_alike(tmp_path):
+    """By the number of micro-batches, which have unequally many labels, and not by the labels of the update."""
+
+    class Divides(SharpnessAwareTrainer):
+        loss_is_scaled_for_ga = False
+
+    first, second, third, *others = TASKS["tokens"].samples
+    task = replace(TASKS["tokens"], samples=[first, third, second, *others], divides=True)
+    model = task.model().double()
+    by_hand = copy.deepcopy(model)
+    options = {"max_grad_norm": task.most}
+    trainer_of(model, tmp_path, task.samples, cls=Divides, method="bisam-log", rho=RHO, options=options).train()
+    schedule = trainer_by_hand.updates(task.samples, size=2, accumulated=2)
+    trainer_by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=True, rho=RHO)
+    assert_close(weights(model), weights(by_hand), 1e-10)
+
+
+def test_labels_that_a_collator_has_shifted_are_not_shifted_again(tmp_path):
+    """Those of packed sequences leave out the first label of each: the shifted labels alone do not show where."""
+    packed, shifted = [], []
+    for sample in of_tokens(trainer_by_hand.VOCABULARY)[4:]:
+        labels = sample["labels"].clone()
+        labels[TOKENS // 2] = -100
+        packed.append({**sample, "labels": labels})
+        shifted.append({**sample, "shift_labels": nn.functional.pad(labels[1:], (0, 1), value=-100)})
+    trained = []
+    for samples in (packed, shifted):
+        model = llama()
+        options = {"remove_unused_columns": False}
+        trainer_of(model, tmp_path, samples, method="bisam-log", rho=RHO, options=options).train()
+        trained.append(weights(model))
+    assert_close(trained[1], trained[0])
+
+
+def test_a_loss_shows_whether_it_shifts_labels_unless_it_is_not_finite_or_both_are_alike():
+    logits, labels = torch.randn(2, 4, 3), torch.tensor([[0, 1, 2, 0], [1, 1, 2, 2]])
+    shifted = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
+    same = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    for loss, others, ranks_, expected in (
+        (same, shifted, 1, False), (2 * same, shifted, 2, False), (2 * same, shifted, 1, True),
+        (same, labels, 1, None), (same * float("nan"), shifted, 1, None),
+    ):  # fmt: skip
+        assert _is_loss_of_shifted(loss, logits, others, labels, ranks_) is expected
+
+
 def test_a_radius_of_zero_is_the_trainer_bit_for_bit_in_weights_logs_and_evaluation(tmp_path):
     results = []
     for cls, given in [(Trainer, {}), (SharpnessAwareTrainer, {"method": "bisam-log", "rho": 0.0})]:
@@ -139,8 +190,9 @@ def test_evaluation_sees_the_weights_and_each_sample_once(tmp_path):
     samples = of_sequences()
     trainer = trainer_of(model, tmp_path, method="bisam-log", rho=RHO, eval_dataset=samples, compute_metrics=metrics,
                          options={"eval_strategy": "epoch", "num_train_epochs": 2})  # fmt: skip
+    trainer.evaluate()
     trainer.train()
-    assert counted == [len(samples)] * 2
+    assert counted == [len(samples)] * 3
     [[[batch]]] = trainer_by_hand.updates(samples, size=len(samples), accumulated=1)
     with torch.no_grad():
         expected = model.eval()(**batch).loss.item()
@@ -332,13 +384,18 @@ def test_an_interrupted_run_leaves_nothing_for_the_next(tmp_path):
 # What the Trainer can do beside.
 
 
-def test_with_adapters_only_their_weights_are_perturbed_and_trained(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "kind", "layers"),
+    [("sequences", "SEQ_CLS", ["query", "value"]), ("causal", "CAUSAL_LM", ["q_proj", "v_proj"])],
+)
+def test_with_adapters_only_their_weights_are_perturbed_and_trained(name, kind, layers, tmp_path):
     peft = pytest.importorskip("peft")
+    task = TASKS[name]
 
     def adapted():
         torch.manual_seed(3)
-        config = peft.LoraConfig(task_type="SEQ_CLS", r=2, lora_dropout=0.0, target_modules=["query", "value"])
-        return peft.get_peft_model(classifier(), config)
+        config = peft.LoraConfig(task_type=kind, r=2, lora_dropout=0.0, target_modules=layers)
+        return peft.get_peft_model(task.model(), config)
 
     model, by_hand = adapted().double(), adapted().double()
     frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
@@ -352,12 +409,11 @@ def test_with_adapters_only_their_weights_are_perturbed_and_trained(tmp_path):
             )
             return super().compute_loss(*args, **kwargs)
 
-    task = TASKS["sequences"]
     options = {"max_grad_norm": task.most}
-    trainer_of(model, tmp_path, cls=Watched, method="bisam-log", rho=RHO, options=options).train()
+    trainer_of(model, tmp_path, task.samples, cls=Watched, method="bisam-log", rho=RHO, options=options).train()
     schedule = trainer_by_hand.updates(task.samples, size=2, accumulated=2)
     trainer_by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=True, rho=RHO)
-    assert_close(weights(model), weights(by_hand), 1e-10)
+    assert_close(weights(model), weights(by_hand), 1e-6 if task.shifted else 1e-10)
     assert {at_weights for at_weights, _ in moved} == {True, False}
     assert all(same for _, same in moved)
 
@@ -654,6 +710,12 @@ def accelerated(base):
 WRONG = {
     "twice": (lambda m: bisam.SAM(sgd(m)), {"method": "sam"}, ValueError, "sharpness-aware already: remove method="),
     "rho": (lambda m: bisam.SAM(sgd(m)), {"rho": 0.1}, ValueError, "sharpness-aware already: remove method="),
+    "options": (
+        lambda m: bisam.SAM(sgd(m)),
+        {"method_options": {"every": 2}},
+        ValueError,
+        "sharpness-aware already: remove method=, rho= and method_options=",
+    ),
     "inside": (lambda m: Wrapping(bisam.SAM(sgd(m))), {}, TypeError, "Wrapping wraps another .* wrong order"),
     "prepared": (lambda m: accelerated(sgd(m)), {}, TypeError, "AcceleratedOptimizer wraps another .* wrong order"),
     "around": (
@@ -664,11 +726,21 @@ WRONG = {
     ),
     "other": (lambda m: sgd(Own()), {}, ValueError, "SGD holds no parameter of the Trainer's model"),
     "descent": (
-        lambda m: bisam.BiSAM(sgd(m), descent=nn.CrossEntropyLoss(label_smoothing=0.1)),
+        lambda m: bisam.BiSAM(sgd(m), descent=CrossEntropy(label_smoothing=0.1)),
         {},
         ValueError,
         "has no effect: remove it.*label_smoothing_factor",
     ),
+    "weight": (
+        lambda m: bisam.SAM(sgd(m), descent=CrossEntropy(torch.ones(3))),
+        {},
+        ValueError,
+        "has no effect",
+    ),
+    "ignored": (lambda m: bisam.SAM(sgd(m), descent=CrossEntropy(ignore_index=0)), {}, ValueError, "no effect"),
+    "sum": (lambda m: bisam.SAM(sgd(m), descent=CrossEntropy(reduction="sum")), {}, ValueError, "has no effect"),
+    "mse": (lambda m: bisam.SAM(sgd(m), descent=nn.MSELoss()), {}, ValueError, "has no effect"),
+    "micro": (lambda m: bisam.SAM(sgd(m), micro_batch=2), {}, ValueError, "SAM chooses samples, or perturbs micro-b"),
     "chooses": (lambda m: bisam.ESAM(sgd(m)), {}, ValueError, "ESAM chooses samples.*minimize"),
     "unknown": (sgd, {"method": "bisam"}, ValueError, "no method is called 'bisam': there are sam, asam, bisam-log"),
     "number": (sgd, {"method": 3}, TypeError, "method must be a name such as 'bisam-log'"),

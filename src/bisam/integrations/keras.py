@@ -45,8 +45,9 @@ WITHOUT_EFFECT = {
 """Options of the variants that cannot be used, and why."""
 
 IGNORED = -100
-STATE = "bisam"
-"""The name of the variant's memory in a file of Keras, beside the variables of the model."""
+STATE, OPTIONS = "bisam", "bisam_options"
+"""Names in a file of Keras, beside the variables of the model: the variant's memory, and what training has changed in
+its options, such as the largest learning rate that GSAM has seen."""
 
 
 class _Update(torch.optim.Optimizer):
@@ -66,8 +67,9 @@ class _Stepping:
     def __init__(self, method: str, rho: float | None, options: Mapping[str, Any]) -> None:
         self.method, self.rho, self.options = method, rho, dict(options)
         self.optimizer: SharpnessAware | None = None
+        self.options_at_start: dict[str, Any] = {}
         self.waiting: list[MicroBatch] = []
-        self.loaded: dict[str, Any] | None = None
+        self.loaded: dict[str, Any] = {}
 
 
 if TYPE_CHECKING:
@@ -129,16 +131,20 @@ class SharpnessAwareMixin(Mixed):
     @property
     def sharpness_aware(self) -> SharpnessAware:
         """The optimizer of the variant, for its `telemetry` in a callback."""
-        own = self._stepping
+        own = getattr(self, "_stepping", None)
+        if own is None:
+            raise RuntimeError("the optimizer of the variant is made after compile(): call model.compile(...) first")
         weights = [variable.value for variable in self.trainable_weights]
         if own.optimizer is None or [*map(id, own.optimizer.base.param_groups[0]["params"])] != [*map(id, weights)]:
             if not weights:
                 raise ValueError("the model has no trainable weights: build it, or set layer.trainable = True")
             own.optimizer = methods.build(own.method, _Update(weights, self._apply), own.rho, own.options)
             own.optimizer.model = self
-            if own.loaded is not None:
-                own.optimizer.load_state_dict({**own.optimizer.state_dict(), "sharpness": own.loaded})
-                own.loaded = None
+            own.options_at_start = _options(own.optimizer)
+            own.optimizer.base.param_groups[0].update(own.loaded.get(OPTIONS, {}))
+            if STATE in own.loaded:
+                own.optimizer.load_state_dict({**own.optimizer.state_dict(), "sharpness": own.loaded[STATE]})
+            own.loaded = {}
         return own.optimizer
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -203,14 +209,13 @@ class SharpnessAwareMixin(Mixed):
             )
         logits = self.logits_of(y_pred)
         logits = logits.reshape(-1, logits.shape[-1])
+        y = keras.ops.convert_to_tensor(y)  # an array of train_on_batch; a tensor of a loader comes to the device
         is_one_hot = y.numel() == logits.numel()
         targets = y.reshape(logits.shape).to(logits.dtype) if is_one_hot else y.reshape(-1).long()
         mask = getattr(y_pred, "_keras_mask", None)
         if mask is not None:  # the loss of Keras leaves out what a layer has masked, such as padding
             kept = mask.reshape(-1).bool()
             logits, targets = logits[kept], targets[kept]
-        if is_one_hot:
-            return optimizer.criterion(logits, targets)
         ignored = getattr(self.loss, "ignore_class", None)
         if ignored is not None:
             targets = targets.masked_fill(targets == ignored, IGNORED)
@@ -248,17 +253,30 @@ class SharpnessAwareMixin(Mixed):
         super().save_own_variables(store)
         own = getattr(self, "_stepping", None)
         if own is not None and own.optimizer is not None:
-            state = own.optimizer.state_dict().get("sharpness")
-            if state is not None:
-                content = io.BytesIO()
-                torch.save(state, content)
-                store[STATE] = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8).numpy()
+            now = _options(own.optimizer)
+            changed = {name: value for name, value in now.items() if value != own.options_at_start[name]}
+            for name, part in ((STATE, own.optimizer.state_dict().get("sharpness")), (OPTIONS, changed)):
+                if part:
+                    content = io.BytesIO()
+                    torch.save(part, content)
+                    store[name] = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8).numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        super().load_own_variables({name: store[name] for name in store.keys() if name != STATE})  # noqa: SIM118
-        if STATE in store.keys() and hasattr(self, "_stepping"):  # noqa: SIM118
-            self._stepping.loaded = torch.load(io.BytesIO(bytes(store[STATE])), weights_only=True)
-            self._stepping.optimizer = None
+        names = [*store.keys()]
+        super().load_own_variables({name: store[name] for name in names if name not in (STATE, OPTIONS)})
+        own = getattr(self, "_stepping", None)
+        if own is not None:
+            # memory and micro-batches of the weights before: Keras replaces its own state too
+            own.optimizer, own.waiting = None, []
+            own.loaded = {
+                name: torch.load(io.BytesIO(bytes(store[name])), weights_only=True)
+                for name in (STATE, OPTIONS)
+                if name in names
+            }
+
+
+def _options(optimizer: SharpnessAware) -> dict[str, Any]:
+    return {name: value for name, value in optimizer.base.param_groups[0].items() if name not in ("params", "lr")}
 
 
 @keras.saving.register_keras_serializable("bisam")

@@ -56,7 +56,8 @@ class SharpnessAwareScaler:
         """Both passes and the update, over this batch and those since the last update.
 
         `loss` is `functools.partial(loss_of, x, y)`, which runs the model. With `need_update=False` it waits. Returns
-        the criterion's loss at w, over all these batches, and None where there is no update.
+        the criterion's loss at w, over all these batches, and None where there is no update. Where the function does
+        not use the criterion, it is the mean of what the function returned.
         """
         self._check(loss, optimizer, create_graph)
         if clip_grad is not None and parameters is None:
