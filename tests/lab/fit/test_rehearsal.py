@@ -178,8 +178,8 @@ def filling(config, source):
 
 
 def test_a_model_that_never_fits_into_memory_has_a_remedy():
-    with pytest.raises(ValueError, match="a batch of 8 does not fit into memory, nor does one sample: use a smaller"):
-        rehearse(CONFIG, tiny_images(), CPU, filling)
+    with pytest.raises(ValueError, match="a batch of 2 does not fit into memory, nor does one sample: use a smaller"):
+        rehearse(replace(CONFIG, batch=2), tiny_images(), CPU, filling)
     with pytest.raises(ValueError, match="8 does not fit into the memory of 2 ranks: give --batch 4 or more ranks"):
         rehearse(CONFIG, tiny_images(), CPU, filling, Ranks(0, 2))
 

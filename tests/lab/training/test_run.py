@@ -300,6 +300,15 @@ def test_the_best_epoch_before_a_checkpoint_is_beaten_only_by_a_better_one(field
     assert found == [(0, 70.0), (2, 80.0)]
 
 
+@pytest.mark.parametrize("select", ["best", "last"])
+def test_weights_that_are_not_finite_are_never_the_best(select):
+    training = TrainingRun(Config(model=NET, batch=8, select=select), tiny_images(), torch.device("cpu"))
+    training.best.score = -1.0  # less than any accuracy
+    next(training.model.parameters()).data.fill_(float("nan"))
+    training.end_epoch(0, together=1)
+    assert training.best.weights is None
+
+
 def test_weights_are_drawn_from_the_seed_alone():
     def weights(seed, method):
         torch.rand(1)  # of one's own, before a run is made
