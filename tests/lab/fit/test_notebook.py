@@ -1,8 +1,10 @@
 """`bisam.lab.fit`: the same from Python."""
 
+import gc
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,6 +53,7 @@ def test_its_curves_are_those_of_the_runs(found):
     assert {row["method"] for row in means} == {"SGD", "SAM"}
     assert {row["epoch"] for row in means} == {1, 2}
     assert all(row["least"] <= row["value"] <= row["most"] for row in means)
+    assert {row["method"] for row in found.curves("flips").to_dict()["datasets"]["means"]} == {"SAM"}  # SGD has none
     with pytest.raises(ValueError, match="there is no curve 'los'"):
         found.curves("los")
 
@@ -145,3 +148,34 @@ def test_without_the_extra_the_error_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     with pytest.raises(ModuleNotFoundError, match=r"bisam.lab needs rich, which .*: pip install 'bisam\[lab\]'"):
         __import__("bisam.lab").lab.fit  # noqa: B018
+
+
+def test_a_curve_that_these_runs_lack_and_weights_that_no_run_has_are_refused(found):
+    with pytest.raises(ValueError, match="these runs have no validation_mcc: it belongs to other methods or measures"):
+        found.curves("validation_mcc")
+    without = replace(found, answer=replace(found.answer, best=None))
+    assert without.code == ""
+    with pytest.raises(ValueError, match="no run of a sharpness-aware method has weights: see the table for runs that"):
+        without.weights  # noqa: B018
+
+
+@pytest.mark.parametrize(("shape", "size"), [((9, 12), 9), ((6, 5), 8)])
+def test_images_in_memory_keep_their_smaller_side_but_have_eight_pixels_at_least(shape, size):
+    x, y = torch.randint(0, 256, (24, 3, *shape), dtype=torch.uint8), torch.arange(24) % 2
+
+    def network(classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * size * size, classes))
+
+    found = fit(network, (x, y), methods=["sam"], rho=0.05, seeds=1, epochs=1, quiet=True)
+    assert (found.answer.best.config.size, found.answer.best.config.padding) == (size, 1)
+
+
+def test_records_without_a_folder_are_kept_as_long_as_the_result(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = fit(network, data(60, 0), methods=["sam"], rho=0.05, seeds=1, epochs=1, quiet=True)
+    (root,) = tmp_path.glob("bisam-*")
+    assert found.folder.parent == root
+    assert found.weights
+    del found
+    gc.collect()
+    assert not root.exists()

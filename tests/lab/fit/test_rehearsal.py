@@ -9,9 +9,10 @@ from torch import nn
 from bisam.lab.config import Config
 from bisam.lab.data.sources import Parts
 from bisam.lab.fitting.budget import Budget, duration, seconds
-from bisam.lab.fitting.rehearsal import Cost, rehearse
+from bisam.lab.fitting.rehearsal import Cost, _typical, is_out_of_memory, rehearse
 from bisam.lab.training.loop import Job, train
 from bisam.lab.training.progress import Progress
+from bisam.lab.training.ranks import Ranks
 from tiny import tiny_images
 
 CPU = torch.device("cpu")
@@ -142,3 +143,58 @@ def test_the_steps_of_the_search_are_those_of_the_plan():
 )
 def test_an_uncertain_time_is_a_range(step, scatter, words):
     assert duration(Budget(10, 3, 0, 0), {"sam": Cost(step, 0.0, 10, scatter=scatter)}, {}) == words
+
+
+@pytest.mark.parametrize(
+    ("times", "typical"),
+    [
+        ([2.0], (2.0, 0.0)),
+        ([0.0] * 9, (0.0, 0.0)),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], (3.0, 1 / 3)),  # quartiles 2 and 4
+        ([1.0, 1.0, 2.0, 9.0, 9.0], (2.0, 0.5)),  # the most that is reported
+        ([1.0, 3.0, 2.0, 6.0, 3.0, 9.0, 4.0, 12.0, 5.0, 15.0], (6.0, 1 / 3)),  # means of two
+    ],
+)
+def test_a_typical_step_has_the_scatter_of_its_quartiles(times, typical):
+    assert _typical(times) == pytest.approx(typical)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_memory_that_ran_out_differs_from_other_errors(error, expected):
+    assert is_out_of_memory(error) == expected
+
+
+def filling(config, source):
+    """A model that no memory suffices for, which the real allocator refuses."""
+    torch.empty(2**46, dtype=torch.uint8)
+
+
+def test_a_model_that_never_fits_into_memory_has_a_remedy():
+    with pytest.raises(ValueError, match="a batch of 2 does not fit into memory, nor does one sample: use a smaller"):
+        rehearse(replace(CONFIG, batch=2), tiny_images(), CPU, filling)
+    with pytest.raises(ValueError, match="8 does not fit into the memory of 2 ranks: give --batch 4 or more ranks"):
+        rehearse(CONFIG, tiny_images(), CPU, filling, Ranks(0, 2))
+
+
+def test_an_error_of_the_model_is_not_taken_for_a_lack_of_memory():
+    def failing(config, source):
+        failing.batches.append(config.batch)
+        if config.batch < 8:
+            raise RuntimeError("of a smaller batch")
+        torch.empty(2**46, dtype=torch.uint8)
+
+    failing.batches = []
+    with pytest.raises(RuntimeError, match="of a smaller batch"):
+        rehearse(CONFIG, tiny_images(), CPU, failing)
+    assert failing.batches == [8, 4]
+    with pytest.raises(RuntimeError, match="of a smaller batch"):
+        rehearse(replace(CONFIG, batch=4), tiny_images(), CPU, failing)
+    assert failing.batches == [8, 4, 4]  # nothing smaller is tried

@@ -1,5 +1,7 @@
 """What training got for one's own data: measures that select, linear schedules, epochs of steps, AdamW, clipping."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -64,8 +66,9 @@ def test_the_rate_of_a_linear_schedule_changes_at_every_step(rows, monkeypatch):
     assert seen == pytest.approx(expected)
 
 
-def test_the_loop_sets_the_rate_before_each_step(rows, tmp_path, monkeypatch):
-    rates = []
+@pytest.mark.parametrize("fields", [{}, {"schedule": "cosine"}, {"schedule": "cosine", "warmup_epochs": 2}], ids=str)
+def test_the_loop_sets_the_rate_before_each_step(fields, rows, tmp_path, monkeypatch):
+    config, rates = replace(CONFIG, **fields), []
     own = torch.optim.AdamW.step
 
     def step(self, *arguments, **options):
@@ -73,8 +76,14 @@ def test_the_loop_sets_the_rate_before_each_step(rows, tmp_path, monkeypatch):
         return own(self, *arguments, **options)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    train([Job(CONFIG, tmp_path)], rows, CPU, Progress())
-    assert rates == pytest.approx([rate(CONFIG, step // 5, step % 5, 5) for step in range(15)])
+    asking = Asking(7)
+    with pytest.raises(Stopped):
+        train([Job(config, tmp_path)], rows, CPU, asking, asking.stopping)
+    train([Job(config, tmp_path)], rows, CPU, Progress())  # resumes within the second epoch
+    expected = [rate(config, step // 5, step % 5, 5) for step in range(15)]
+    assert rates == pytest.approx(expected)
+    assert len({*expected}) >= 2
+    assert [row["lr"] for row in read(tmp_path).metrics] == pytest.approx([expected[0], expected[5], expected[10]])
 
 
 @pytest.mark.parametrize("steps", [2, 7])

@@ -169,6 +169,8 @@ def _fail(*_):
         (lambda state: {**state, "batch": "0"}, "it is not a checkpoint of a training"),
         (lambda state: {**state, "config": []}, "it is not a checkpoint of a training"),
         (lambda state: {**state, "receipts": [3]}, "it is not a checkpoint of a training"),
+        (lambda state: {name: state[name] for name in state if name != "checksum"}, "not a checkpoint of a training"),
+        (lambda state: {**state, "epoch": 3}, "does not fit the run: the run has no epoch 3 with a batch 0"),
         (lambda state: {**state, "batch": 10**30}, "does not fit the run: the run has no epoch"),
         (lambda state: {**state, "training": {}}, "does not fit the run: 'model'"),
         (lambda state: {**state, "training": {**state["training"], "model": {}}}, "does not fit the run: Error"),

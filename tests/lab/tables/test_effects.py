@@ -66,7 +66,7 @@ def test_the_command_of_a_plan_is_one_that_the_program_takes(plans, monkeypatch)
     ))  # fmt: skip
     app(shlex.split(plans[0].command)[1:], standalone_mode=False)
     cells = [("vgg19bn", "sam"), ("vgg19bn", "bisam-log")]
-    assert asked == [(cells, f"0-{plans[0].needed - 1}", ["compile=true"])]
+    assert asked == [(cells, f"0-{plans[0].needed - 1}", {"compile": "true"})]
 
 
 def test_the_scatter_of_a_changed_recipe_is_used_and_named_where_the_unchanged_has_none(recorded):

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from typer.testing import CliRunner
 
+import bisam
 from bisam.lab import records
 from bisam.lab.cli import app
 from bisam.lab.config import Config
@@ -24,11 +26,12 @@ from bisam.lab.data.sources import open_source
 from bisam.lab.models import compiling
 from bisam.lab.models.resnet import ResNet
 from bisam.lab.recipes import find
-from bisam.lab.training import jobs
+from bisam.lab.training import jobs, loop
 from bisam.lab.training.loop import Stopped
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import ALONE, RankLost, Ranks, joined, unlike_fields
 from bisam.lab.training.run import TrainingRun
+from bisam.lab.training.sharding import Shards
 from bisam.tensors.buckets import locals_of
 
 import ranks
@@ -390,3 +393,38 @@ def test_a_perturbation_that_there_is_not_is_refused():
 def test_one_process_has_nothing_to_divide():
     with pytest.raises(ValueError, match="start them with torchrun, or remove --shard"), joined(CPU, shard=True):
         pass
+
+
+def train_what_is_left(root):
+    """The first of three runs is finished and the second one in use, as the first rank alone can see."""
+    with joined(CPU) as group:
+        recipe, fields = find("demo/40%/sam"), {"epochs": "1", "epoch_steps": "1"}
+        where = Path(root) / ("runs" if group.is_first else "rank 1")
+        finished, taken, _ = made = jobs.jobs_of(recipe, range(3), fields, where, group)
+        with ExitStack() as stack:
+            if group.is_first:
+                with records.RunFolder.open(finished.folder, finished.config.as_dict()) as run:
+                    result = {"status": "done", "epochs": 1, "best_epoch": 0, "validation_accuracy": 90.0}
+                    run.finish({**result, "test_accuracy": 90.0})
+                stack.enter_context(records.RunFolder.open(taken.folder, taken.config.as_dict()))
+            source, quiet = open_source("digits", log=print), Progress(Console(quiet=True))
+            elsewhere = loop.train(made, source, CPU, quiet, together=1, build=without_batch_norm, ranks=group)
+    return [str(error) for error in elsewhere]
+
+
+def test_runs_that_the_first_rank_skips_are_skipped_by_all(tmp_path):
+    (line,), others = ranks.run(train_what_is_left, str(tmp_path))
+    assert "seed1" in line
+    assert others == []
+    found = {record.config["seed"]: record for record in records.find(tmp_path / "runs")}
+    assert found[0].result["test_accuracy"] == 90.0
+    assert found[1].result is None
+    assert len(found[2].metrics) == 1
+
+
+def test_a_state_that_cannot_be_gathered_has_a_remedy():
+    model = nn.Linear(3, 2)
+    optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    optimizer.minimize(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))
+    with pytest.raises(ValueError, match=r"SAM keeps a plain tensor for a part of a parameter, .*: remove --shard"):
+        Shards().state(model, optimizer)

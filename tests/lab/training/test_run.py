@@ -16,11 +16,11 @@ from bisam.lab.config import Config
 from bisam.lab.data import load
 from bisam.lab.data.sources import InMemory
 from bisam.lab.recipes import find
-from bisam.lab.records import RunFolder, checkpoint, read
+from bisam.lab.records import RecordError, RunFolder, checkpoint, read
 from bisam.lab.training.loop import Job, Stopped, train
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.run import TrainingRun
-from tiny import BATCHES, NET, Asking, tiny_images
+from tiny import BATCHES, NET, Asking, net, tiny_images
 
 
 def step_of(training):
@@ -92,6 +92,14 @@ def test_a_run_that_another_process_has_finished_meanwhile_is_left_alone(tmp_pat
         assert run.result == result
 
 
+def test_a_result_that_means_nothing_is_not_taken_for_a_finished_run(tmp_path):
+    job = Job(Config(model=NET, method="sgd", batch=8, epochs=1), tmp_path)
+    with RunFolder.open(tmp_path, job.config.as_dict()) as run:
+        run.finish({"status": "running"})
+    with pytest.raises(RecordError, match="its result has the status 'running'"):
+        train([job], tiny_images(), torch.device("cpu"), Progress())
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     job = Job(Config(model=NET, method="sgd", batch=8, epochs=3), tmp_path_factory.mktemp("undisturbed"))
@@ -115,6 +123,14 @@ def notes_of_the_rest(job):
     with Progress(console) as progress:
         train([job], tiny_images(), torch.device("cpu"), progress)
     return console.file.getvalue()
+
+
+def test_a_run_of_another_kind_of_device_resumes_with_a_note(stopped):
+    loaded = checkpoint.load(stopped.folder / "checkpoints")
+    loaded.state["training"]["generator"] = torch.zeros(16, dtype=torch.uint8)  # as a GPU's
+    checkpoint.save(stopped.folder / "checkpoints", loaded.step, loaded.state)
+    notes = " ".join(notes_of_the_rest(stopped).split())
+    assert "run resumes at epoch 3, batch 3; it was trained on another kind of device: on cpu dropout" in notes
 
 
 def losses(job):
@@ -240,6 +256,99 @@ def test_the_seconds_of_each_epoch_are_its_own_and_add_up():
     assert (training.seconds, training.epoch_seconds) == (5.0, 0.0)
 
 
+def test_the_seconds_of_a_run_are_those_of_all_its_processes(tmp_path, monkeypatch, recwarn):
+    now = 0.0
+
+    class Slow(Asking):
+        """Each step takes a second."""
+
+        def step(self, number):
+            nonlocal now
+            now += 1
+            super().step(number)
+
+    monkeypatch.setattr("bisam.lab.training.loop.time.monotonic", lambda: now)
+    job = Job(Config(model=NET, method="sgd", batch=8, epochs=3), tmp_path / "run")
+    for steps in (BATCHES + 2, 1, None):  # two stops within the second epoch
+        progress = Slow(steps)
+        with nullcontext() if steps is None else pytest.raises(Stopped):
+            train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
+        now += 100  # until the command is repeated
+    record = read(job.folder)
+    assert [row["seconds"] for row in record.metrics] == [BATCHES] * 3
+    assert record.result["seconds"] == record.receipt["seconds"] == 3 * BATCHES
+
+
+@pytest.mark.parametrize(("fields", "other"), [({}, ""), ({"measures": "mcc"}, "validation_mcc")])
+def test_the_best_epoch_before_a_checkpoint_is_beaten_only_by_a_better_one(fields, other, monkeypatch):
+    config = Config(model=NET, batch=8, epochs=9, **fields)
+    one, resumed = (TrainingRun(config, tiny_images(), torch.device("cpu")) for _ in range(2))
+    scores = iter([70.0, 60.0, 80.0])
+
+    def measured(*_):
+        score = next(scores)
+        return {"validation_accuracy": 50.0, other: score} if other else {"validation_accuracy": score}
+
+    for training in (one, resumed):
+        monkeypatch.setattr(training, "measured", measured)
+    one.end_epoch(0, together=1)
+    resumed.load(one.state())
+    found = []
+    for epoch in (1, 2):
+        resumed.end_epoch(epoch, together=1)
+        found.append((resumed.best.epoch, resumed.best.score))
+    assert found == [(0, 70.0), (2, 80.0)]
+
+
+@pytest.mark.parametrize("select", ["best", "last"])
+def test_weights_that_are_not_finite_are_never_the_best(select):
+    training = TrainingRun(Config(model=NET, batch=8, select=select), tiny_images(), torch.device("cpu"))
+    training.best.score = -1.0  # less than any accuracy
+    next(training.model.parameters()).data.fill_(float("nan"))
+    training.end_epoch(0, together=1)
+    assert training.best.weights is None
+
+
+def test_weights_are_drawn_from_the_seed_alone():
+    def weights(seed, method):
+        torch.rand(1)  # of one's own, before a run is made
+        training = TrainingRun(Config(model=NET, batch=8, seed=seed, method=method), tiny_images(), torch.device("cpu"))
+        return torch.cat([weight.flatten() for weight in training.model.parameters()])
+
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        expected = torch.cat([weight.flatten() for weight in net(10).parameters()])
+    assert all(torch.equal(weights(3, method), expected) for method in ("sgd", "sam", "bisam-log"))
+    assert not torch.equal(weights(4, "sam"), expected)
+
+
+def test_an_epoch_may_have_one_batch_but_not_none():
+    assert len(TrainingRun(Config(model=NET, batch=36), tiny_images(), torch.device("cpu")).batches) == 1
+    with pytest.raises(ValueError, match="a batch of 37 is larger than the training data: set a smaller batch"):
+        TrainingRun(Config(model=NET, batch=37), tiny_images(), torch.device("cpu"))
+
+
+def test_dropout_is_drawn_from_the_seed():
+    for seed in (0, 3):
+        training = TrainingRun(Config(model=NET, batch=8, seed=seed), tiny_images(), torch.device("cpu"))
+        assert training.generator.initial_seed() == seed
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_cudnn_computes_as_the_configuration_has_it_while_a_run_trains(deterministic, tmp_path, recwarn):
+    cudnn, seen = torch.backends.cudnn, []
+
+    class Watching(Progress):
+        def step(self, number):
+            seen.append((cudnn.deterministic, cudnn.benchmark))
+
+    before = cudnn.deterministic, cudnn.benchmark
+    config = Config(model=NET, method="sgd", batch=8, epochs=1, deterministic=deterministic)
+    train([Job(config, tmp_path)], tiny_images(), torch.device("cpu"), Watching())
+    assert {*seen} == {(deterministic, not deterministic)}
+    assert (cudnn.deterministic, cudnn.benchmark) == before
+
+
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_samples_are_evaluated_in_the_precision_of_the_training(precision, dtype):
     training = TrainingRun(Config(model=NET, batch=8, precision=precision), tiny_images(), torch.device("cpu"))
@@ -307,3 +416,8 @@ def test_a_result_has_top5_accuracy_from_a_hundred_classes_on(classes, told, tmp
     result = json.loads((tmp_path / "result.json").read_text())
     assert ("test_top5_accuracy" in result) == told
     assert 0 <= result["test_accuracy"] <= result.get("test_top5_accuracy", 100)
+
+
+def test_a_fraction_that_leaves_no_sample_to_validate_on_is_refused():
+    with pytest.raises(ValueError, match=r"validation=0\.001 leaves no sample to validate on: set a larger fraction"):
+        TrainingRun(Config(model=NET, batch=8, validation=0.001), tiny_images(), torch.device("cpu"))

@@ -28,6 +28,9 @@ SAMPLES_TO_SELECT = 1000
 RHOS = (0.01, 0.02, 0.05, 0.1, 0.2)
 RHOS_OF_PRETRAINED = (0.005, 0.01, 0.02, 0.05, 0.1)
 RHOS_OF_ADAPTIVE = (0.1, 0.5, 1.0, 2.0, 3.0)
+RHO_OF_ADAPTIVE = 2.0
+"""The paper's ρ of the adaptive methods, for a plan without a search."""
+
 SHOWN = (
     "optimizer", "lr", "schedule", "warmup", "weight_decay", "momentum", "clip_norm", "epochs", "batch",
     "label_smoothing", "size", "pixels", "padding", "flip", "length", "validation", "select", "measures", "precision",

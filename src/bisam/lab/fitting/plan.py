@@ -38,7 +38,9 @@ def read(folder: Path) -> Plan | None:
     """None if there is none; ValueError for a file that is not one."""
     path = folder / NAME
     try:
-        values: dict[str, Any] = json.loads(read_file(path, LARGEST))
+        values: Any = json.loads(read_file(path, LARGEST))
+        if not isinstance(values, dict):
+            raise ValueError("it is not a JSON object")
         if values.pop("format") != FORMAT:
             raise ValueError("it is of another version")
         return Plan(**{**values, "budget": Budget(**values["budget"])})

@@ -273,8 +273,8 @@ class Study:
     def _fixed_rho(self, method: str) -> float:
         if self.rho is not None:
             return self.rho
-        grid = self._grid(method)
-        return self.settings.config.rho if self.settings.config.rho in grid else grid[len(grid) // 2]
+        is_adaptive = "eta" in METHODS[method].fields
+        return defaults.RHO_OF_ADAPTIVE if is_adaptive else self.settings.config.rho
 
     def _default_name(self) -> str:
         """Data and model, and what was chosen by options: another choice is another folder."""
@@ -299,6 +299,10 @@ class Study:
         other = {method: rho for method, rho in plan.rho.items() if self.rho is not None and rho != self.rho}
         if other:
             raise ValueError(f"the plan in {self.folder} has {_listed(other)}: remove --rho, or give another --name")
+        planned, wanted = plan.budget.epochs, self.settings.config.epochs
+        if "epochs" in self.changes and self.minutes is None and planned != wanted:
+            planned_epochs = budgets.counted(planned, "epoch")
+            raise ValueError(f"the plan in {self.folder} has {planned_epochs}, got {wanted}: give another --name")
 
     def _described(self, plan: plans.Plan) -> str:
         count = budgets.counted
