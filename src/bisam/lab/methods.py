@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +43,8 @@ class Method:
     """Cost of a step that perturbs, in forward and backward passes of the batch. See `passes` for that of a run."""
     phi: str | None = None
     """φ of the ascent's lower bound, "log" or "tanh"; None for cross entropy."""
+    rho: float = 0.05
+    """The usual one, where it is neither given nor searched: the default of the variant."""
     every: int = 1
     """Which steps perturb where a configuration has no `every` of its own."""
 
@@ -64,7 +67,8 @@ def _variant(name: str, title: str, *own: str, shared: Sequence[str] = OF_ALL_VA
     ) -> bisam.SharpnessAware:
         return VARIANTS[name](base, model, **{field: getattr(config, field) for field in ("rho", *own)}, **options)
 
-    return Method(name, title, build, fields=("rho", *shared, *own), **others)
+    rho = inspect.signature(VARIANTS[name]).parameters["rho"].default
+    return Method(name, title, build, fields=("rho", *shared, *own), rho=rho, **others)
 
 
 def _bilevel(plain: Method, *own: str) -> tuple[Method, Method]:

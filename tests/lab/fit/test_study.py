@@ -55,9 +55,9 @@ def test_a_plan_that_is_no_object_has_a_remedy(text, tmp_path):
 
 
 def test_without_a_search_rho_is_the_paper_s(study):
-    plan = study(("sam", "bisam-log", "asam", "abisam-log"), minutes=0.2).decide(print)
+    plan = study(("sam", "bisam-log", "asam", "abisam-log", "msam"), minutes=0.2).decide(print)
     assert plan.given_up[-1] == "no search: ρ is the paper's"
-    assert plan.rho == {"sam": 0.05, "bisam-log": 0.05, "asam": 2.0, "abisam-log": 2.0}  # find("adaptive") has 2
+    assert plan.rho == {"sam": 0.05, "bisam-log": 0.05, "asam": 2.0, "abisam-log": 2.0, "msam": 0.3}
     assert plans.read(study().folder) == plan
 
 

@@ -10,6 +10,7 @@ import torch
 from bisam.lab import spec
 from bisam.lab.config import Config
 from bisam.lab.data.task import Task
+from bisam.lab.methods import SAM, Method
 from bisam.lab.models.pretraining import Expected
 
 PRETRAINED = (spec.TIMM, spec.TRANSFORMERS)
@@ -28,8 +29,6 @@ SAMPLES_TO_SELECT = 1000
 RHOS = (0.01, 0.02, 0.05, 0.1, 0.2)
 RHOS_OF_PRETRAINED = (0.005, 0.01, 0.02, 0.05, 0.1)
 RHOS_OF_ADAPTIVE = (0.1, 0.5, 1.0, 2.0, 3.0)
-RHO_OF_ADAPTIVE = 2.0
-"""The paper's ρ of the adaptive methods, for a plan without a search."""
 
 SHOWN = (
     "optimizer", "lr", "schedule", "warmup", "weight_decay", "momentum", "clip_norm", "epochs", "batch",
@@ -87,11 +86,17 @@ def settings(
     return Settings(config, tuple(name for name in SHOWN if _matters(name, config, task)))
 
 
-def rhos(method_fields: tuple[str, ...], *, pretrained: bool) -> tuple[float, ...]:
-    """The grid that ρ is chosen from."""
-    if "eta" in method_fields:
+def rhos(method: Method, *, pretrained: bool) -> tuple[float, ...]:
+    """The grid that ρ is chosen from: SAM's, as many times larger as the method's usual ρ is.
+
+    >>> from bisam.lab.methods import MSAM
+    >>> rhos(SAM, pretrained=False), rhos(MSAM, pretrained=False)
+    ((0.01, 0.02, 0.05, 0.1, 0.2), (0.06, 0.12, 0.3, 0.6, 1.2))
+    """
+    if "eta" in method.fields:
         return RHOS_OF_ADAPTIVE
-    return RHOS_OF_PRETRAINED if pretrained else RHOS
+    grid = RHOS_OF_PRETRAINED if pretrained else RHOS
+    return tuple(float(f"{rho * method.rho / SAM.rho:.3g}") for rho in grid)
 
 
 def _from_scratch(task: Task) -> dict[str, Any]:

@@ -268,13 +268,10 @@ class Study:
         return chosen, lost
 
     def _grid(self, method: str) -> tuple[float, ...]:
-        return defaults.rhos(METHODS[method].fields, pretrained=self.settings.config.optimizer == "adamw")
+        return defaults.rhos(METHODS[method], pretrained=self.settings.config.optimizer == "adamw")
 
     def _fixed_rho(self, method: str) -> float:
-        if self.rho is not None:
-            return self.rho
-        is_adaptive = "eta" in METHODS[method].fields
-        return defaults.RHO_OF_ADAPTIVE if is_adaptive else self.settings.config.rho
+        return METHODS[method].rho if self.rho is None else self.rho
 
     def _default_name(self) -> str:
         """Data and model, and what was chosen by options: another choice is another folder."""
