@@ -15,13 +15,12 @@ import receipt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from under_way import last_model
 
 from bisam.lab import records
 from bisam.lab.config import Config, recorded
 from bisam.lab.data import load
 from bisam.lab.data.sources import InMemory
-from bisam.lab.models import build
-from bisam.lab.records import checkpoint
 
 
 @dataclass
@@ -72,15 +71,6 @@ def compared(exact: Step, rounded: Step) -> dict[str, float]:
     }
 
 
-def trained(folder: Path, config: Config) -> tuple[nn.Module, int]:
-    """With the weights of the last checkpoint, and their epoch."""
-    loaded = checkpoint.load(folder / records.CHECKPOINTS)
-    assert loaded is not None, f"{folder} has no checkpoint"
-    model = build(config.model, 10)
-    model.load_state_dict(loaded.state["training"]["model"])
-    return model.train(), loaded.state["epoch"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
@@ -91,7 +81,8 @@ def main() -> None:
     table = {}
     for folder in arguments.runs:
         config = recorded(records.read(folder).config)
-        model, epoch = trained(folder, config)
+        model, epoch = last_model(folder, config)
+        model.train()
         batches = source.parts(config, torch.device("cpu")).train.epoch(epoch)
         rows = []
         for x, y in islice(batches, arguments.batches):

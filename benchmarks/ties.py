@@ -9,13 +9,12 @@ from pathlib import Path
 import receipt
 import torch
 from torch import Tensor, nn
+from under_way import best_model
 
 from bisam.lab import records
-from bisam.lab.config import Config, recorded
+from bisam.lab.config import recorded
 from bisam.lab.data import load
 from bisam.lab.data.sources import Batched, InMemory
-from bisam.lab.models import build
-from bisam.lab.records import checkpoint
 from bisam.objectives import correct
 
 
@@ -37,16 +36,6 @@ def is_any_of_the_largest(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.gather(1, labels.long().unsqueeze(1)).squeeze(1) >= logits.amax(1)
 
 
-def best_model(folder: Path, config: Config) -> tuple[nn.Module, int]:
-    """With the best weights so far, and their epoch."""
-    loaded = checkpoint.load(folder / records.CHECKPOINTS)
-    assert loaded is not None, f"{folder} has no checkpoint"
-    best = loaded.state["training"]["best"]
-    model = build(config.model, 10)
-    model.load_state_dict(best["weights"])
-    return model.eval().to(memory_format=torch.channels_last), best["epoch"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
@@ -58,6 +47,7 @@ def main() -> None:
         config = recorded(records.read(folder).config)
         parts = source.parts(config, torch.device("cpu"))
         model, epoch = best_model(folder, config)
+        model.eval().to(memory_format=torch.channels_last)
         found = {"validation": counts(model, parts.validation), "test": counts(model, parts.test)}
         table[f"{config.recipe}/{folder.name}"] = {"epoch": epoch, **found}
         print(folder.name, epoch, found, flush=True)

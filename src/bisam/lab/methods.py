@@ -20,6 +20,11 @@ Build = Callable[[torch.optim.Optimizer, nn.Module, Config, dict[str, Any]], bis
 OF_ALL_VARIANTS = ("micro_batch", "every", "start")
 """Fields of `Config` that are options of every variant: `build` gets those that its method uses among its options."""
 
+RHOS = (0.01, 0.02, 0.05, 0.1, 0.2)
+"""Of SAM, to choose from: the paper has none. About two octaves on either side of its 0.05."""
+RHOS_OF_ADAPTIVE = (0.1, 0.5, 1.0, 2.0, 3.0)
+"""The paper's."""
+
 FORWARD = 1 / 3
 """A forward pass as a part of a forward and backward pass: propagating back takes twice as much as forward."""
 
@@ -51,6 +56,20 @@ class Method:
     @property
     def perturbs(self) -> bool:
         return "rho" in self.fields or callable(self.passes) or self.passes > 1
+
+    @property
+    def is_adaptive(self) -> bool:
+        return "eta" in self.fields
+
+    def rhos(self, of_sam: Sequence[float] = RHOS) -> tuple[float, ...]:
+        """ρ to choose from: the paper's for adaptive methods, else SAM's in proportion to the usual ρ.
+
+        >>> METHODS["bisam-log"].rhos(), METHODS["msam"].rhos()
+        ((0.01, 0.02, 0.05, 0.1, 0.2), (0.06, 0.12, 0.3, 0.6, 1.2))
+        """
+        if self.is_adaptive:
+            return RHOS_OF_ADAPTIVE
+        return tuple(float(f"{rho * self.rho / SAM.rho:.3g}") for rho in of_sam)
 
 
 def _plain(

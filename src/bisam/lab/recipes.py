@@ -13,6 +13,7 @@ from typing import Any
 from bisam.lab.config import Config, suggestion
 from bisam.lab.data import DATA_SETS
 from bisam.lab.measures import title_of
+from bisam.lab.methods import METHODS
 
 FIVE_MODELS = ["densenet121", "resnet56", "vgg19bn", "wrn28-2", "wrn28-10"]
 VIT, BERT = "transformers:google/vit-base-patch16-224-in21k", "transformers:google-bert/bert-base-uncased"
@@ -182,8 +183,7 @@ def frontier() -> Recipe:
         for setting, (methods, changes) in FRONTIER_SETTINGS.items():
             row = frontier_row(model, noise, setting)
             for method in methods:
-                rho = 0.3 if method == "msam" else 0.05  # the default of bisam.MSAM
-                own = _cifar("cifar10", model, epochs=_epochs(method), noise=noise, rho=rho)
+                own = _cifar("cifar10", model, epochs=_epochs(method), noise=noise, rho=METHODS[method].rho)
                 cells[row, method] = replace(own, recipe="frontier", row=row, method=method, **changes)
     return Recipe("frontier", "What sharpness costs at least, on CIFAR-10", None, 3, cells)
 

@@ -10,7 +10,6 @@ import torch
 from bisam.lab import spec
 from bisam.lab.config import Config
 from bisam.lab.data.task import Task
-from bisam.lab.methods import SAM, Method
 from bisam.lab.models.pretraining import Expected
 
 PRETRAINED = (spec.TIMM, spec.TRANSFORMERS)
@@ -26,9 +25,7 @@ SMALLEST_BATCH = 2
 SAMPLES_TO_SELECT = 1000
 """Validation samples from which they choose the epoch that is tested: fewer would choose by chance among many."""
 
-RHOS = (0.01, 0.02, 0.05, 0.1, 0.2)
 RHOS_OF_PRETRAINED = (0.005, 0.01, 0.02, 0.05, 0.1)
-RHOS_OF_ADAPTIVE = (0.1, 0.5, 1.0, 2.0, 3.0)
 
 SHOWN = (
     "optimizer", "lr", "schedule", "warmup", "weight_decay", "momentum", "clip_norm", "epochs", "batch",
@@ -84,19 +81,6 @@ def settings(
     precision = "fp32" if device.type == "cpu" else "bf16"
     config = Config(data=task.name, model=model, batch=batch, precision=precision, **values)
     return Settings(config, tuple(name for name in SHOWN if _matters(name, config, task)))
-
-
-def rhos(method: Method, *, pretrained: bool) -> tuple[float, ...]:
-    """The grid that ρ is chosen from: SAM's, as many times larger as the method's usual ρ is.
-
-    >>> from bisam.lab.methods import MSAM
-    >>> rhos(SAM, pretrained=False), rhos(MSAM, pretrained=False)
-    ((0.01, 0.02, 0.05, 0.1, 0.2), (0.06, 0.12, 0.3, 0.6, 1.2))
-    """
-    if "eta" in method.fields:
-        return RHOS_OF_ADAPTIVE
-    grid = RHOS_OF_PRETRAINED if pretrained else RHOS
-    return tuple(float(f"{rho * method.rho / SAM.rho:.3g}") for rho in grid)
 
 
 def _from_scratch(task: Task) -> dict[str, Any]:

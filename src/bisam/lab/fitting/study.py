@@ -25,7 +25,7 @@ from bisam.lab.fitting import plan as plans
 from bisam.lab.fitting.budget import Budget
 from bisam.lab.fitting.code import lines as lines_of_code
 from bisam.lab.fitting.rehearsal import Cost, is_out_of_memory, rehearse
-from bisam.lab.methods import BASES, METHODS, find, title_of, uses
+from bisam.lab.methods import BASES, METHODS, RHOS, find, title_of, uses
 from bisam.lab.models.pretraining import expected
 from bisam.lab.recipes import Recipe
 from bisam.lab.records.storage import Storage
@@ -268,7 +268,8 @@ class Study:
         return chosen, lost
 
     def _grid(self, method: str) -> tuple[float, ...]:
-        return defaults.rhos(METHODS[method], pretrained=self.settings.config.optimizer == "adamw")
+        is_pretrained = self.settings.config.optimizer == "adamw"
+        return METHODS[method].rhos(defaults.RHOS_OF_PRETRAINED if is_pretrained else RHOS)
 
     def _fixed_rho(self, method: str) -> float:
         return METHODS[method].rho if self.rho is None else self.rho

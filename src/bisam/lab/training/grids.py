@@ -18,9 +18,6 @@ from bisam.lab.training.loop import Job
 from bisam.lab.training.ranks import ALONE, Ranks
 
 PAPER_GRIDS = {"alpha": (0.01, 0.1, 1.0, 10.0, 100.0), "mu": (0.1, 0.5, 1.0, 2.0, 4.0)}
-PAPER_RHO_OF_ADAPTIVE = (0.1, 0.5, 1.0, 2.0, 3.0)
-OUR_RHO = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""For the methods that the paper has no grid for: about two octaves on either side of its 0.05."""
 
 NOT_SWEPT = {
     "seed": "it is not a hyperparameter: use --seeds",
@@ -134,8 +131,8 @@ def _axis(own: Config, field: str, texts: Sequence[str] | None) -> Axis:
 
 def _grid(method: str, field: str) -> tuple[Values, str]:
     if field == "rho":
-        adaptive = "eta" in METHODS[method].fields
-        return (PAPER_RHO_OF_ADAPTIVE, "the paper's grid") if adaptive else (OUR_RHO, "our grid: the paper has none")
+        own = METHODS[method]
+        return own.rhos(), "the paper's grid" if own.is_adaptive else "our grid: the paper has none"
     if field not in PAPER_GRIDS:
         raise ValueError(f"{field} has no grid in the paper: give its values, such as --values {field}=1,2")
     return PAPER_GRIDS[field], "the paper's grid"
