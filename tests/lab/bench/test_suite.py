@@ -28,6 +28,10 @@ PLAN = bench.BenchmarkPlan(CPU, ("loss",), quick=True)
 RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 
 
+def record_of(name):
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
 @pytest.fixture
 def planned(monkeypatch):
     """Units that measure nothing, of a commit that can be chosen."""
@@ -232,16 +236,15 @@ def test_the_bars_are_set_for_the_batch_of_the_authors_times():
 
 
 def test_the_authors_times_are_those_of_their_record():
-    record = json.loads((RESULTS / "authors_h200.json").read_text())
+    record = record_of("authors_h200")
     assert {name: ms["bisam-log"] for name, ms in record["ms"].items()} == bench_steps.AUTHORS_MS
     assert record["batch"] == bench_steps.AUTHORS_BATCH
     assert bench_steps.AUTHORS_GPU in record["receipt"]["gpu"]
 
 
-def test_what_recipes_cost_is_told_from_the_measured_steps():
-    results = RESULTS.glob("bench_h200*.json")
-    models = [model for result in results for model in json.loads(result.read_text())["epoch"].items()]
-    measured = {name: entry["ms"]["sgd"] for name, entry in models}
+def test_what_recipes_cost_follows_from_the_measured_steps():
+    measured = {name: entry["ms"]["sgd"] for name, entry in record_of("bench_h200")["epoch"].items()}
+    measured["resnet32"] = record_of("frontier_h200")["models"]["resnet32"]["ms"]["sgd"]
     assert {name: round(value, 2) for name, value in measured.items()} == costs.PLAIN_STEP_MS
     plain_steps = 4 * 400 * 351 * 6  # four methods with 400 epochs of plain steps each, or 200 of two, and six seeds
     assert costs.hours(find("cifar10/resnet56")) == pytest.approx(plain_steps * 4.19 / 3.6e6)

@@ -185,7 +185,7 @@ def test_no_line_of_help_or_list_is_cut_in_eighty_columns(in_process, monkeypatc
 def test_each_time_in_the_list_has_the_machine_that_it_is_of(in_process):
     lines = in_process("list").stdout.splitlines()
     assert any(line.startswith("demo") and "2 min, two CPU cores" in line for line in lines)
-    assert any(line.startswith("label_noise") and "11 h, one H200" in line for line in lines)
+    assert any(line.startswith("label_noise") and "7 h, one H200" in line for line in lines)
 
 
 def test_the_version_is_printed_without_loading_torch(in_process):

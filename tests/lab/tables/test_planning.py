@@ -145,9 +145,28 @@ def test_the_numbers_of_the_h200_are_those_of_its_record():
     assert {name: entry["peak_mib"] for name, entry in record["memory"].items()} == gpus.H200.peak_mib
     measured = gpus.find(str(RESULTS / "bench_h200.json"))
     assert measured.title == "H200"
-    assert {name: measured.together[name] for name in gpus.H200.together} == gpus.H200.together
+    assert measured.together["resnet56"] == gpus.H200.together["resnet56"]
     assert gpus.H200.sharing("resnet56") == (6, pytest.approx(4.1611 / 8.439))
     assert {name: round(ms, 2) for name, ms in measured.plain_ms.items()}.items() <= gpus.H200.plain_ms.items()
+
+
+def test_the_h200_has_resnet32_with_its_own_kernels_alone_and_in_one_graph():
+    alone = json.loads((RESULTS / "frontier_h200.json").read_text())["models"]["resnet32"]["ms"]["bisam-log"]
+    rows = json.loads((RESULTS / "fused_h200.json").read_text())["rows"]
+    (row,) = (row for row in rows if row["model"] == "resnet32")
+    at_once = row["kinds"]["fused"]["ms_per_model_and_step"]
+    assert gpus.H200.together["resnet32"] == {1: alone, row["count"]: at_once}
+
+
+def test_commands_train_as_many_runs_at_once_as_were_measured_to_pay():
+    of_resnet32 = plan_sheets.commands(plan("label_noise", hours=3))
+    assert of_resnet32
+    assert all(command.endswith(" --set compile=true --together 6") for command in of_resnet32)
+    assert not any("--together" in command for command in plan_sheets.commands(plan("cifar10/vgg19bn", hours=30)))
+    slower = replace(gpus.H200, together={"resnet32": {1: 1.0, 6: 1.1}})
+    made = planning.plan(find("label_noise"), [], Budget(slower, 1, 3))
+    assert plan_sheets.commands(made)
+    assert not any("--together" in command for command in plan_sheets.commands(made))
 
 
 @pytest.mark.parametrize("method", ["sgd", "sam", "bisam-log"])
@@ -199,7 +218,10 @@ def test_the_command_prints_runs_hours_memory_and_the_order(tmp_path, recorded, 
     assert "~0.27 GiB" in done.output
     assert "2 pairs" in done.output
     assert "within the 2 of the budget" in done.output
-    assert "bisam reproduce cifar10/resnet56 --methods sam,bisam-tanh --seeds 0-4 --set compile=true" in done.output
+    assert (
+        "bisam reproduce cifar10/resnet56 --methods sam,bisam-tanh --seeds 0-4 --set compile=true --together 6"
+        in done.output
+    )
 
 
 @pytest.mark.parametrize(

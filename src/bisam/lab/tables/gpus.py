@@ -46,13 +46,17 @@ class Gpu:
         return (max(times), times[max(times)] / times[1]) if 1 in times and len(times) > 1 else None
 
 
-# From benchmarks/results/bench_h200.json: a test compares.
+# From benchmarks/results/bench_h200.json; resnet32 from frontier_h200.json (alone) and fused_h200.json (six at once).
+# Tests compare.
 H200 = Gpu(
     "H200",
     PLAIN_STEP_MS,
     peak_mib={"wrn28-10": {"sgd": 1498.87, "sam": 1638.8, "bisam-log": 1638.8}},
     memory_gb=141,
-    together={"resnet56": {1: 8.439, 2: 5.8796, 4: 4.5173, 6: 4.1611}},
+    together={
+        "resnet32": {1: 2.7814, 6: 1.1292},
+        "resnet56": {1: 8.439, 2: 5.8796, 4: 4.5173, 6: 4.1611},
+    },
 )
 
 GPUS = {"h200": H200}

@@ -47,7 +47,7 @@ def sheet_of_runs(made: Plan) -> Sheet:
         "Hours are from measured steps, captured and compiled (densenet121 not compiled), without evaluation. "
         "~ marks memory that is counted from weights and saved activations; the other was measured. Runs that fit are "
         f"those of {100 * USABLE:.0f} % of the GPU's memory. In one graph (--together): how many runs were measured "
-        "at once, and the time of each as a part of its time alone.",
+        "at once, and the time of each as a part of its time alone; the hours here are those of runs alone.",
     ]
     return Sheet(f"{recipe.title} on {budget.gpus} {budget.gpu.title}", head, rows, notes)
 
@@ -78,8 +78,11 @@ def commands(made: Plan) -> list[str]:
     for one in (choice.comparison for choice in made.affordable if choice.runs):
         parts = ["bisam", "reproduce", f"{made.recipe.name}/{one.row}", "--methods", f"{one.baseline},{one.method}"]
         parts += ["--seeds", f"0-{one.needed - 1}"]
-        if made.recipe.cells[one.row, one.method].model != "densenet121":  # whose hours are those without
+        model = made.recipe.cells[one.row, one.method].model
+        if model != "densenet121":  # whose hours are those without
             parts += ["--set", "compile=true"]
+        if (sharing := made.budget.gpu.sharing(model)) is not None and sharing[1] < 1:
+            parts += ["--together", str(sharing[0])]
         if made.budget.gpus > GPUS_OF_A_MACHINE:
             parts += ["--on", "ray"]
         found.append(shlex.join(parts))
