@@ -199,6 +199,35 @@ def test_two_processes_share_the_runs_of_a_table(tmp_path):
     assert outcome(theirs)[1]["status"] == "done"
 
 
+def test_several_parts_of_a_table_are_one_table_and_train_once(tmp_path):
+    parts = ["demo/40%/sgd", "demo/40%/sam", "demo/40%/sgd"]
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["train", *parts, "--set", "epochs=1", "--seeds", "0,1", "--together", "2", "--runs", str(tmp_path)]
+    )
+    assert done.exit_code == 0, done.stderr
+    assert {path.parent.name for path in tmp_path.rglob("result.json")} == {
+        f"noise40-{method}-seed{seed}+epochs=1" for method in ("sgd", "sam") for seed in (0, 1)
+    }
+    assert "run 4 of 4" in done.stdout
+    assert " ".join(done.stdout.split()).count("test accuracy in per cent") == 1
+    assert "40%: SAM − SGD" in done.stdout
+
+
+def test_several_tables_are_reproduced_in_one_go(tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text(
+        'title = "Our table"\nmethods = ["sgd"]\n[settings]\ndata = "digits"\nmodel = "digitsnet"\nbatch = 64\n'
+        'padding = 0\nflip = false\nprecision = "fp32"\n[rows.clean]\n'
+    )
+    arguments = ["reproduce", "demo", own, "--methods", "sgd", "--seeds", "0", "--set", "epochs=1", "--runs", tmp_path]
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, arguments)])
+    assert done.exit_code == 0, done.stderr
+    assert {path.parent.parent.name for path in tmp_path.rglob("result.json")} == {"demo", "own"}
+    printed = " ".join(done.stdout.split())
+    assert "Handwritten digits, 40 % of the labels wrong" in printed
+    assert "Our table" in printed
+
+
 def test_a_run_is_finished_though_nobody_reads_what_is_printed(tmp_path):
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as pipe:

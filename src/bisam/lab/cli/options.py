@@ -41,12 +41,9 @@ def folder(text: str | Path) -> Path:
     return Path(text)
 
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE", help="A table, table/row or table/row/method: see `bisam list`. Or a TOML or Python file."
-    ),
-]
+RECIPE = "A table, table/row or table/row/method: see `bisam list`. Or a TOML or Python file."
+Name = Annotated[str, typer.Argument(metavar="RECIPE", help=RECIPE)]
+Names = Annotated[list[str], typer.Argument(metavar="RECIPE", help=f"{RECIPE} Several are trained in one go.")]
 Seeds = Annotated[str, typer.Option(metavar="NUMBERS", help="Seeds, as in 0,1,2 or 0-5.")]
 Changes = Annotated[
     list[str] | None,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -20,7 +23,7 @@ from bisam.lab.cli.options import (
     Every,
     Folder,
     Methods,
-    Name,
+    Names,
     Partial,
     Place,
     Root,
@@ -63,7 +66,7 @@ def list_recipes() -> None:
 
 @with_groups
 def train(
-    recipe: Name,
+    recipes: Names,
     seeds: Seeds = "0",
     model: StandIn = "",
     changes: Changes = None,
@@ -80,12 +83,13 @@ def train(
     with errors_in_one_line():
         load = partial(open_source, folder=folder, partial=partial_data)
         parsed = _parsed(changes, model, partial_data=partial_data)
-        _run(cli_options.recipe(recipe), seeds, parsed, Runs(root), load, where, tracking, torchrun, every=every)
+        wanted = [(cli_options.recipe(name), seeds) for name in recipes]
+        _run(wanted, parsed, Runs(root), load, where, tracking, torchrun, every=every)
 
 
 @with_groups
 def reproduce(
-    recipe: Name,
+    recipes: Names,
     models: Rows = "",
     methods: Methods = "",
     seeds: Annotated[
@@ -105,14 +109,13 @@ def reproduce(
 ) -> None:
     """Train what is missing of a table of the paper, and show it beside the published one."""
     with errors_in_one_line():
-        wanted = cli_options.recipe(recipe).only(cli_options.names(models), cli_options.names(methods))
+        rows, names = cli_options.names(models), cli_options.names(methods)
+        tables = [cli_options.recipe(name).only(rows, names) for name in recipes]
+        wanted = [(table, seeds or f"0-{table.seeds - 1}") for table in tables]
         workers = spread.place(where, root)
         load = partial(open_source, folder=folder, partial=partial_data)
-        all_seeds, parsed = seeds or f"0-{wanted.seeds - 1}", _parsed(changes, model, partial_data=partial_data)
-        _run(
-            wanted, all_seeds, parsed, root, load, where, tracking, torchrun, every=every, skip_twins=True,
-            workers=workers,
-        )  # fmt: skip
+        parsed = _parsed(changes, model, partial_data=partial_data)
+        _run(wanted, parsed, root, load, where, tracking, torchrun, every=every, skip_twins=True, workers=workers)
 
 
 def demo(
@@ -126,7 +129,7 @@ def demo(
     with errors_in_one_line():
         cli_options.refuse_ranks("demo")
         load, where, parsed = partial(open_source), Where(device), cli_options.changes_of(changes)
-        _run(find("demo"), seeds, parsed, Runs(root), load, where, Tracking(), UnderTorchrun(), every=every)
+        _run([(find("demo"), seeds)], parsed, Runs(root), load, where, Tracking(), UnderTorchrun(), every=every)
         cli_report.write_page([root], root / "report.html")
 
 
@@ -142,26 +145,43 @@ def data(
 
 
 def _run(
-    recipe: Recipe, seeds: str, changes: dict[str, str], root: Runs, load: partial[Source], where: Where,
+    wanted: Sequence[tuple[Recipe, str]], changes: dict[str, str], root: Runs, load: partial[Source], where: Where,
     tracking: Tracking, torchrun: UnderTorchrun, *, every: float, skip_twins: bool = False,
     workers: workers_watch.Place | None = None,
 ) -> None:  # fmt: skip
+    """Train these tables with these seeds, and print each of them."""
     place = device_of_rank(cli_options.device(where.device)) if workers is None else torch.device("cpu")
     with torchrun.joined(place) as ranks:
-        jobs = runs.jobs_of(recipe, cli_options.numbers(seeds), changes, root.folder, ranks)
+        tables = [
+            (recipe, runs.jobs_of(recipe, cli_options.numbers(seeds), changes, root.folder, ranks))
+            for recipe, seeds in _joined(wanted)
+        ]
+        jobs = [job for _, table in tables for job in table]
+        instead: dict[Path, Job] = {}
         ranks.refuse_unlike(unlike_fields([job.config for job in jobs], ranks.options))
         shown = tracking.trackers(root, where, workers, ranks)
         models = {job.config.model for job in jobs}
         output = None if ranks.is_first else quiet_console()
         with cli_options.threads_for(place, models), Progress(output, trackers=shown) as progress:
             if ranks.is_first:
-                jobs = _beside_twins(jobs, progress, skip=skip_twins)
+                instead = _beside_twins(jobs, progress, skip=skip_twins)
+                jobs = [*{job.folder: job for job in (instead.get(each.folder, each) for each in jobs)}.values()]
             workers_watch.train(
                 jobs, load, workers, progress, device=place, root=root.folder, storage=root.storage,
                 together=where.together, checkpoint_seconds=every, ranks=ranks,
             )  # fmt: skip
     if ranks.is_first:
-        _show(recipe, jobs)
+        for recipe, table in tables:
+            _show(recipe, [instead.get(job.folder, job) for job in table])
+
+
+def _joined(wanted: Sequence[tuple[Recipe, str]]) -> list[tuple[Recipe, str]]:
+    """Parts of one table are one table: rows and methods that were named apart are compared with each other."""
+    found: dict[tuple[str, str, str], Recipe] = {}
+    for recipe, seeds in wanted:
+        key = recipe.name, recipe.title, seeds
+        found[key] = replace(recipe, cells={**found[key].cells, **recipe.cells}) if key in found else recipe
+    return [(recipe, seeds) for (_, _, seeds), recipe in found.items()]
 
 
 def _show(recipe: Recipe, jobs: list[Job]) -> None:
@@ -175,11 +195,14 @@ def _parsed(changes: list[str] | None, model: str, *, partial_data: bool) -> dic
     return cli_options.changes_of(changes, partial_data=partial_data, options={"--model": ("model", model)})
 
 
-def _beside_twins(jobs: list[Job], progress: Progress, *, skip: bool) -> list[Job]:
-    """Note the cells and seeds that have a finished run already, computed otherwise; with `skip`, use that run."""
+def _beside_twins(jobs: list[Job], progress: Progress, *, skip: bool) -> dict[Path, Job]:
+    """Note the cells and seeds that have a finished run already, computed otherwise.
+
+    Returns, with `skip`, that run for the folder of each of them.
+    """
     twins = runs.twins(jobs)
     for job in (job for job in jobs if job.folder in twins):
         twin = twins[job.folder]
         same = f"{twin.folder} is finished and is the same training, except for {' and '.join(cells.NUMERICS)}"
         progress.note(f"{same}: it counts" if skip else f"{same}: reports count one of the two")
-    return [twins.get(job.folder, job) for job in jobs] if skip else jobs
+    return twins if skip else {}
