@@ -7,10 +7,10 @@ python docs/scripts/frontier.py    # draws docs/images/frontier.svg, once there 
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from ledger import markdown
 from bisam.capture.steps import MOST_GRAPHS
 from bisam.lab.config import Config
 from bisam.lab.files import write_atomically
-from bisam.lab.methods import title_of
+from bisam.lab.methods import passes, title_of
 from bisam.lab.models import build
-from bisam.lab.recipes import FRONTIER_SETTINGS, find, frontier_row
+from bisam.lab.recipes import find, frontier_row, frontier_settings
 from bisam.lab.report.charts import COLOURS, MORE_COLOURS
 from bisam.lab.tables.cells import Collection, Group, borrow
 from bisam.lab.tables.statistics import Difference, difference, interval_of_mean, signed
@@ -33,6 +33,10 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
 PICTURE = ROOT / "docs/images/frontier.svg"
 
+EPOCHS = 200
+"""Of the SGD training that times are relative to."""
+EPOCHS_OF_DIGITS = 30
+SETTINGS = frontier_settings(EPOCHS)
 MODELS = {"resnet32": "ResNet-32", "vgg19bn": "VGG19-BN"}
 PLACES = [(model, noise) for model in MODELS for noise in (0.0, 0.4)]
 KINDS = {
@@ -48,13 +52,11 @@ SHAPES = {
 """Of the picture's marks, by setting; SGD has one, whatever its epochs."""
 METHOD_COLOURS = dict(
     zip(
-        map(title_of, FRONTIER_SETTINGS[""][0]),
+        map(title_of, SETTINGS[""][0]),
         [COLOURS["plain"], COLOURS["sam"], COLOURS["log"], *MORE_COLOURS, "#0b7285"],
         strict=True,
     )
 )
-EPOCHS = 200
-"""Of the SGD training that times are relative to."""
 GOAL = 1.15
 BESIDE = 0.02
 """How far marks of the picture stand apart at least, in SGD's times."""
@@ -80,7 +82,9 @@ class Point:
 
     @property
     def title(self) -> str:
-        return name_of(self.setting, self.method)
+        if self.method == "sgd":
+            return f"SGD, {self.config.epochs} epochs"
+        return f"{title_of(self.method)}, {KINDS[self.setting]}" if self.setting else title_of(self.method)
 
     @property
     def mean(self) -> float | None:
@@ -115,12 +119,6 @@ class Point:
         return self.to_sam is not None and self.to_sam.high is not None and self.to_sam.high >= 0
 
 
-def name_of(setting: str, method: str) -> str:
-    if method == "sgd":
-        return f"SGD, {200 if setting else 400} epochs"
-    return f"{title_of(method)}, {KINDS[setting]}" if setting else title_of(method)
-
-
 def timing(path: Path = RESULTS / "frontier_h200.json") -> Timing:
     """Empty until it is measured."""
     return json.loads(path.read_text())["models"] if path.exists() else {}
@@ -136,9 +134,9 @@ def relative_time(config: Config, ratios: Mapping[str, Mapping[str, float]] | No
     return config.epochs / EPOCHS * (config.start + (1 - config.start) * step["median"])
 
 
-def filled(found: Collection) -> Group:
+def filled(found: Collection, name: str = "frontier") -> Group:
     """The recipe's table with its own runs, and with equal ones of other tables."""
-    recipe = find("frontier")
+    recipe = find(name)
     own = [group for group in found.groups if group.recipe.name == recipe.name and not group.changes]
     group = Group(recipe, "")
     for other in own:
@@ -148,24 +146,31 @@ def filled(found: Collection) -> Group:
     return group
 
 
-def points(group: Group, times: Timing, model: str, noise: float) -> list[Point]:
+def points(
+    group: Group,
+    model: str,
+    noise: float,
+    time_of: Callable[[Config], float | None],
+    settings: Iterable[str] = SETTINGS,
+) -> list[Point]:
     """All settings with a model and a noise rate."""
     sam = group.measured(frontier_row(model, noise), "sam")
     made = []
-    for setting, (methods, _) in FRONTIER_SETTINGS.items():
-        for method in methods:
-            row = frontier_row(model, noise, setting)
-            config = group.recipe.cells[row, method]
-            time = relative_time(config, times.get(model, {}).get("ratio"))
+    for setting in settings:
+        row = frontier_row(model, noise, setting)
+        for method, config in ((m, config) for (r, m), config in group.recipe.cells.items() if r == row):
             under_way = sum(run.record.result is None for run in group.of(row, method))
-            made.append(Point(setting, method, config, time, group.measured(row, method), sam, under_way))
+            made.append(Point(setting, method, config, time_of(config), group.measured(row, method), sam, under_way))
     return made
 
 
 def by_place(found: Collection, times: Timing | None) -> dict[tuple[str, float], list[Point]]:
     """All settings, by model and noise rate; `times` are those of the benchmark where none are given."""
     group, times = filled(found), timing() if times is None else times
-    return {place: points(group, times, *place) for place in PLACES}
+    return {
+        (model, noise): points(group, model, noise, partial(relative_time, ratios=times.get(model, {}).get("ratio")))
+        for model, noise in PLACES
+    }
 
 
 def has_runs(settings: Iterable[Point]) -> bool:
@@ -202,6 +207,23 @@ def table(found: Collection, times: Timing | None = None) -> str:
     return f"{shown}\n\n– is not run yet.{without}"
 
 
+def digits(found: Collection) -> str:
+    """A line for each setting on the demo's digits, cheapest first: cost in gradients, accuracy, difference to SAM."""
+    group, settings = filled(found, "frontier_digits"), frontier_settings(EPOCHS_OF_DIGITS)
+
+    def cost(config: Config) -> float:
+        return passes(config) * config.epochs / EPOCHS_OF_DIGITS
+
+    made = sorted(points(group, "digitsnet", 0.4, cost, settings), key=lambda one: one.time)
+    rows = [[one.title, f"{one.time:.2f}", one.words, _beside_sam(one)] for one in made]
+    return markdown(["setting", "gradients ÷ SGD", "test accuracy", "− SAM"], rows)
+
+
+def _beside_sam(one: Point) -> str:
+    gap = one.to_sam
+    return "–" if gap is None or not gap.interval else f"{signed(gap.mean)} ({gap.interval})"
+
+
 def advice(found: Collection, times: Timing | None = None) -> str:
     """For each budget the setting with the best accuracy that was measured within it, by times as they are shown."""
     places = {place: settings for place, settings in by_place(found, times).items() if has_runs(settings)}
@@ -214,9 +236,8 @@ def _best(settings: Iterable[Point], budget: float) -> str:
     if not within:
         return "not measured"
     best = max(within, key=lambda one: (one.mean, -one.time))
-    gap = best.to_sam
-    beside = "" if gap is None or not gap.interval else f"; − SAM: {signed(gap.mean)} ({gap.interval})"
-    return f"{best.title}: {best.mean:.2f}, n = {len(best.accuracies)}{beside}"
+    gap = _beside_sam(best)
+    return f"{best.title}: {best.mean:.2f}, n = {len(best.accuracies)}{'' if gap == '–' else f'; − SAM: {gap}'}"
 
 
 def goal(found: Collection, times: Timing | None = None) -> str:

@@ -26,6 +26,7 @@ FAMILIES = {
     "label_noise": ("label_noise/80%", {"model": "resnet20"}),
     "frontier": ("frontier/resnet32", {"model": "resnet20"}),
     "imagenet": ("imagenet/resnet50/bisam-log", {"micro_batch": "2"}),
+    "frontier_digits": ("frontier_digits/digitsnet-noise40", {}),
     "demo": ("demo", {}),
     "finetune": ("finetune/flowers", {"epoch_steps": "2", "size": "16", "padding": "2"}),
     "glue": ("glue/mrpc", {"epoch_steps": "2"}),
@@ -87,6 +88,21 @@ def test_the_frontier_has_one_protocol_and_its_settings_differ_in_one_field_or_t
     assert training_of(cells["resnet32-noise40", "bisam-log"]) == training_of(theirs)
     assert training_of(cells["vgg19bn", "sgd"]) == training_of(find("cifar10").cells["vgg19bn", "sgd"])
     assert len(cells) == 4 * (8 + 1 + 6 * 2)
+
+
+def test_the_frontier_on_digits_is_the_demo_s_training_with_the_settings_of_the_frontier():
+    cells, demo = find("frontier_digits").cells, find("demo").cells
+    settings = {row.removeprefix("digitsnet-noise40").removeprefix("-") for row, _ in cells}
+    theirs = {row.removeprefix("resnet32").removeprefix("-") for row, _ in find("frontier").cells if "noise" not in row}
+    assert settings == {setting.replace("200epochs", "30epochs") for setting in theirs if "vgg" not in setting}
+    for method in ("sgd", "sam", "bisam-log"):
+        assert training_of(cells["digitsnet-noise40", method]) == training_of(demo["40%", method])
+    for (row, method), config in cells.items():
+        model, _, *setting = row.split("-")
+        own = find("frontier").cells["-".join(["resnet32", *setting]).replace("30epochs", "200epochs"), method]
+        assert (config.model, config.row, config.start, config.every) == (model, row, own.start, own.every)
+        assert config.epochs / own.epochs == 30 / 200
+        assert (config.rho, config.select) == (0.3 if method == "msam" else 0.1, "last")
 
 
 def test_the_fine_tuning_tables_have_the_paper_s_settings():

@@ -158,17 +158,21 @@ def label_noise() -> Recipe:
     return table("label_noise", title, rates, FOUR_METHODS, config, published="tab:label_noise", seeds=6)
 
 
-FRONTIER_SETTINGS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "": (["sgd", "sam", "bisam-log", "esam", "ebisam-log", "ksam", "looksam", "msam"], {}),
-    "200epochs": (["sgd"], {"epochs": 200}),
-    "every5": (["sam", "bisam-log"], {"every": 5}),
-    "late50": (["sam", "bisam-log"], {"start": 0.5}),
-    "late25": (["sam", "bisam-log"], {"start": 0.75}),
-    "late14": (["sam", "bisam-log"], {"start": 0.86}),
-    "late10": (["sam", "bisam-log"], {"start": 0.9}),
-    "late50every5": (["sam", "bisam-log"], {"start": 0.5, "every": 5}),
-}
-"""The methods and changes of each setting of the frontier: late25 perturbs in the last 25 % of the steps."""
+def frontier_settings(epochs: int) -> dict[str, tuple[list[str], dict[str, Any]]]:
+    """The methods and changes of each setting of a frontier: late25 perturbs in the last 25 % of the steps.
+
+    `epochs` are those of SAM. SGD has twice as many, and as many in a setting of its own.
+    """
+    return {
+        "": (["sgd", "sam", "bisam-log", "esam", "ebisam-log", "ksam", "looksam", "msam"], {}),
+        f"{epochs}epochs": (["sgd"], {"epochs": epochs}),
+        "every5": (["sam", "bisam-log"], {"every": 5}),
+        "late50": (["sam", "bisam-log"], {"start": 0.5}),
+        "late25": (["sam", "bisam-log"], {"start": 0.75}),
+        "late14": (["sam", "bisam-log"], {"start": 0.86}),
+        "late10": (["sam", "bisam-log"], {"start": 0.9}),
+        "late50every5": (["sam", "bisam-log"], {"start": 0.5, "every": 5}),
+    }
 
 
 def frontier() -> Recipe:
@@ -178,14 +182,44 @@ def frontier() -> Recipe:
     of the first setting that `cifar10` and `label_noise` have too are the same training.
     """
 
+    def config(model: str, noise: float, method: str) -> Config:
+        return _cifar("cifar10", model, epochs=_epochs(method), noise=noise, rho=METHODS[method].rho)
+
+    places = itertools.product(("resnet32", "vgg19bn"), (0.0, 0.4))
+    title = "What sharpness costs at least, on CIFAR-10"
+    return _frontier("frontier", title, places, frontier_settings(200), config, seeds=3)
+
+
+def frontier_digits() -> Recipe:
+    """The settings of `frontier` on the demo's images and labels, with the demo's training: minutes on a CPU.
+
+    Cells that `demo` has too are the same training. MSAM's ρ was chosen as the demo's, on other seeds.
+    """
+
+    def config(model: str, noise: float, method: str) -> Config:
+        return _digits(method, rho=0.3 if method == "msam" else 0.1)
+
+    title = "What sharpness costs at least, on digits"
+    places = [("digitsnet", 0.4)]
+    return _frontier("frontier_digits", title, places, frontier_settings(30), config, seeds=10)
+
+
+def _frontier(
+    name: str,
+    title: str,
+    places: Iterable[tuple[str, float]],
+    settings: Mapping[str, tuple[list[str], dict[str, Any]]],
+    config: Callable[[str, float, str], Config],
+    *,
+    seeds: int,
+) -> Recipe:
+    """A row for each setting with each model and noise rate; a cell is `config(model, noise, method)`, changed."""
     cells = {}
-    for model, noise in itertools.product(("resnet32", "vgg19bn"), (0.0, 0.4)):
-        for setting, (methods, changes) in FRONTIER_SETTINGS.items():
-            row = frontier_row(model, noise, setting)
-            for method in methods:
-                own = _cifar("cifar10", model, epochs=_epochs(method), noise=noise, rho=METHODS[method].rho)
-                cells[row, method] = replace(own, recipe="frontier", row=row, method=method, **changes)
-    return Recipe("frontier", "What sharpness costs at least, on CIFAR-10", None, 3, cells)
+    for (model, noise), (setting, (methods, changes)) in itertools.product(places, settings.items()):
+        row = frontier_row(model, noise, setting)
+        for method in methods:
+            cells[row, method] = replace(config(model, noise, method), recipe=name, row=row, method=method, **changes)
+    return Recipe(name, title, None, seeds, cells)
 
 
 def frontier_row(model: str, noise: float, setting: str = "") -> str:
@@ -202,14 +236,15 @@ def demo() -> Recipe:
     ρ was chosen among 0.05, 0.1 and 0.2 on other seeds.
     """
 
-    def config(rate: str, method: str) -> Config:
-        return Config(
-            data="digits", model="digitsnet", epochs=_epochs(method, 30), batch=64, lr=0.05, rho=0.1, noise=0.4,
-            label_smoothing=0.0, padding=0, flip=False, precision="fp32", select="last",
-        )  # fmt: skip
-
     title = "Handwritten digits, 40 % of the labels wrong"
-    return table("demo", title, ["40%"], FOUR_METHODS, config)
+    return table("demo", title, ["40%"], FOUR_METHODS, lambda rate, method: _digits(method))
+
+
+def _digits(method: str, rho: float = 0.1) -> Config:
+    return Config(
+        data="digits", model="digitsnet", epochs=_epochs(method, 30), batch=64, lr=0.05, rho=rho, noise=0.4,
+        label_smoothing=0.0, padding=0, flip=False, precision="fp32", select="last",
+    )  # fmt: skip
 
 
 def finetune() -> Recipe:
@@ -269,6 +304,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "efficient": efficient,
     "label_noise": label_noise,
     "frontier": frontier,
+    "frontier_digits": frontier_digits,
     "finetune": finetune,
     "glue": glue,
 }
