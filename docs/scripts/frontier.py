@@ -42,12 +42,13 @@ PLACES = [(model, noise) for model in MODELS for noise in (0.0, 0.4)]
 KINDS = {
     "": "all steps", "200epochs": "200 epochs", "every5": "every fifth step", "late50": "last 50 %",
     "late25": "last 25 %", "late14": "last 14 %", "late10": "last 10 %",
-    "late50every5": "every fifth step of the last 50 %",
+    "late50every5": "every fifth step of the last 50 %", "rho0.6": "ρ = 0.6", "rho1.2": "ρ = 1.2",
 }  # fmt: skip
-"""Which steps perturb, by setting."""
+"""Which steps perturb, or how far, by setting."""
 SHAPES = {
     "": "circle", "200epochs": "circle", "every5": "square", "late50": "triangle-up", "late25": "diamond",
-    "late14": "triangle-down", "late10": "triangle-right", "late50every5": "cross",
+    "late14": "triangle-down", "late10": "triangle-right", "late50every5": "cross", "rho0.6": "triangle-left",
+    "rho1.2": "wedge",
 }  # fmt: skip
 """Of the picture's marks, by setting; SGD has one, whatever its epochs."""
 METHOD_COLOURS = dict(

@@ -172,6 +172,8 @@ def frontier_settings(epochs: int) -> dict[str, tuple[list[str], dict[str, Any]]
         "late14": (["sam", "bisam-log"], {"start": 0.86}),
         "late10": (["sam", "bisam-log"], {"start": 0.9}),
         "late50every5": (["sam", "bisam-log"], {"start": 0.5, "every": 5}),
+        "rho0.6": (["msam"], {"rho": 0.6}),
+        "rho1.2": (["msam"], {"rho": 1.2}),
     }
 
 
@@ -193,11 +195,11 @@ def frontier() -> Recipe:
 def frontier_digits() -> Recipe:
     """The settings of `frontier` on the demo's images and labels, with the demo's training: minutes on a CPU.
 
-    Cells that `demo` has too are the same training. MSAM's ρ was chosen as the demo's, on other seeds.
+    Cells that `demo` has too are the same training.
     """
 
     def config(model: str, noise: float, method: str) -> Config:
-        return _digits(method, rho=0.3 if method == "msam" else 0.1)
+        return _digits(method, rho=METHODS[method].rho if method == "msam" else 0.1)
 
     title = "What sharpness costs at least, on digits"
     places = [("digitsnet", 0.4)]
