@@ -85,6 +85,8 @@ class Point:
     def title(self) -> str:
         if self.method == "sgd":
             return f"SGD, {self.config.epochs} epochs"
+        if self.method == "msam":  # with several ρ
+            return f"MSAM, ρ = {self.config.rho:g}"
         return f"{title_of(self.method)}, {KINDS[self.setting]}" if self.setting else title_of(self.method)
 
     @property

@@ -432,7 +432,8 @@ PAGES = {
     ROOT / "docs/variants.md": {
         "variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where,
         **of_ledger(
-            frontier=frontier.table, picture=frontier.shown, advice=frontier.advice, goal=frontier.goal
+            frontier=frontier.table, picture=frontier.shown, advice=frontier.advice, goal=frontier.goal,
+            digits=frontier.digits,
         ),
         "times": frontier.where, "efficient": frontier.efficient, "pool": frontier.pool,
     },
