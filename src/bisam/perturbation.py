@@ -1,6 +1,6 @@
 """From the ascent gradient g to the perturbation ε.
 
-    ε = ρ T² g / ‖T g‖,      T = 1 (SAM, BiSAM)   or   T = |w| + η (ASAM, A-BiSAM)
+    ε = ρ T² g / ‖T g‖,      T = 1 (SAM, BiSAM),   |w| + η (ASAM, A-BiSAM)   or   1/√(1 + η g²) (Fisher SAM)
 
 The norm runs over all perturbed parameters; ρ, T and η may differ between parameter groups. The other perturbations
 here change what goes into this ball or what comes out of it.
@@ -124,6 +124,33 @@ class Ball(Perturbation):
         torch._foreach_abs_(bucket.params)
         if not is_zero(bucket.options["eta"]):
             torch._foreach_add_(bucket.params, bucket.options["eta"])
+
+
+class FisherBall(Ball):
+    """A ball in the metric of the Fisher information: Fisher SAM, with T = 1/√F and F = 1 + η g².
+
+    ε = ρ F⁻¹g / √(gᵀF⁻¹g), so that √(εᵀFε) = ρ over all groups of one ρ. F is diagonal and empirical: the squared
+    gradient of all samples that share one ε, not the mean of their squared gradients. The 1 keeps F⁻¹ finite where
+    the gradient is small. η = 0 is the round ball, bit for bit. Unlike other balls this one depends on the scale of
+    the loss: twice the loss has the ε of four times the η.
+    """
+
+    def __init__(self, rho: float | Tensor = 0.1, eta: float = 1.0) -> None:
+        self.defaults: dict[str, Any] = {"rho": rho, "eta": eta}
+        self.check(self.defaults)
+
+    def scales(self, options: dict[str, Any]) -> bool:
+        return not is_zero(options["eta"])
+
+    def _write_scale(self, bucket: Bucket) -> None:
+        if bucket.params[0].is_complex():
+            raise TypeError("Fisher SAM is not defined for complex parameters: set eta=0.0 in their group")
+        torch._foreach_copy_(bucket.params, bucket.gradients)
+        torch._foreach_mul_(bucket.params, bucket.gradients)
+        torch._foreach_mul_(bucket.params, bucket.options["eta"])
+        torch._foreach_add_(bucket.params, 1.0)
+        torch._foreach_sqrt_(bucket.params)
+        torch._foreach_reciprocal_(bucket.params)  # 0 where g² overflows: F⁻¹g is 1/(η g) there, next to nothing
 
 
 class BallFollowingLearningRate(Ball):
@@ -308,7 +335,8 @@ class RandomStart(Drawing):
         super().check(group)
         if isinstance(self.inner, Ball) and self.inner.scales(group):  # T would be written over w + δ
             raise ValueError(
-                "a random start and a ball that scales the gradient cannot be combined: set adaptive=False in the group"
+                "a random start and a ball that scales the gradient cannot be combined: set adaptive=False in the "
+                "group or, for the ball of Fisher SAM, eta=0.0"
             )
 
     def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
@@ -371,6 +399,20 @@ class MinusMean(WithMean):
         torch._foreach_mul_(means, torch.full_like(finite, kept, dtype=torch.float64).masked_fill_(~finite, 1.0))
         for mean, gradient, share in zip(means, gradients, shares, strict=True):  # `where` has no foreach form
             mean.addcmul_(torch.where(finite, gradient, 0.0), share)
+
+
+class AlongMean(WithMean):
+    """VaSSO: ascend the running mean of the gradients, d ← (1 − θ) d + θ g; ε = ρ d/‖d‖. θ = 1 is SAM, bit for bit."""
+
+    def __init__(self, inner: Perturbation, theta: float) -> None:
+        self.theta = numbers.share("theta", theta, zero=False)
+        super().__init__(inner, self.theta)
+
+    def _turn(self, gradients: list[Tensor], means: list[Tensor], shares: list[Tensor], finite: Tensor) -> None:
+        torch._foreach_mul_(gradients, shares)
+        torch._foreach_add_(gradients, means, alpha=1 - self.theta)
+        for mean, gradient in zip(means, gradients, strict=True):  # `where` has no foreach form
+            torch.where(finite, gradient, mean, out=mean)
 
 
 class AlongMomentum(Around):
