@@ -373,8 +373,8 @@ class FisherSAM(SharpnessAware):
     F is diagonal, from the squared gradient of the batch. η = 0 is SAM. η is for the gradient of a mean over samples:
     with a loss c times as large use η/c². With another ascent, g is the gradient of that.
 
-    Kim, Li, Hu, Hospedales: Fisher SAM: Information Geometry and Sharpness Aware Minimisation, 2022. Its authors have
-    published no code: the form of F and the defaults are those of public implementations.
+    Kim, Li, Hu, Hospedales: Fisher SAM: Information Geometry and Sharpness Aware Minimisation, 2022. No code of its
+    authors was found: that η stands at g², with a 1 beside it, and the defaults are those of public implementations.
     Other options: see `SharpnessAware`.
 
     Examples:
