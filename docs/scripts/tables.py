@@ -122,10 +122,13 @@ def wall_table() -> str:
 
 
 def paper(cls: type) -> str:
-    """First author and year, from the docstring, or that of the variant it is named after."""
+    """Authors and year, from the docstring, or those of the variant it is named after."""
     text = " ".join((inspect.getdoc(cls) or "").split())
-    found = re.search(r"([A-Z][a-z]+)(?:, [A-Z][a-z]+)+: .*?, (20\d\d)\.", text)
-    return f"{found[1]} et al. {found[2]}" if found else paper(bisam.BiSAM)
+    found = re.search(r"([A-Z][a-z]+(?:, [A-Z][a-z]+)+): .*?, (20\d\d)\.", text)
+    if found is None:
+        return paper(bisam.BiSAM)
+    first, *others = found[1].split(", ")
+    return f"{first} {f'and {others[0]}' if len(others) == 1 else 'et al.'} {found[2]}"
 
 
 def micro_table() -> str:

@@ -132,7 +132,7 @@ class FisherBall(Ball):
     ε = ρ F⁻¹g / √(gᵀF⁻¹g), so that √(εᵀFε) = ρ over all groups of one ρ. F is diagonal and empirical: the squared
     gradient of all samples that share one ε, not the mean of their squared gradients. The 1 keeps F⁻¹ finite where
     the gradient is small. η = 0 is the round ball, bit for bit. Unlike other balls this one depends on the scale of
-    the loss: twice the loss has the ε of four times the η.
+    the loss: twice the loss is four times the η.
     """
 
     def __init__(self, rho: float | Tensor = 0.1, eta: float = 1.0) -> None:
@@ -150,7 +150,7 @@ class FisherBall(Ball):
         torch._foreach_mul_(bucket.params, bucket.options["eta"])
         torch._foreach_add_(bucket.params, 1.0)
         torch._foreach_sqrt_(bucket.params)
-        torch._foreach_reciprocal_(bucket.params)  # 0 where g² overflows: F⁻¹g is 1/(η g) there, next to nothing
+        torch._foreach_reciprocal_(bucket.params)  # 0 where g² overflows, and F⁻¹g is nearly 0
 
 
 class BallFollowingLearningRate(Ball):

@@ -216,5 +216,5 @@ def all_zero(groups: Iterable[dict[str, Any]]) -> bool:
 
 
 def is_zero(option: float | Tensor) -> bool:
-    """Whether ρ leaves a group out, or η is none. A tensor counts as non-zero: reading it would wait for the device."""
+    """Whether ρ or η of a group is 0. A tensor counts as non-zero: reading it would wait for the device."""
     return not isinstance(option, Tensor) and option == 0
