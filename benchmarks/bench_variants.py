@@ -5,6 +5,7 @@ torch (`torch.utils.flop_counter`), as a mean over steps; wall time, taking turn
 plain step's, in copies of the weights.
 
     python benchmarks/bench_variants.py [--steps 20] [--batch 64] [--width 16] [--device cuda] [--save NAME]
+    python benchmarks/bench_variants.py --only VaSSO FisherSAM --flops    # count, and measure nothing
 """
 
 import argparse
@@ -39,6 +40,10 @@ VARIANTS = {
     "LookSAM · Q": lambda base, model: bisam.LookSAM(base, model, ascent=Q),
     "FriendlySAM": bisam.FriendlySAM,
     "FriendlySAM · Q": lambda base, model: bisam.FriendlySAM(base, model, ascent=Q),
+    "VaSSO": bisam.VaSSO,
+    "VaSSO · Q": lambda base, model: bisam.VaSSO(base, model, ascent=Q),
+    "FisherSAM": bisam.FisherSAM,
+    "FisherSAM · Q": lambda base, model: bisam.FisherSAM(base, model, ascent=Q),
     "WSAM": bisam.WSAM,
     "WSAM · Q": lambda base, model: bisam.WSAM(base, model, ascent=Q),
     "MSAM": bisam.MSAM,
@@ -61,12 +66,12 @@ def flops(name, x, y, steps, device):
     return counter.get_total_flops() / steps
 
 
-def seconds(x, y, steps, device, width):
+def seconds(names, x, y, steps, device, width):
     """Median seconds of a step of each variant. LookSAM and the like take five steps for one figure, their period."""
-    optimizers = {name: build(name, ConvNet(width, depth=20).to(device)) for name in VARIANTS}
-    times = {name: [] for name in VARIANTS}
+    optimizers = {name: build(name, ConvNet(width, depth=20).to(device)) for name in names}
+    times = {name: [] for name in names}
     for number in range(-1, max(steps // 5, 3)):
-        for name in random.sample(list(VARIANTS), len(VARIANTS)):
+        for name in random.sample(names, len(names)):
             _synchronise(device)
             start = time.perf_counter()
             for _ in range(5):
@@ -112,6 +117,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=16, help="of the net whose steps are timed")
     parser.add_argument("--image", type=int, default=16, help="height and width of its inputs")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="these, beside SGD")
+    parser.add_argument("--flops", action="store_true", help="count operations, measure neither time nor memory")
     parser.add_argument("--save", metavar="NAME", help="write results/NAME.json")
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -119,22 +126,23 @@ def main() -> None:
     x = torch.randn(arguments.batch, 3, arguments.image, arguments.image, device=device)
     y = torch.randint(10, (arguments.batch,), device=device)
     sgd = flops("SGD", x, y, 1, device)
-    wall = seconds(x, y, arguments.steps, device, arguments.width)
+    names = list(dict.fromkeys(("SGD", *arguments.only)))
+    wall = {} if arguments.flops else seconds(names, x, y, arguments.steps, device, arguments.width)
     table = []
     print(f"{'':16} {'FLOPs':>7} {'wall':>7} {'memory':>7}   relative to SGD; memory in copies of the weights")
-    for name in VARIANTS:
+    for name in names:
         row = {
             "variant": name,
             "flops": flops(name, x, y, arguments.steps, device) / sgd,
-            "wall": wall[name] / wall["SGD"],
-            "memory": extra_memory(name, device) if device != "cpu" else None,
+            "wall": wall[name] / wall["SGD"] if wall else None,
+            "memory": extra_memory(name, device) if device != "cpu" and not arguments.flops else None,
         }
         table.append(row)
-        memory = "–" if row["memory"] is None else f"{row['memory']:.2f}"
-        print(f"{name:16} {row['flops']:7.3f} {row['wall']:7.3f} {memory:>7}", flush=True)
+        measured = ["–" if row[key] is None else f"{row[key]:.3f}" for key in ("wall", "memory")]
+        print(f"{name:16} {row['flops']:7.3f} {measured[0]:>7} {measured[1]:>7}", flush=True)
     if arguments.save:
         settings = {name: getattr(arguments, name) for name in ("batch", "steps", "width", "image", "device")}
-        settings["SGD milliseconds"] = 1e3 * wall["SGD"]
+        settings["SGD milliseconds"] = 1e3 * wall["SGD"] if wall else None
         print("wrote", receipt.save(arguments.save, {**settings, "table": table}))
 
 

@@ -32,6 +32,8 @@ KINDS = {
     "GSAM": bisam.GSAM,
     "LookSAM": lambda *args, **options: bisam.LookSAM(*args, **{"every": 2, **options}),
     "FriendlySAM": bisam.FriendlySAM,
+    "VaSSO": bisam.VaSSO,
+    "FisherSAM": bisam.FisherSAM,
     "WSAM": bisam.WSAM,
     "docs": of_the_docs(),
     "mSAM": lambda *args, **options: bisam.SAM(*args, **{"micro_batch": 6, **options}),
@@ -68,9 +70,9 @@ def kind_of(variant: str) -> str:
 
 # What can be asked of whom: some need to see the batch, some need to run the passes themselves.
 WITH_CLOSURE = [name for name in VARIANTS if kind_of(name) not in ("ESAM", "KSAM", "mSAM")]
-BY_HAND = [name for name in VARIANTS if kind_of(name) in ("SAM", "ASAM", "FriendlySAM")]
+BY_HAND = [name for name in VARIANTS if kind_of(name) in ("SAM", "ASAM", "FriendlySAM", "VaSSO", "FisherSAM")]
 ALIKE_WHEN_CAPTURED = [name for name in VARIANTS if kind_of(name) != "ESAM"]  # which draws on the device then
-WITHOUT_MEMORY = [name for name in VARIANTS if kind_of(name) in ("SAM", "ASAM")]
+WITHOUT_MEMORY = [name for name in VARIANTS if kind_of(name) in ("SAM", "ASAM", "FisherSAM")]
 
 BASES = {
     "SGD(foreach)": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=5e-4, foreach=True),

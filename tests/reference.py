@@ -218,6 +218,24 @@ def friendlysam(model, base, x, y, ascent, memory, rho=0.05, sigma=1.0, decay=0.
     update(model, base, descent)
 
 
+def vasso(model, base, x, y, ascent, memory, rho=0.05, theta=0.9) -> None:
+    g = gradient(model, x, y, ascent)
+    d = memory.get("d", g)
+    memory["d"] = [(1 - theta) * m + theta * t for m, t in zip(d, g, strict=True)]
+    with moved(model, ball(memory["d"], rho)):
+        descent = gradient(model, x, y, cross_entropy)
+    update(model, base, descent)
+
+
+def fisher_sam(model, base, x, y, ascent, memory, rho=0.1, eta=1.0) -> None:
+    g = gradient(model, x, y, ascent)
+    natural = [t / (1 + eta * t**2) for t in g]
+    length = math.sqrt(dot(g, natural))
+    with moved(model, [rho * t / length for t in natural]):
+        descent = gradient(model, x, y, cross_entropy)
+    update(model, base, descent)
+
+
 def periodic(model, base, x, y, ascent, memory, rho=0.05, every=2) -> None:
     memory["step"] = memory.get("step", -1) + 1
     if memory["step"] % every == 0:
@@ -257,6 +275,8 @@ STEPS = {
     "GSAM": gsam,
     "LookSAM": looksam,
     "FriendlySAM": friendlysam,
+    "VaSSO": vasso,
+    "FisherSAM": fisher_sam,
     "periodic": periodic,
 }
 OBJECTIVES = {"cross entropy": cross_entropy, "log": q_log, "tanh": q_tanh}

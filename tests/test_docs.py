@@ -55,6 +55,24 @@ def test_every_snippet_runs_and_trains(code, tmp_path):
         assert torch.isfinite(names["loss"])
 
 
+def test_the_recipe_of_sam_on_perturbs_the_normalisation_layers_and_nothing_else():
+    text = (ROOT / "docs/training-loops.md").read_text()
+    code = re.search(r"SAM-ON\n\n```python\n(.*?)```", text, re.DOTALL)[1]
+    torch.manual_seed(0)
+    model = ConvNet()
+    x, y = batch()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    passes = []
+    model.register_forward_pre_hook(
+        lambda *_: passes.append({name: (p - before[name]).norm().item() for name, p in model.named_parameters()})
+    )
+    exec(code, {"torch": torch, "bisam": bisam, "model": model, "x": x, "y": y})
+    at_weights, perturbed = passes
+    assert not any(at_weights.values())
+    assert {name for name, length in perturbed.items() if length} == {"norm.weight", "norm.bias"}
+    assert torch.tensor([*perturbed.values()]).norm().item() == pytest.approx(0.5, rel=1e-5)
+
+
 def test_links_between_pages_lead_somewhere():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from bisam import ASAM, SAM, Ball
+from bisam import ASAM, SAM, Ball, FisherSAM
 
-from family import VARIANTS, assert_close, batch, build, mlp
+from family import VARIANTS, assert_close, batch, build, kind_of, mlp
 
 
 def epsilon_of(model, optimizer, x, y):
@@ -18,12 +18,19 @@ def epsilon_of(model, optimizer, x, y):
     return [p.detach() - b for p, b in zip(model.parameters(), before, strict=True)], gradients, before
 
 
+def scales_of(variant, optimizer, gradients, weights):
+    """T of each parameter, from its equation."""
+    options = optimizer.param_groups[0]
+    if kind_of(variant) == "FisherSAM":
+        return [1 / (1 + options["eta"] * g**2).sqrt() for g in gradients]
+    return [w.abs() + options["eta"] if options["adaptive"] else torch.ones_like(w) for w in weights]
+
+
 @pytest.mark.parametrize("rho", [1e-3, 0.05, 2.0])
 def test_perturbation_has_length_rho_in_its_own_norm(plain_variant, rho):
     model, optimizer = build(plain_variant, net=mlp, dtype=torch.float64, rho=rho)
     epsilon, gradients, weights = epsilon_of(model, optimizer, *batch(dtype=torch.float64))
-    options = optimizer.param_groups[0]
-    t = [w.abs() + options["eta"] if options["adaptive"] else torch.ones_like(w) for w in weights]
+    t = scales_of(plain_variant, optimizer, gradients, weights)
     length = torch.cat([(e / s).flatten() for e, s in zip(epsilon, t, strict=True)]).norm()
     assert length.item() == pytest.approx(rho, rel=1e-9)
     norm = torch.cat([(s * g).flatten() for g, s in zip(gradients, t, strict=True)]).norm()
@@ -55,9 +62,10 @@ def test_each_group_has_its_own_rho_and_all_share_one_norm():
 
 
 @pytest.mark.parametrize("gradient", [1e-40, 1e-38, 3e25])
-def test_one_gradient_at_the_ends_of_float32_gives_a_finite_perturbation(gradient):
+@pytest.mark.parametrize("kind", [SAM, FisherSAM])
+def test_one_gradient_at_the_ends_of_float32_gives_a_finite_perturbation(kind, gradient):
     weight = nn.Parameter(torch.ones(1))
-    optimizer = SAM(torch.optim.SGD([weight], lr=0.1), rho=5.0)
+    optimizer = kind(torch.optim.SGD([weight], lr=0.1), rho=5.0)
     weight.grad = torch.full((1,), gradient)
     optimizer.ascend()
     assert weight.isfinite().all()
@@ -66,7 +74,9 @@ def test_one_gradient_at_the_ends_of_float32_gives_a_finite_perturbation(gradien
 def test_a_perturbation_does_not_depend_on_the_scale_of_the_loss(plain_variant):
     results = []
     for scale in (1.0, 1e3):
-        model, optimizer = build(plain_variant, net=mlp, dtype=torch.float64)
+        # but for the Fisher metric, whose η is that of one scale
+        options = {"eta": 1 / scale**2} if kind_of(plain_variant) == "FisherSAM" else {}
+        model, optimizer = build(plain_variant, net=mlp, dtype=torch.float64, **options)
         x, y = batch(dtype=torch.float64)
         (scale * optimizer.criterion(model(x), y)).backward()
         optimizer.ascend()
@@ -93,6 +103,31 @@ def test_an_adaptive_perturbation_is_unchanged_by_rescaling_layers():
             outputs[variant, scale] = model(x).detach()
     torch.testing.assert_close(outputs["ASAM", 1.0], outputs["ASAM", 8.0])
     assert (outputs["SAM", 1.0] - outputs["SAM", 8.0]).abs().max() > 0.01
+
+
+def test_a_ball_in_the_fisher_metric_is_narrow_where_gradients_are_large():
+    """Two weights: the step along the larger gradient is the shorter one when η g² is far above 1."""
+    weight = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    optimizer = FisherSAM(torch.optim.SGD([weight], lr=0.1), rho=0.1, eta=1e6)
+    weight.grad = torch.tensor([1.0, 10.0], dtype=torch.float64)
+    optimizer.ascend()
+    assert (weight[0] / weight[1]).item() == pytest.approx(10.0, rel=1e-4)  # ε is 1/(η g), but for the norm
+
+
+def test_each_group_has_its_own_eta_of_the_fisher_metric_and_zero_is_round():
+    torch.manual_seed(0)
+    model = mlp().double()
+    eta = torch.tensor(3.0)
+    groups = [{"params": model[0].parameters(), "eta": 0.0}, {"params": model[2].parameters(), "eta": eta}]
+    optimizer = FisherSAM(torch.optim.SGD(groups, lr=0.1), model, rho=0.5)
+    for value in (3.0, 7.0):  # a tensor may change between steps
+        eta.fill_(value)
+        epsilon, gradients, _ = epsilon_of(model, optimizer, *batch(dtype=torch.float64))
+        t = [1 / (1 + one * g**2).sqrt() for one, g in zip([0.0, 0.0, value, value], gradients, strict=True)]
+        norm = torch.cat([(s * g).flatten() for g, s in zip(gradients, t, strict=True)]).norm()
+        assert_close(epsilon, [0.5 * s * s * g / norm for g, s in zip(gradients, t, strict=True)], 1e-12)
+        optimizer.restore()
+        optimizer.zero_grad()
 
 
 def test_parameters_of_several_types_share_one_perturbation():

@@ -10,12 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bisam
 from bisam.merge import SurrogateGap
-from bisam.perturbation import Ball, MinusMean, RandomStart, RandomTensors
+from bisam.perturbation import AlongMean, Ball, FisherBall, MinusMean, RandomStart, RandomTensors
 from bisam.plan import HighestLoss
 from bisam.tensors.memory import Memory
 
 import reference
-from contract import Contract
+from contract import Allocations, Contract
 from family import (
     BASES,
     KINDS,
@@ -122,7 +122,10 @@ def test_any_variant_becomes_bilevel_with_an_ascent_of_its_own():
 
 def test_defaults_are_the_papers():
     radius = {name: build(name)[1].param_groups[0]["rho"] for name in VARIANTS}
-    assert radius == {name: {"ASAM": 2.0, "MSAM": 0.3}.get(kind_of(name), 0.05) for name in VARIANTS}
+    own = {"ASAM": 2.0, "MSAM": 0.3, "FisherSAM": 0.1}
+    assert radius == {name: own.get(kind_of(name), 0.05) for name in VARIANTS}
+    assert build("VaSSO")[1].perturbation.theta == 0.9
+    assert build("FisherSAM")[1].param_groups[0]["eta"] == 1.0
     assert build("BiSAM(log)")[1].criterion.ascent.mu == 1
     assert build("BiSAM(tanh)")[1].criterion.ascent.mu == 10
     assert isinstance(build("BiSAM(log)")[1].criterion.descent, torch.nn.CrossEntropyLoss)
@@ -297,7 +300,12 @@ def test_esam_of_a_compiled_model_leaves_tensors_out_of_an_adaptive_ball():
 
 
 def test_what_goes_around_a_ball_does_not_go_around_another():
-    for outer in (lambda inner: MinusMean(inner, 1.0, 0.9), lambda inner: RandomTensors(inner, 0.5)):
+    outers = (
+        lambda inner: MinusMean(inner, 1.0, 0.9),
+        lambda inner: AlongMean(inner, 0.9),
+        lambda inner: RandomTensors(inner, 0.5),
+    )
+    for outer in outers:
         with pytest.raises(TypeError, match=r"goes around a ball, not around RandomStart"):
             outer(RandomStart(Ball(), 0.01))
 
@@ -455,6 +463,23 @@ def test_each_variant_without_its_own_idea_is_sam(name, options):
 
 
 @pytest.mark.parametrize(
+    ("name", "options", "plain"),
+    [
+        ("VaSSO", {"theta": 1.0}, "SAM"),
+        ("VaSSO(log)", {"theta": 1.0}, "BiSAM(log)"),
+        ("FisherSAM", {"eta": 0.0}, "SAM"),
+        ("FisherSAM(tanh)", {"eta": 0.0}, "BiSAM(tanh)"),
+    ],
+)
+def test_vasso_of_theta_one_and_fisher_sam_of_eta_zero_are_sam_bit_for_bit(name, options, plain, base):
+    model, optimizer = build(name, base, rho=0.2, **options)
+    twin, twin_optimizer = build(plain, base, rho=0.2)
+    steps(optimizer, range(4))
+    steps(twin_optimizer, range(4))
+    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
+
+
+@pytest.mark.parametrize(
     ("name", "passes"),
     [("LookSAM", [2, 1, 1, 2, 1]), ("periodic", [2, 1, 1, 2, 1]), ("LookSAM(log)", [3, 1, 1, 3, 1])],
 )
@@ -591,7 +616,7 @@ def test_gsams_radius_follows_the_learning_rate_and_resumes():
     assert optimizer.state_dict()["param_groups"][0]["lr_max"] == 0.1
 
 
-@pytest.mark.parametrize("name", ["LookSAM", "FriendlySAM", "LookSAM(log)"])
+@pytest.mark.parametrize("name", ["LookSAM", "FriendlySAM", "VaSSO", "LookSAM(log)"])
 def test_an_overflow_is_not_remembered(name):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model, optimizer = build(name, net=mlp, scaler=scaler)
@@ -655,6 +680,8 @@ def test_finite_gradients_of_any_size_give_finite_weights(variant, scale):
         ("LookSAM", {"every": 0}, "every must be a whole number of steps, at least 1, got 0"),
         ("RSAM", {"sigma": -1.0}, "sigma must be non-negative and finite, got -1.0"),
         ("FriendlySAM", {"decay": 1.0}, r"decay must lie in \[0, 1\), got 1.0"),
+        ("VaSSO", {"theta": 0.0}, r"theta must lie in \(0, 1\], got 0.0"),
+        ("FisherSAM", {"eta": -1.0}, "eta must be non-negative and finite, got -1.0"),
         ("GSAM", {"alpha": -0.1}, "alpha must be non-negative and finite, got -0.1"),
         ("GSAM", {"rho_min": -0.1}, "rho_min must be non-negative and finite, got -0.1"),
     ],
@@ -685,8 +712,8 @@ def test_what_acts_outside_the_two_passes_cannot_be_run_by_hand(variant_name):
         optimizer.ascend()
 
 
-@pytest.mark.parametrize("writer", ["SAM", "LookSAM", "FriendlySAM", "ESAM", "RSAM"])
-@pytest.mark.parametrize("reader", ["SAM", "LookSAM", "FriendlySAM", "ESAM", "RSAM"])
+@pytest.mark.parametrize("writer", ["SAM", "LookSAM", "FriendlySAM", "VaSSO", "ESAM", "RSAM"])
+@pytest.mark.parametrize("reader", ["SAM", "LookSAM", "FriendlySAM", "VaSSO", "ESAM", "RSAM"])
 def test_a_checkpoint_of_another_variants_memory_is_refused_and_changes_nothing(writer, reader):
     _, written = build(writer)
     steps(written, range(2))
@@ -705,7 +732,7 @@ def test_a_checkpoint_of_another_variants_memory_is_refused_and_changes_nothing(
     assert_identical(momentum, theirs)
 
 
-@pytest.mark.parametrize("name", ["FriendlySAM", "RSAM"])
+@pytest.mark.parametrize("name", ["FriendlySAM", "VaSSO", "RSAM"])
 def test_a_checkpoint_of_the_base_alone_begins_a_new_memory(name):
     model, optimizer = build(name, net=mlp)
     steps(optimizer, range(2))
@@ -728,7 +755,10 @@ def test_training_on_does_not_change_the_checkpoint_that_was_loaded():
     torch.testing.assert_close(state["sharpness"], kept, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("writer", "reader"), [("SAM", "ASAM"), ("ABiSAM(log)", "BiSAM(log)")])
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [("SAM", "ASAM"), ("ABiSAM(log)", "BiSAM(log)"), ("SAM", "FisherSAM"), ("FisherSAM", "ASAM"), ("docs", "SAM")],
+)
 def test_a_checkpoint_of_another_ball_is_refused_and_changes_nothing(writer, reader):
     _, written = build(writer)
     _, optimizer = build(reader)
@@ -826,9 +856,10 @@ def test_friendly_sam_agrees_with_the_float64_reference_for_any_sigma(sigma):
     assert_close(tensors(model, optimizer), tensors(twin, other), 1e-10)
 
 
-def test_friendly_sams_mean_begins_with_the_first_gradient_that_is_finite():
+@pytest.mark.parametrize("name", ["FriendlySAM", "VaSSO"])
+def test_a_mean_begins_with_the_first_gradient_that_is_finite(name):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    model, optimizer = build("FriendlySAM", net=mlp, scaler=scaler)
+    model, optimizer = build(name, net=mlp, scaler=scaler)
     x, y = batch()
     for spoiled in (True, True, False):
         gradients = []
@@ -869,7 +900,61 @@ def test_friendly_sam_without_a_memory_climbs_the_change_of_the_gradient():
     assert_close([m.detach() for m in moved], [0.05 * e / length for e in expected], 1e-12)
 
 
-@pytest.mark.parametrize("name", ["SAM", "GSAM", "LookSAM", "FriendlySAM"])
+@pytest.mark.parametrize("theta", [0.1, 0.5])
+def test_vasso_agrees_with_the_float64_reference_for_any_theta(theta):
+    model, optimizer = build("VaSSO", dtype=torch.float64, theta=theta)
+    twin, other = build("VaSSO", dtype=torch.float64)
+    memory = {}
+    for seed in range(10):
+        x, y = batch(seed, dtype=torch.float64)
+        optimizer.minimize(x, y)
+        reference.vasso(twin, other.base, x, y, reference.cross_entropy, memory, theta=theta)
+    assert_close(tensors(model, optimizer), tensors(twin, other), 1e-10)
+
+
+@pytest.mark.parametrize("eta", [0.01, 100.0])
+def test_fisher_sam_agrees_with_the_float64_reference_for_any_eta(eta):
+    model, optimizer = build("FisherSAM", dtype=torch.float64, eta=eta)
+    twin, other = build("FisherSAM", dtype=torch.float64)
+    for seed in range(10):
+        x, y = batch(seed, dtype=torch.float64)
+        optimizer.minimize(x, y)
+        reference.fisher_sam(twin, other.base, x, y, reference.cross_entropy, {}, eta=eta)
+    assert_close(tensors(model, optimizer), tensors(twin, other), 1e-10)
+
+
+def test_vasso_begins_the_mean_of_a_parameter_with_its_own_first_gradient():
+    """Also of a layer that the loss did not depend on at first, and whose mean waits while it is left out again."""
+    torch.manual_seed(0)
+    model = Skipping()
+    optimizer = bisam.VaSSO(torch.optim.SGD(model.parameters(), lr=0.1), model, theta=0.3)
+    seen, expected = [], None
+    model.second.weight.register_post_accumulate_grad_hook(
+        lambda param: seen.append(param.grad.clone()) if optimizer.phase == "ascent" else None
+    )
+    for step, model.skips in enumerate((True, True, False, True, False, False)):
+        optimizer.minimize(*batch(step))
+        if not model.skips:
+            expected = seen[-1] if expected is None else 0.7 * expected + 0.3 * seen[-1]
+            (mean,) = optimizer.perturbation.memory.of("mean", [model.second.weight])
+            torch.testing.assert_close(mean, expected)
+    assert len(seen) == 3
+
+
+def test_vasso_keeps_one_copy_of_the_weights_and_allocates_no_more_for_it():
+    net = lambda: nn.Sequential(nn.Linear(6, 2000), nn.Tanh(), nn.Linear(2000, 4))  # noqa: E731
+    model, optimizer = build("VaSSO", net=net)
+    optimizer.minimize(*batch())
+    weights = sum(p.nbytes for p in model.parameters())
+    assert sum(t.nbytes for t in optimizer.perturbation.memory.tensors["mean"].values()) == weights
+    optimizer.zero_grad()
+    optimizer.criterion(model(batch()[0]), batch()[1]).backward()
+    with Allocations() as allocations:
+        optimizer.ascend()
+    assert allocations.bytes < weights / 100  # norms, shares and the like
+
+
+@pytest.mark.parametrize("name", ["SAM", "GSAM", "LookSAM", "FriendlySAM", "VaSSO"])
 def test_complex_parameters_are_the_pairs_of_real_numbers_that_they_are(name):
     class Net(nn.Module):
         def __init__(self, paired):
@@ -895,6 +980,9 @@ def test_complex_parameters_are_the_pairs_of_real_numbers_that_they_are(name):
     optimizer = bisam.ASAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
     with pytest.raises(TypeError, match="an adaptive ball is not defined for complex parameters"):
         optimizer.minimize(*batch(dtype=torch.float64))
+    optimizer = bisam.FisherSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(TypeError, match=r"Fisher SAM is not defined for complex parameters: set eta=0\.0"):
+        optimizer.minimize(*batch(dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", ["GSAM(log)", "LookSAM(log)"])
@@ -919,6 +1007,9 @@ def test_a_random_start_and_an_adaptive_group_are_refused_together():
     base = torch.optim.SGD([{"params": model.parameters(), "adaptive": True}], lr=0.1)
     with pytest.raises(ValueError, match="cannot be combined"):
         bisam.RSAM(base, model)
+    base = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="cannot be combined"):
+        bisam.SharpnessAware(base, perturbation=RandomStart(FisherBall(), 0.01))
 
 
 def test_the_grid_is_complete():
@@ -941,7 +1032,9 @@ def convolutions():
     return nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), norm, nn.GELU(), nn.Flatten(), nn.Linear(16, 4))
 
 
-@pytest.mark.parametrize("name", ["SAM", "ASAM", "BiSAM(log)", "ABiSAM(tanh)", "FriendlySAM(log)"])
+@pytest.mark.parametrize(
+    "name", ["SAM", "ASAM", "BiSAM(log)", "ABiSAM(tanh)", "FriendlySAM(log)", "VaSSO", "FisherSAM(log)"]
+)
 @pytest.mark.parametrize("net", [mlp, convolutions])
 @pytest.mark.parametrize("size", [4, 6])  # 6 does not divide 16: then it is the loop
 def test_vectorized_micro_batches_take_the_steps_of_the_loop(name, net, size, device):

@@ -41,6 +41,8 @@ GAINS = {
     "GSAM": "over SAM: ImageNet with ResNet, ViT, Mixer",
     "LookSAM": "SAM's accuracy in less time: ImageNet with ViT, large batches",
     "FriendlySAM": "over SAM: CIFAR, ImageNet",
+    "VaSSO": "over SAM: CIFAR, ImageNet, translation, label noise",
+    "FisherSAM": "over SAM: fine-tuning ViT on CIFAR-100, cars, flowers",
     "MSAM": "over SGD and Adam at their cost: CIFAR, ImageNet",
     "WSAM": "over SAM: CIFAR, ImageNet, label noise",
 }
@@ -60,7 +62,12 @@ def family() -> list[type]:
 
 
 def costs(result: str = "variants_h200") -> dict[str, dict[str, Any]]:
-    return {row["variant"]: row for row in json.loads((RESULTS / f"{result}.json").read_text())["table"]}
+    """What was measured of each variant on a GPU; of those that came later, what can be counted on a CPU."""
+    return {row["variant"]: row for name in ("variants_flops", result) for row in measured(name)["table"]}
+
+
+def shown(value: float | None, digits: int) -> str:
+    return "not measured" if value is None else f"{value:.{digits}f}"
 
 
 def variant_table() -> str:
@@ -80,8 +87,8 @@ def variant_table() -> str:
         name, bilevel = cls.__name__, {"BiSAM", "ABiSAM", "EBiSAM"}
         plain = known[name] if name not in bilevel else None
         climbing = known[name] if name in bilevel else known.get(f"{name} · Q")
-        copies = f"{(plain or climbing or {})['memory']:.1f}"
-        flops = [f"{row['flops']:.2f}" if row else "–" for row in (plain, climbing)]
+        copies = shown((plain or climbing or {})["memory"], 1)
+        flops = [shown(row["flops"], 2) if row else "–" for row in (plain, climbing)]
         cells = [f"`{name}`", first_sentence(cls), paper(cls), defaults(cls), *flops, copies, GAINS[name]]
         rows.append(f"| {' | '.join(cells)} |")
     for name, words, reference in EXTRAS:
@@ -104,21 +111,24 @@ def wall_table() -> str:
     known, wide = costs(), costs("variants_h200_wide")
     names = [
         "SAM", "BiSAM", "ESAM", "EBiSAM", "KSAM", "LookSAM", "every=5", "mSAM", "GSAM", "GSAM · Q", "FriendlySAM",
-        "WSAM", "WSAM · Q", "MSAM",
+        "VaSSO", "FisherSAM", "WSAM", "WSAM · Q", "MSAM",
     ]  # fmt: skip
     rows = ["| variant | FLOPs ÷ SGD | time ÷ SGD, wide net | time ÷ SGD, narrow net |", "| --- | --- | --- | --- |"]
     rows += [
-        f"| {name} | {known[name]['flops']:.2f} | {wide[name]['wall']:.2f} | {known[name]['wall']:.2f} |"
+        f"| {name} | {known[name]['flops']:.2f} | {shown(wide[name]['wall'], 2)} | {shown(known[name]['wall'], 2)} |"
         for name in names
     ]
     return "\n".join(rows)
 
 
 def paper(cls: type) -> str:
-    """First author and year, from the docstring, or that of the variant it is named after."""
+    """Authors and year, from the docstring, or those of the variant it is named after."""
     text = " ".join((inspect.getdoc(cls) or "").split())
-    found = re.search(r"([A-Z][a-z]+)(?:, [A-Z][a-z]+)+: .*?, (20\d\d)\.", text)
-    return f"{found[1]} et al. {found[2]}" if found else paper(bisam.BiSAM)
+    found = re.search(r"([A-Z][a-z]+(?:, [A-Z][a-z]+)+): .*?, (20\d\d)\.", text)
+    if found is None:
+        return paper(bisam.BiSAM)
+    first, *others = found[1].split(", ")
+    return f"{first} {f'and {others[0]}' if len(others) == 1 else 'et al.'} {found[2]}"
 
 
 def micro_table() -> str:

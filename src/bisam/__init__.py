@@ -13,7 +13,23 @@ from bisam.plan import Batch, Plan
 from bisam.tensors.buckets import Bucket
 from bisam.tensors.memory import Memory
 from bisam.tuning import RhoSweep, find_rho
-from bisam.variants import ASAM, ESAM, GSAM, KSAM, MSAM, RSAM, SAM, WSAM, ABiSAM, BiSAM, EBiSAM, FriendlySAM, LookSAM
+from bisam.variants import (
+    ASAM,
+    ESAM,
+    GSAM,
+    KSAM,
+    MSAM,
+    RSAM,
+    SAM,
+    WSAM,
+    ABiSAM,
+    BiSAM,
+    EBiSAM,
+    FisherSAM,
+    FriendlySAM,
+    LookSAM,
+    VaSSO,
+)
 
 __version__ = "0.2.0"
 
@@ -35,6 +51,7 @@ __all__ = [
     "Criterion",
     "CrossEntropy",
     "EBiSAM",
+    "FisherSAM",
     "FriendlySAM",
     "LookSAM",
     "LowerBound",
@@ -45,6 +62,7 @@ __all__ = [
     "RhoSweep",
     "SharpnessAware",
     "Telemetry",
+    "VaSSO",
     "bound",
     "capture",
     "capture_together",

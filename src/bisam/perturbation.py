@@ -1,6 +1,6 @@
 """From the ascent gradient g to the perturbation ε.
 
-    ε = ρ T² g / ‖T g‖,      T = 1 (SAM, BiSAM)   or   T = |w| + η (ASAM, A-BiSAM)
+    ε = ρ T² g / ‖T g‖,      T = 1 (SAM, BiSAM),   |w| + η (ASAM, A-BiSAM)   or   1/√(1 + η g²) (Fisher SAM)
 
 The norm runs over all perturbed parameters; ρ, T and η may differ between parameter groups. The other perturbations
 here change what goes into this ball or what comes out of it.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bisam import numbers
-from bisam.tensors.buckets import Bucket, norm_of
+from bisam.tensors.buckets import Bucket, is_zero, norm_of
 from bisam.tensors.memory import Memory
 
 _LEAST_NORM = 1e-30
@@ -98,19 +98,59 @@ class Ball(Perturbation):
             _check_radius(name, group[name])
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
-        for bucket in buckets:
-            if bucket.options["adaptive"]:
-                _scale_by_weights(bucket)
+        scaled = [bucket for bucket in buckets if self.scales(bucket.options)]
+        for bucket in scaled:
+            self._write_scale(bucket)
+            torch._foreach_mul_(bucket.gradients, bucket.params)
         norm = norm_of([bucket.whole_gradients for bucket in buckets])
         # the host need not read the norm. If infinite, 1/norm is 0, and 0 g is 0 where g is finite (its square was
         # too large) and NaN where it is not; then the second pass is NaN too, and a GradScaler skips the update
         unit = torch.where(norm < _LEAST_NORM, 0.0, 1 / norm)
         for bucket in buckets:
             bucket.multiply(bucket.radius * unit)
-            if bucket.options["adaptive"]:
-                torch._foreach_mul_(bucket.gradients, bucket.params)
-                torch._foreach_copy_(bucket.params, bucket.weights)
+        for bucket in scaled:
+            torch._foreach_mul_(bucket.gradients, bucket.params)
+            torch._foreach_copy_(bucket.params, bucket.weights)
         return norm
+
+    def scales(self, options: dict[str, Any]) -> bool:
+        """Whether T differs from 1 in a group of these options."""
+        return bool(options["adaptive"])
+
+    def _write_scale(self, bucket: Bucket) -> None:
+        """Write T into the parameters' own storage: they are saved, and a third copy is not needed."""
+        if bucket.params[0].is_complex():
+            raise TypeError("an adaptive ball is not defined for complex parameters: set adaptive=False in their group")
+        torch._foreach_abs_(bucket.params)
+        if not is_zero(bucket.options["eta"]):
+            torch._foreach_add_(bucket.params, bucket.options["eta"])
+
+
+class FisherBall(Ball):
+    """A ball in the metric of the Fisher information: Fisher SAM, with T = 1/√F and F = 1 + η g².
+
+    ε = ρ F⁻¹g / √(gᵀF⁻¹g), so that √(εᵀFε) = ρ over all groups of one ρ. F is diagonal and empirical: the squared
+    gradient of all samples that share one ε, not the mean of their squared gradients. The 1 keeps F⁻¹ finite where
+    the gradient is small. η = 0 is the round ball, bit for bit. Unlike other balls this one depends on the scale of
+    the loss: twice the loss is four times the η.
+    """
+
+    def __init__(self, rho: float | Tensor = 0.1, eta: float = 1.0) -> None:
+        self.defaults: dict[str, Any] = {"rho": rho, "eta": eta}
+        self.check(self.defaults)
+
+    def scales(self, options: dict[str, Any]) -> bool:
+        return not is_zero(options["eta"])
+
+    def _write_scale(self, bucket: Bucket) -> None:
+        if bucket.params[0].is_complex():
+            raise TypeError("Fisher SAM is not defined for complex parameters: set eta=0.0 in their group")
+        torch._foreach_copy_(bucket.params, bucket.gradients)
+        torch._foreach_mul_(bucket.params, bucket.gradients)
+        torch._foreach_mul_(bucket.params, bucket.options["eta"])
+        torch._foreach_add_(bucket.params, 1.0)
+        torch._foreach_sqrt_(bucket.params)
+        torch._foreach_reciprocal_(bucket.params)  # 0 where g² overflows, and F⁻¹g is nearly 0
 
 
 class BallFollowingLearningRate(Ball):
@@ -293,8 +333,11 @@ class RandomStart(Drawing):
 
     def check(self, group: dict[str, Any]) -> None:
         super().check(group)
-        if group["adaptive"]:
-            raise ValueError("a random start and an adaptive ball cannot be combined: set adaptive=False in the group")
+        if isinstance(self.inner, Ball) and self.inner.scales(group):  # T would be written over w + δ
+            raise ValueError(
+                "a random start and a ball that scales the gradient cannot be combined: set adaptive=False in the "
+                "group or, for the ball of Fisher SAM, eta=0.0"
+            )
 
     def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
         for bucket in buckets:
@@ -306,36 +349,70 @@ class RandomStart(Drawing):
                 param.add_(noise * (scale.view(-1, *[1] * (param.dim() - 1)) if param.dim() > 1 else scale[0]))
 
 
-class MinusMean(Around):
-    """Friendly SAM: ascend the gradient without the running mean of those before it, g − σ m; then m ← λ m + (1 − λ) g.
+class WithMean(Around):
+    """A perturbation that keeps a running mean of the ascent gradients, m ← (1 − θ) m + θ g with θ = `share`.
 
-    The mean follows the gradients themselves, not their differences. It begins as a parameter's first gradient, which
-    is used whole. After a step whose second pass raised, the mean includes the gradient of the first: to take it back
-    exactly would take one more copy of the weights.
+    The mean begins as a parameter's first gradient. A gradient whose norm is not finite is not remembered. After a
+    step whose second pass raised, the mean includes the gradient of the first: to take it back exactly would take one
+    more copy of the weights.
     """
 
-    def __init__(self, inner: Perturbation, sigma: float, decay: float) -> None:
+    def __init__(self, inner: Perturbation, share: float) -> None:
         super().__init__(inner)
-        self.decay = numbers.share("decay", decay, zero=True)
-        self.sigma = numbers.non_negative("sigma", sigma)
+        self._share = share
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         assert self.memory is not None
         finite = norm_of([bucket.whole_gradients for bucket in buckets]).isfinite()
         for bucket in buckets:
-            means, gradients = self.memory.of("mean", bucket.owners), bucket.gradients
-            counts = self.memory.counts("finite", bucket.owners)
+            means, counts = self.memory.of("mean", bucket.owners), self.memory.counts("finite", bucket.owners)
             here = finite.to(means[0].device)
             seen = torch.stack(counts)
-            shares = torch.full_like(seen, 1 - self.decay).masked_fill_(seen == 0, 1.0)  # the first gradient is whole
+            shares = torch.full_like(seen, self._share).masked_fill_(seen == 0, 1.0)  # the first gradient is whole
             torch._foreach_add_(counts, [here.to(seen.dtype)] * len(counts))
-            torch._foreach_sub_(gradients, means, alpha=self.sigma)
-            # λ m + (1 − λ) g, from g − σ m, which is all that is left of g; an overflow is not remembered
-            kept = self.decay + (1 - self.decay) * self.sigma
-            torch._foreach_mul_(means, torch.full_like(here, kept, dtype=torch.float64).masked_fill_(~here, 1.0))
-            for mean, gradient, share in zip(means, gradients, shares.unbind(), strict=True):  # `where` has no foreach
-                mean.addcmul_(torch.where(here, gradient, 0.0), share)
+            self._turn(bucket.gradients, means, [*shares.unbind()], here)
         return self.inner(buckets)
+
+    def _turn(self, gradients: list[Tensor], means: list[Tensor], shares: list[Tensor], finite: Tensor) -> None:
+        """Replace the gradients by the direction of the ascent and, if they are finite, update their means.
+
+        `shares` are θ for each parameter: 1 for its first gradient. A gradient that is not finite must stay so.
+        """
+        raise NotImplementedError
+
+
+class MinusMean(WithMean):
+    """Friendly SAM: ascend the gradient without the running mean of those before it, g − σ m; then m ← λ m + (1 − λ) g.
+
+    The mean follows the gradients themselves, not their differences. A parameter's first gradient is used whole.
+    """
+
+    def __init__(self, inner: Perturbation, sigma: float, decay: float) -> None:
+        self.decay = numbers.share("decay", decay, zero=True)
+        self.sigma = numbers.non_negative("sigma", sigma)
+        super().__init__(inner, 1 - self.decay)
+
+    def _turn(self, gradients: list[Tensor], means: list[Tensor], shares: list[Tensor], finite: Tensor) -> None:
+        torch._foreach_sub_(gradients, means, alpha=self.sigma)
+        # λ m + (1 − λ) g, from g − σ m, which is all that is left of g; an overflow is not remembered
+        kept = self.decay + (1 - self.decay) * self.sigma
+        torch._foreach_mul_(means, torch.full_like(finite, kept, dtype=torch.float64).masked_fill_(~finite, 1.0))
+        for mean, gradient, share in zip(means, gradients, shares, strict=True):  # `where` has no foreach form
+            mean.addcmul_(torch.where(finite, gradient, 0.0), share)
+
+
+class AlongMean(WithMean):
+    """VaSSO: ascend the running mean of the gradients, d ← (1 − θ) d + θ g; ε = ρ d/‖d‖. θ = 1 is SAM, bit for bit."""
+
+    def __init__(self, inner: Perturbation, theta: float) -> None:
+        self.theta = numbers.share("theta", theta, zero=False)
+        super().__init__(inner, self.theta)
+
+    def _turn(self, gradients: list[Tensor], means: list[Tensor], shares: list[Tensor], finite: Tensor) -> None:
+        torch._foreach_mul_(gradients, shares)
+        torch._foreach_add_(gradients, means, alpha=1 - self.theta)
+        for mean, gradient in zip(means, gradients, strict=True):  # `where` has no foreach form
+            torch.where(finite, gradient, mean, out=mean)
 
 
 class AlongMomentum(Around):
@@ -370,16 +447,6 @@ class AlongMomentum(Around):
 
     def _momentum(self, state: Mapping[str, Any]) -> Tensor | None:
         return next((state[key] for key in self.keys if isinstance(state.get(key), Tensor)), None)
-
-
-def _scale_by_weights(bucket: Bucket) -> None:
-    """g ← T g, with T = |w| + η left in the parameters' own storage: they are saved, and a third copy is not needed."""
-    if bucket.params[0].is_complex():
-        raise TypeError("an adaptive ball is not defined for complex parameters: set adaptive=False in their group")
-    torch._foreach_abs_(bucket.params)
-    if isinstance(bucket.options["eta"], Tensor) or bucket.options["eta"] != 0:
-        torch._foreach_add_(bucket.params, bucket.options["eta"])
-    torch._foreach_mul_(bucket.gradients, bucket.params)
 
 
 def _check_radius(name: str, value: Any) -> None:

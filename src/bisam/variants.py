@@ -9,6 +9,8 @@
     GSAM          BallFollowingLearningRate          all samples     SurrogateGap
     LookSAM       Ball                               all samples     Reuse
     FriendlySAM   MinusMean(Ball)                    all samples     g(w + ε)
+    VaSSO         AlongMean(Ball)                    all samples     g(w + ε)
+    FisherSAM     FisherBall                         all samples     g(w + ε)
     MSAM          AlongMomentum(Ball)                all samples     g(w + ε)
     WSAM          Ball                               all samples     WeightedSharpness
 
@@ -28,7 +30,16 @@ from bisam.engine.objective_options import class_weights, setting
 from bisam.engine.optimizer import Options, SharpnessAware
 from bisam.merge import Reuse, SurrogateGap, WeightedSharpness
 from bisam.objectives import LowerBound, Objective, Phi
-from bisam.perturbation import AlongMomentum, Ball, BallFollowingLearningRate, MinusMean, RandomStart, RandomTensors
+from bisam.perturbation import (
+    AlongMean,
+    AlongMomentum,
+    Ball,
+    BallFollowingLearningRate,
+    FisherBall,
+    MinusMean,
+    RandomStart,
+    RandomTensors,
+)
 from bisam.plan import HighestLoss, MostSensitive
 
 if TYPE_CHECKING:
@@ -328,6 +339,60 @@ class FriendlySAM(SharpnessAware):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(base, model, perturbation=MinusMean(Ball(rho), sigma, decay), **options)
+
+
+class VaSSO(SharpnessAware):
+    """Variance-suppressed SAM: ε = ρ d/‖d‖ with d ← (1 − θ) d + θ ∇L(w), a running mean of gradients; θ = 1 is SAM.
+
+    d begins as the first gradient, as in the authors' code, whose defaults these are.
+
+    Li, Giannakis: Enhancing Sharpness-Aware Optimization Through Variance Suppression, 2023.
+    Other options: see `SharpnessAware`.
+
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = VaSSO(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    """
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        *,
+        rho: float = 0.05,
+        theta: float = 0.9,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(base, model, perturbation=AlongMean(Ball(rho), theta), **options)
+
+
+class FisherSAM(SharpnessAware):
+    """Fisher SAM: ε = ρ F⁻¹g/√(gᵀF⁻¹g), a ball in the metric of the Fisher information F = 1 + ηg² with g = ∇L(w).
+
+    F is diagonal, from the squared gradient of the batch. η = 0 is SAM. η is for the gradient of a mean over samples:
+    with a loss c times as large use η/c². With another ascent, g is the gradient of that.
+
+    Kim, Li, Hu, Hospedales: Fisher SAM: Information Geometry and Sharpness Aware Minimisation, 2022. No code of its
+    authors was found: that η stands at g², with a 1 beside it, and the defaults are those of public implementations.
+    Other options: see `SharpnessAware`.
+
+    Examples:
+        >>> model = nn.Linear(4, 3)
+        >>> optimizer = FisherSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        >>> loss = optimizer.minimize(torch.randn(8, 4), torch.arange(8) % 3)
+    """
+
+    def __init__(
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        *,
+        rho: float = 0.1,
+        eta: float = 1.0,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(base, model, perturbation=FisherBall(rho, eta), **options)
 
 
 class MSAM(SharpnessAware):

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import bisam
+from bisam.integrations import methods
 
 from two_passes import net, samples
 
@@ -45,6 +46,13 @@ def test_the_lines_of_the_page_train(section):
     assert any(not torch.equal(p.cpu(), b) for p, b in zip(model.parameters(), before, strict=True))  # Accelerate's GPU
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+
+def test_the_page_names_every_method_and_there_is_one_for_every_variant():
+    listed = re.search(r"`method` is one of (.*?), or a variant", TEXT, re.DOTALL)[1]
+    assert sorted(re.findall(r"`([^`]+)`", listed)) == sorted(methods.METHODS)
+    family = {cls for cls in vars(bisam).values() if isinstance(cls, type) and cls.__module__ == "bisam.variants"}
+    assert {getattr(method, "func", method) for method in methods.VARIANTS.values()} == family
 
 
 def test_the_table_has_a_row_for_each_section():

@@ -18,7 +18,7 @@ from family import BASES, VARIANTS, WITH_CLOSURE, assert_close, assert_identical
 
 STEPS = 3
 ALIKE = [name for name in WITH_CLOSURE if kind_of(name) != "RSAM"]  # equal perturbations for equal gradients
-SIMPLE = [name for name in ALIKE if kind_of(name) in ("SAM", "ASAM")]
+SIMPLE = [name for name in ALIKE if kind_of(name) in ("SAM", "ASAM", "FisherSAM")]
 
 
 def data(seed):

@@ -261,8 +261,8 @@ def check_vectorize(variant: Variant, model: nn.Module | None, sync: GradientSyn
     if variant.micro_batch is None or more or not sync.is_alone:
         raise ValueError(
             "vectorize runs micro-batches at once: it needs micro_batch=, and works with perturbations of the ascent "
-            "gradient alone (SAM, ASAM, Friendly SAM and their bilevel forms), in one process, without a GradScaler "
-            "and without same_dropout"
+            "gradient alone (SAM, ASAM, Fisher SAM, Friendly SAM, VaSSO and their bilevel forms), in one process, "
+            "without a GradScaler and without same_dropout"
         )
 
 

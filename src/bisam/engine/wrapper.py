@@ -188,14 +188,15 @@ class Wrapper(torch.optim.Optimizer):
         """SAM must not become ASAM by a checkpoint, nor the reverse; groups may differ among themselves."""
         self._complete_groups()
         theirs, ours = (
-            {bool(group["adaptive"]) for group in groups if "adaptive" in group}
+            {bool(group["adaptive"]) if "adaptive" in group else None for group in groups if "rho" in group}
             for groups in (state_dict["param_groups"], self.param_groups)
         )
         if theirs and ours and not theirs & ours:
-            kind = {True: "adaptive (ASAM)", False: "round (SAM)"}
+            kind = {True: "adaptive (ASAM)", False: "round (SAM)", None: "neither round nor adaptive"}
+            there, here = (" or ".join(sorted(kind[one] for one in balls)) for balls in (theirs, ours))
             raise ValueError(
-                f"this checkpoint is of another variant: its ball is {kind[not any(ours)]}, and that of "
-                f"{type(self).__name__} is {kind[any(ours)]} here. Load it into the variant that wrote it"
+                f"this checkpoint is of another variant: its ball is {there}, and that of "
+                f"{type(self).__name__} is {here} here. Load it into the variant that wrote it"
             )
 
     def _refuse_two_step_class(self, state_dict: dict[str, Any]) -> None:

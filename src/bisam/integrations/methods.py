@@ -21,8 +21,10 @@ from bisam.variants import (
     ABiSAM,
     BiSAM,
     EBiSAM,
+    FisherSAM,
     FriendlySAM,
     LookSAM,
+    VaSSO,
 )
 
 Build = Callable[..., SharpnessAware]
@@ -39,11 +41,13 @@ VARIANTS: dict[str, Build] = {
     "ebisam-log": EBiSAM,
     "ebisam-tanh": partial(EBiSAM, phi="tanh"),
     "ksam": KSAM,
+    "fishersam": FisherSAM,
     "fsam": FriendlySAM,
     "gsam": GSAM,
     "looksam": LookSAM,
     "msam": MSAM,
     "rsam": RSAM,
+    "vasso": VaSSO,
     "wsam": WSAM,
 }
 """All of them: the one list of their names."""

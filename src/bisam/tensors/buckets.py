@@ -215,6 +215,6 @@ def all_zero(groups: Iterable[dict[str, Any]]) -> bool:
     return all(is_zero(group["rho"]) for group in groups)
 
 
-def is_zero(rho: float | Tensor) -> bool:
-    """Whether a group is left out. A tensor counts as non-zero: reading it would wait for the device."""
-    return not isinstance(rho, Tensor) and rho == 0
+def is_zero(option: float | Tensor) -> bool:
+    """Whether ρ or η of a group is 0. A tensor counts as non-zero: reading it would wait for the device."""
+    return not isinstance(option, Tensor) and option == 0
