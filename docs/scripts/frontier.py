@@ -42,13 +42,14 @@ PLACES = [(model, noise) for model in MODELS for noise in (0.0, 0.4)]
 KINDS = {
     "": "all steps", "200epochs": "200 epochs", "every5": "every fifth step", "late50": "last 50 %",
     "late25": "last 25 %", "late14": "last 14 %", "late10": "last 10 %",
-    "late50every5": "every fifth step of the last 50 %", "rho0.6": "ρ = 0.6", "rho1.2": "ρ = 1.2",
+    "late50every5": "every fifth step of the last 50 %", "early50": "first 50 %",
+    "early25": "first 25 %", "rho0.6": "ρ = 0.6", "rho1.2": "ρ = 1.2",
 }  # fmt: skip
 """Which steps perturb, or how far, by setting."""
 SHAPES = {
     "": "circle", "200epochs": "circle", "every5": "square", "late50": "triangle-up", "late25": "diamond",
     "late14": "triangle-down", "late10": "triangle-right", "late50every5": "cross", "rho0.6": "triangle-left",
-    "rho1.2": "wedge",
+    "rho1.2": "wedge", "early50": "arrow", "early25": "stroke",
 }  # fmt: skip
 """Of the picture's marks, by setting; SGD has one, whatever its epochs."""
 METHOD_COLOURS = dict(
@@ -128,13 +129,13 @@ def timing(path: Path = RESULTS / "frontier_h200.json") -> Timing:
 
 
 def relative_time(config: Config, ratios: Mapping[str, Mapping[str, float]] | None) -> float | None:
-    """The time of a training ÷ that of SGD's 200 epochs: plain steps first, then those of the method."""
+    """The time of a training ÷ that of SGD's 200 epochs: that of its plain steps and of those that perturb."""
     if config.method == "sgd":
         return config.epochs / EPOCHS
     step = (ratios or {}).get(f"{config.method} every{config.every}" if config.every else config.method)
     if step is None:
         return None
-    return config.epochs / EPOCHS * (config.start + (1 - config.start) * step["median"])
+    return config.epochs / EPOCHS * (1 + (config.stop - config.start) * (step["median"] - 1))
 
 
 def filled(found: Collection, name: str = "frontier") -> Group:

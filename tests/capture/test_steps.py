@@ -267,6 +267,18 @@ def test_late_sharpness_is_captured_as_a_graph_of_plain_steps_and_one_of_perturb
 
 
 @needs_cuda
+@pytest.mark.parametrize("name", ["SAM", "LookSAM"])
+def test_steps_from_the_stop_on_are_captured_as_a_graph_of_their_own(name):
+    eager, eager_optimizer, model, optimizer = twins(name, stop=12)
+    step = capture(optimizer)
+    for seed in range(20):
+        expected = eager_optimizer.minimize(*batch(seed, device="cuda"))
+        torch.testing.assert_close(step(*batch(seed, device="cuda")), expected, rtol=1e-5, atol=1e-6)
+    assert len(step._steps._graphs) >= 2
+    assert_same(tensors_of(model, optimizer), tensors_of(eager, eager_optimizer), 1e-5)
+
+
+@needs_cuda
 def test_a_captured_step_of_esam_takes_an_adaptive_ball():
     """Whose gradients are settled before they are scaled by 1/β: that factor has to be on the device."""
     models = []

@@ -69,6 +69,8 @@ def test_a_forward_pass_is_a_third_of_a_step():
 
 def test_a_part_of_the_training_before_the_start_costs_a_pass_each_step():
     assert passes(Config(method="sam", start=0.75), 0.25, 0.5) == 1.0
+    assert passes(Config(method="sam", stop=0.25), 0.25, 0.5) == 1.0
+    assert passes(Config(method="sam", stop=0.25), 0.0, 0.5) == 1.5
 
 
 def test_methods_that_perturb_are_all_but_the_base_optimizers():

@@ -169,7 +169,7 @@ class Branch:
         ]
         return (
             shape_of(batch),
-            perturbs,
+            (perturbs, optimizer.has_stopped),
             tuple(map(str, options)),
             tuple((p.data_ptr(), p.requires_grad) for p in self.replay.params),
             tuple(tensor.data_ptr() for tensor in self.replay.kept_tensors(modules)),

@@ -116,6 +116,19 @@ def check_options(clip_norm: Any, scaler: Any, autocast: Any, micro_batch: Any, 
         raise ValueError(f"micro_batch must be a whole number of samples, at least 1, or None, got {micro_batch!r}")
 
 
+def check_stop(stop: Any, start: Start) -> int | None:
+    if stop is None:
+        return None
+    if not (isinstance(stop, int) and is_number(stop) and stop >= 0):
+        raise ValueError(
+            f"stop must be the number of a step, from 0 on, or None, got {stop!r}. To perturb in the first half of a "
+            "training, give stop=int(0.5 * steps)"
+        )
+    if not callable(start) and stop <= start:
+        raise ValueError(f"no step would perturb: stop must come after start, got start={start} and stop={stop}")
+    return stop
+
+
 def check_start(start: Any) -> Start:
     if not (callable(start) or (isinstance(start, int) and is_number(start) and start >= 0)):
         raise ValueError(

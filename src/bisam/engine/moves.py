@@ -25,6 +25,7 @@ class Moves(Wrapper):
 
     criterion: Criterion
     start: Start
+    stop: int | None
     scaler: torch.amp.GradScaler | None
     clip_norm: float | None
 
@@ -135,10 +136,17 @@ class Moves(Wrapper):
     @property
     def skips_steps(self) -> bool:
         """Whether there may be steps that do not perturb."""
-        return self.merge.every > 1 or self.start != 0
+        return self.merge.every > 1 or self.start != 0 or self.stop is not None
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the next step, and every later one, is the base optimizer's."""
+        return self.stop is not None and self._steps >= self.stop
 
     def _perturbs(self) -> bool:
         """Whether the next step perturbs."""
+        if self.has_stopped:
+            return False
         if callable(self.start):
             return self.start(self._steps) and self._steps % self.merge.every == 0 and self._has_radius()
         since = self._steps - self.start

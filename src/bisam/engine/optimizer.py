@@ -28,6 +28,7 @@ from bisam.engine.checks import (
     check_options,
     check_sees_batch,
     check_start,
+    check_stop,
     check_vectorize,
     refuse_unknown_options,
     refusing_third_pass,
@@ -56,6 +57,7 @@ class Options(TypedDict, total=False):
     vectorize: bool
     every: int
     start: Start
+    stop: int | None
     clip_norm: float | None
     sharpness: str | None
     scaler: torch.amp.GradScaler | None
@@ -82,6 +84,7 @@ class SharpnessAware(TwoPasses):
         every: perturb in every k-th step only, beginning with the first, or that of `start`.
         start: the steps before this one, counted from 0, do not perturb and cost what the base optimizer's do. Or a
             function of a step's number that returns whether it perturbs.
+        stop: this step and those after it do not perturb. Default: none does so.
         clip_norm: clip the gradient that reaches the base optimizer to this norm.
         sharpness: with several ranks, perturb each by its own gradient ("local") or all alike ("global").
             Default: local for DistributedDataParallel, global for sharded parameters.
@@ -105,6 +108,7 @@ class SharpnessAware(TwoPasses):
         vectorize: bool = False,
         every: int = 1,
         start: Start = 0,
+        stop: int | None = None,
         clip_norm: float | None = None,
         sharpness: str | None = None,
         scaler: torch.amp.GradScaler | None = None,
@@ -128,6 +132,7 @@ class SharpnessAware(TwoPasses):
         self.micro_batch = micro_batch
         self.vectorize = vectorize
         self.start = check_start(start)
+        self.stop = check_stop(stop, start)
         self.clip_norm = clip_norm
         self.sharpness = sharpness
         self.scaler = scaler
@@ -345,7 +350,7 @@ class SharpnessAware(TwoPasses):
         options = [f"{name}={' or '.join(dict.fromkeys(found))}" for name, found in values.items()]
         for part in (*parts_of(self.perturbation), self.plan, self.merge):
             options += [f"{name}={value}" for name, value in vars(part).items() if _is_shown(name, value)]
-        shared = ("micro_batch", "vectorize", "start", "clip_norm", "sharpness", "autocast", "same_dropout")
+        shared = ("micro_batch", "vectorize", "start", "stop", "clip_norm", "sharpness", "autocast", "same_dropout")
         options += [f"{name}={getattr(self, name)}" for name in shared if getattr(self, name)]
         options += [f"ascent={self.criterion.ascent}", f"descent={self.criterion.descent}"]
         return f"{type(self).__name__}({', '.join(options)},\nbase={self.base})"

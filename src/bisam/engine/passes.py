@@ -101,7 +101,7 @@ class TwoPasses(Moves):
         closures = [closure for part in work for closure in part.plain()]
         found, values = self._pass(closures, work[0].divisor, params)
         gradients.put(params, found)
-        if self._has_radius():
+        if self._has_radius() and not self.has_stopped:
             with torch.no_grad():
                 self.merge.plain(params)
         return values

@@ -66,6 +66,8 @@ class Config:
     """Perturb in every k-th step only; None is the method's own: 5 of LookSAM, 1 of the others."""
     start: float = 0.0
     """Part of all steps that come first and do not perturb: late sharpness. 0.9 perturbs in the last tenth."""
+    stop: float = 1.0
+    """Part of all steps after which none perturbs: early sharpness. 0.5 perturbs in the first half."""
 
     noise: float = 0.0
     """Fraction of the training and validation labels that is moved to another class; see `validation_noise`."""
@@ -113,6 +115,8 @@ class Config:
             raise ValueError(
                 f"warmup_epochs must be at most epochs, got {self.warmup_epochs} of {self.epochs}: lr is never reached"
             )
+        if self.stop <= self.start:
+            raise ValueError(f"no step would perturb: stop must be above start, got {self.stop:g} and {self.start:g}")
         for name, words in _WORDS.items():
             if getattr(self, name) not in words:
                 listed = " or ".join(f'"{word}"' for word in words)
@@ -235,6 +239,7 @@ _RANGES = [
     ("micro_batch", 1, 1_000_000),
     ("every", 1, 1_000_000),
     ("start", 0, 0.999),
+    ("stop", 0.001, 1),
     ("lr", 0, 1000),
     ("warmup_epochs", 0, 100_000),
     ("warmup", 0, 1),

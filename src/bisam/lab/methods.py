@@ -17,7 +17,7 @@ from bisam.lab.config import Config, suggestion
 Build = Callable[[torch.optim.Optimizer, nn.Module, Config, dict[str, Any]], bisam.SharpnessAware]
 """Wraps the base optimizer of a model. The last argument has the options that all methods share, as keywords."""
 
-OF_ALL_VARIANTS = ("micro_batch", "every", "start")
+OF_ALL_VARIANTS = ("micro_batch", "every", "start", "stop")
 """Fields of `Config` that are options of every variant: `build` gets those that its method uses among its options."""
 
 RHOS = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -34,7 +34,7 @@ class Method:
     """A row or column of the tables: how it is called, built and compared.
 
     >>> METHODS["bisam-tanh"].title, METHODS["bisam-tanh"].baseline, METHODS["bisam-tanh"].fields
-    ('BiSAM (tanh)', 'sam', ('rho', 'micro_batch', 'every', 'start', 'mu', 'alpha'))
+    ('BiSAM (tanh)', 'sam', ('rho', 'micro_batch', 'every', 'start', 'stop', 'mu', 'alpha'))
     """
 
     name: str
@@ -115,7 +115,7 @@ ESAM = _variant("esam", "ESAM", "beta", "gamma", baseline="sam", passes=_with_ch
 KSAM = _variant("ksam", "K-SAM", baseline="sam", passes=FORWARD + 1.0)
 LOOKSAM = _variant("looksam", "LookSAM", baseline="sam", every=5)
 # its best ρ is 12 times SAM's on the demo's digits, and 15 times in its authors' examples (3 and 0.2)
-MSAM = _variant("msam", "MSAM", shared=("every", "start"), baseline="sgd", passes=1.0, rho_to_sams=12.0)
+MSAM = _variant("msam", "MSAM", shared=("every", "start", "stop"), baseline="sgd", passes=1.0, rho_to_sams=12.0)
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -172,13 +172,15 @@ def passes(config: Config, begin: float = 0.0, end: float = 1.0) -> float:
     (2.0, 1.25, 1.2)
     >>> passes(Config(method="sam", start=0.75), 0.0, 0.75), passes(Config(method="sam", start=0.75), 0.75, 1.0)
     (1.0, 2.0)
+    >>> passes(Config(method="sam", stop=0.25))
+    1.25
     """
     if config.method not in METHODS:
         return 1.0
     of_method = METHODS[config.method].passes
     perturbed = of_method(config) if callable(of_method) else of_method
-    late = max(0.0, end - max(begin, config.start)) / (end - begin)
-    return 1.0 + (perturbed - 1.0) * late / every_of(config)
+    part = max(0.0, min(end, config.stop) - max(begin, config.start)) / (end - begin)
+    return 1.0 + (perturbed - 1.0) * part / every_of(config)
 
 
 def passes_until(config: Config, epochs: int) -> float:
@@ -244,8 +246,12 @@ def optimizer(
 def _of_all_variants(method: Method, config: Config, steps: int | None) -> dict[str, Any]:
     """Of the options that every variant has, those that the method uses and the configuration sets."""
     values: dict[str, Any] = {name: getattr(config, name) for name in OF_ALL_VARIANTS if name in method.fields}
-    if values.pop("start", 0.0):
-        if steps is None:
-            raise ValueError(f"start={config.start:g} is a part of the training: give the number of its steps")
-        values["start"] = min(round(config.start * steps), steps - 1)  # a short run perturbs in its last step at least
+    start, stop = values.pop("start", 0.0), values.pop("stop", 1.0)
+    for name, part in (("start", start), ("stop", stop)):
+        if steps is None and part not in (0.0, 1.0):
+            raise ValueError(f"{name}={part:g} is a part of the training: give the number of its steps")
+    if start and steps is not None:
+        values["start"] = min(round(start * steps), steps - 1)  # a short run perturbs in one step at least
+    if stop < 1 and steps is not None:
+        values["stop"] = max(round(stop * steps), values.get("start", 0) + 1)
     return {name: value for name, value in values.items() if value is not None}

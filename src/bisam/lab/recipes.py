@@ -159,7 +159,8 @@ def label_noise() -> Recipe:
 
 
 def frontier_settings(epochs: int) -> dict[str, tuple[list[str], dict[str, Any]]]:
-    """The methods and changes of each setting of a frontier: late25 perturbs in the last 25 % of the steps.
+    """The methods and changes of each setting of a frontier: late25 perturbs in the last 25 % of the steps, early25 in
+    the first.
 
     `epochs` are those of SAM. SGD has twice as many, and as many in a setting of its own.
     """
@@ -172,6 +173,8 @@ def frontier_settings(epochs: int) -> dict[str, tuple[list[str], dict[str, Any]]
         "late14": (["sam", "bisam-log"], {"start": 0.86}),
         "late10": (["sam", "bisam-log"], {"start": 0.9}),
         "late50every5": (["sam", "bisam-log"], {"start": 0.5, "every": 5}),
+        "early50": (["sam", "bisam-log"], {"stop": 0.5}),
+        "early25": (["sam", "bisam-log"], {"stop": 0.25}),
         "rho0.6": (["msam"], {"rho": 0.6}),
         "rho1.2": (["msam"], {"rho": 1.2}),
     }

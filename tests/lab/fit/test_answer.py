@@ -173,4 +173,5 @@ def test_the_lines_of_a_run_that_perturbs_late_and_seldom_or_in_micro_batches_do
     exec(lines(config), names)
     assert names["optimizer"].start == 12
     assert "rho=0.05, micro_batch=2, every=4, start=round(0.5 * 3 * len(loader)))" in lines(config)
+    assert "every=4, stop=round(0.5 * 3 * len(loader)))" in lines(replace(config, start=0.0, stop=0.5))
     assert "SAM(base, model, rho=0.05)" in lines(replace(config, start=0.0, every=None, micro_batch=None))

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
@@ -165,6 +166,31 @@ def test_a_start_needs_the_length_of_the_training():
 @pytest.mark.parametrize(("start", "steps", "first"), [(0.5, 12, 6), (0.95, 10, 9), (0.999, 4, 3), (0.9, 1, 0)])
 def test_a_short_run_perturbs_in_its_last_step_at_least(start, steps, first):
     assert methods.optimizer(nn.Linear(2, 2), replace(LATE, start=start), steps=steps).start == first
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "steps", "window"),
+    [(0.0, 0.5, 12, (0, 6)), (0.5, 0.75, 12, (6, 9)), (0.0, 0.01, 10, (0, 1)), (0.9, 0.95, 10, (9, 10))],
+)
+def test_a_run_perturbs_from_its_start_to_its_stop_and_in_one_step_at_least(start, stop, steps, window):
+    made = methods.optimizer(nn.Linear(2, 2), replace(LATE, start=start, stop=stop), steps=steps)
+    assert (made.start, made.stop) == window
+    assert methods.optimizer(nn.Linear(2, 2), replace(LATE, start=0.0), steps=steps).stop is None
+
+
+def test_a_stop_needs_the_length_of_the_training_and_comes_after_the_start():
+    with pytest.raises(ValueError, match=r"stop=0\.5 is a part of the training: give the number of its steps"):
+        methods.optimizer(nn.Linear(2, 2), replace(LATE, start=0.0, stop=0.5))
+    with pytest.raises(ValueError, match=r"stop must be above start, got 0\.5 and 0\.5"):
+        replace(LATE, stop=0.5)
+
+
+def test_an_early_run_measures_the_perturbation_in_its_first_epochs_only(tmp_path):
+    early = replace(LATE, start=0.0, stop=0.5)
+    do([Job(early, tmp_path)])
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert ["perturbed_loss" in line for line in lines] == [True, True, False]
+    assert methods.passes(early) == 1.5
 
 
 def test_what_a_late_run_needs_is_measured_with_perturbed_steps(monkeypatch):

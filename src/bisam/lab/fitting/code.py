@@ -61,8 +61,9 @@ def _optimizer(config: Config) -> str:
         options.append(f"descent=bisam.CrossEntropy(label_smoothing={config.label_smoothing:g})")
     shared = [name for name in ("micro_batch", "every") if name in fields and getattr(config, name) is not None]
     options += [f"{name}={getattr(config, name)}" for name in shared]
-    if "start" in fields and config.start:
-        options.append(f"start=round({config.start:g} * {config.epochs} * len(loader))")
+    for name, default in (("start", 0.0), ("stop", 1.0)):
+        if name in fields and getattr(config, name) != default:
+            options.append(f"{name}=round({getattr(config, name):g} * {config.epochs} * len(loader))")
     if config.clip_norm is not None:
         options.append(f"clip_norm={config.clip_norm:g}")
     if config.precision == "bf16":

@@ -119,7 +119,7 @@ def _measured(
     """The same steps as in the training, and the same evaluations, without the first ones, which are slower."""
     source.parts(config, device)  # decoded or tokenized for all runs
     timer = _Timer(clock, device)
-    perturbing = replace(config, start=0.0, every=1)  # what it needs once it perturbs
+    perturbing = replace(config, start=0.0, stop=1.0, every=1)  # what it needs once it perturbs
     training = TrainingRun(perturbing, source, device, build, ranks)
     built = timer.seconds()
     part = passes(config) / passes(perturbing)  # steps that do not perturb cost less
