@@ -24,7 +24,7 @@ from bisam.lab.config import Config
 from bisam.lab.files import write_atomically
 from bisam.lab.methods import passes, title_of
 from bisam.lab.models import build
-from bisam.lab.recipes import find, frontier_row, frontier_settings
+from bisam.lab.recipes import DIGITS_SETTINGS, FRONTIER_SETTINGS, find, frontier_row
 from bisam.lab.report.charts import COLOURS, MORE_COLOURS
 from bisam.lab.tables.cells import Collection, Group, borrow
 from bisam.lab.tables.statistics import Difference, difference, interval_of_mean, signed
@@ -36,25 +36,25 @@ PICTURE = ROOT / "docs/images/frontier.svg"
 EPOCHS = 200
 """Of the SGD training that times are relative to."""
 EPOCHS_OF_DIGITS = 30
-SETTINGS = frontier_settings(EPOCHS)
 MODELS = {"resnet32": "ResNet-32", "vgg19bn": "VGG19-BN"}
 PLACES = [(model, noise) for model in MODELS for noise in (0.0, 0.4)]
-KINDS = {
+STEPS = {
     "": "all steps", "200epochs": "200 epochs", "every5": "every fifth step", "late50": "last 50 %",
     "late25": "last 25 %", "late14": "last 14 %", "late10": "last 10 %",
-    "late50every5": "every fifth step of the last 50 %", "early50": "first 50 %",
-    "early25": "first 25 %", "rho0.6": "ρ = 0.6", "rho1.2": "ρ = 1.2",
+    "late50every5": "every fifth step of the last 50 %", "early50": "first 50 %", "early25": "first 25 %",
 }  # fmt: skip
-"""Which steps perturb, or how far, by setting."""
+"""Which steps perturb, by setting; another ρ than usual follows its name."""
 SHAPES = {
     "": "circle", "200epochs": "circle", "every5": "square", "late50": "triangle-up", "late25": "diamond",
     "late14": "triangle-down", "late10": "triangle-right", "late50every5": "cross", "rho0.6": "triangle-left",
-    "rho1.2": "wedge", "early50": "arrow", "early25": "stroke",
+    "rho1.2": "wedge", "early50": "arrow", "early25": "stroke", "late10rho0.4": "M-1,-1L1,1M-1,1L1,-1",
+    "late10rho1.2": "M0,-1L1,0L0,1L-1,0ZM-1,-1L1,1",
+    "every5rho0.4": "M-1,-1L1,-1L-1,1L1,1Z",
 }  # fmt: skip
 """Of the picture's marks, by setting; SGD has one, whatever its epochs."""
 METHOD_COLOURS = dict(
     zip(
-        map(title_of, SETTINGS[""][0]),
+        map(title_of, FRONTIER_SETTINGS[""][0]),
         [COLOURS["plain"], COLOURS["sam"], COLOURS["log"], *MORE_COLOURS, "#0b7285"],
         strict=True,
     )
@@ -86,9 +86,7 @@ class Point:
     def title(self) -> str:
         if self.method == "sgd":
             return f"SGD, {self.config.epochs} epochs"
-        if self.method == "msam":  # with several ρ
-            return f"MSAM, ρ = {self.config.rho:g}"
-        return f"{title_of(self.method)}, {KINDS[self.setting]}" if self.setting else title_of(self.method)
+        return f"{title_of(self.method)}, {kind_of(self.setting)}" if self.setting else title_of(self.method)
 
     @property
     def mean(self) -> float | None:
@@ -123,6 +121,15 @@ class Point:
         return self.to_sam is not None and self.to_sam.high is not None and self.to_sam.high >= 0
 
 
+def kind_of(setting: str) -> str:
+    """
+    >>> kind_of("late10"), kind_of("late10rho0.4"), kind_of("rho1.2")
+    ('last 10 %', 'last 10 %, ρ = 0.4', 'ρ = 1.2')
+    """
+    steps, _, rho = setting.partition("rho")
+    return ", ".join([*([STEPS[steps]] if steps or not rho else []), *([f"ρ = {rho}"] if rho else [])])
+
+
 def timing(path: Path = RESULTS / "frontier_h200.json") -> Timing:
     """Empty until it is measured."""
     return json.loads(path.read_text())["models"] if path.exists() else {}
@@ -155,7 +162,7 @@ def points(
     model: str,
     noise: float,
     time_of: Callable[[Config], float | None],
-    settings: Iterable[str] = SETTINGS,
+    settings: Iterable[str] = FRONTIER_SETTINGS,
 ) -> list[Point]:
     """All settings with a model and a noise rate."""
     sam = group.measured(frontier_row(model, noise), "sam")
@@ -213,14 +220,18 @@ def table(found: Collection, times: Timing | None = None) -> str:
 
 def digits(found: Collection) -> str:
     """A line for each setting on the demo's digits, cheapest first: cost in gradients, accuracy, difference to SAM."""
-    group, settings = filled(found, "frontier_digits"), frontier_settings(EPOCHS_OF_DIGITS)
+    group = filled(found, "frontier_digits")
 
     def cost(config: Config) -> float:
         return passes(config) * config.epochs / EPOCHS_OF_DIGITS
 
-    made = sorted(points(group, "digitsnet", 0.4, cost, settings), key=lambda one: one.time)
-    rows = [[one.title, f"{one.time:.2f}", one.words, _beside_sam(one)] for one in made]
-    return markdown(["setting", "gradients ÷ SGD", "test accuracy", "− SAM"], rows)
+    made = sorted(points(group, "digitsnet", 0.4, cost, DIGITS_SETTINGS), key=lambda one: one.time)
+    rows = [[one.title, _rho(one), f"{one.time:.2f}", one.words, _beside_sam(one)] for one in made]
+    return markdown(["setting", "ρ", "gradients ÷ SGD", "test accuracy", "− SAM"], rows)
+
+
+def _rho(one: Point) -> str:
+    return "–" if one.method == "sgd" else f"{one.config.rho:g}"
 
 
 def _beside_sam(one: Point) -> str:
@@ -346,7 +357,7 @@ def _drawn(settings: Iterable[Point]) -> list[dict[str, Any]]:
         if one.time is not None and one.mean is not None:
             low, high = interval_of_mean([*one.accuracies.values()])
             span = {} if low is None else {"low": low, "high": high}
-            kind = KINDS[""] if one.method == "sgd" else KINDS[one.setting]
+            kind = kind_of("" if one.method == "sgd" else one.setting)
             rows.append({"time": one.time, "mean": one.mean, "method": title_of(one.method), "kind": kind, **span})
     return _apart(rows)
 
@@ -373,7 +384,7 @@ def picture(found: Collection, times: Timing | None = None) -> bytes | None:
         return None
     drawn = [row for panel in rows.values() for row in panel]
     colours = _scale(METHOD_COLOURS, {row["method"] for row in drawn})
-    shapes = _scale({kind: SHAPES[setting] for setting, kind in KINDS.items()}, {row["kind"] for row in drawn})
+    shapes = _scale({kind_of(setting): shape for setting, shape in SHAPES.items()}, {row["kind"] for row in drawn})
     panels = [_panel(rows[place], place_name(*place), colours, shapes) for place in PLACES if rows[place]]
     chart = alt.concat(*panels, columns=2).properties(background="white")
     return vl_convert.vegalite_to_svg(chart.to_dict()).encode()

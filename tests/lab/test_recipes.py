@@ -80,31 +80,32 @@ def test_the_frontier_has_one_protocol_and_its_settings_differ_in_one_field_or_t
         noise, setting = rest[0] == "noise40" if rest else False, rest[-1] if rest and rest[-1] != "noise40" else ""
         assert (config.model, config.noise, config.row) == (model, 0.4 if noise else 0.0, row)
         assert config.epochs == (400 if method == "sgd" and setting != "200epochs" else 200)
-        assert config.every == (5 if setting.endswith("every5") else None)
+        steps, _, rho = setting.partition("rho")
+        assert config.every == (5 if steps.endswith("every5") else None)
         starts = {"late50": 0.5, "late25": 0.75, "late14": 0.86, "late10": 0.9, "late50every5": 0.5}
-        assert config.start == starts.get(setting, 0.0)
-        assert config.stop == {"early50": 0.5, "early25": 0.25}.get(setting, 1.0)
-        assert config.rho == {"rho0.6": 0.6, "rho1.2": 1.2}.get(setting, 0.3 if method == "msam" else 0.05)
+        assert config.start == starts.get(steps, 0.0)
+        assert config.stop == {"early50": 0.5, "early25": 0.25}.get(steps, 1.0)
+        assert config.rho == (float(rho) if rho else 0.3 if method == "msam" else 0.05)
     theirs = find("label_noise").cells["40%", "bisam-log"]
     assert training_of(cells["resnet32-noise40", "bisam-log"]) == training_of(theirs)
     assert training_of(cells["vgg19bn", "sgd"]) == training_of(find("cifar10").cells["vgg19bn", "sgd"])
-    assert len(cells) == 4 * (8 + 1 + 8 * 2 + 2)
+    assert len(cells) == 4 * (8 + 1 + 8 * 2 + 5)
 
 
-def test_the_frontier_on_digits_is_the_demo_s_training_with_the_settings_of_the_frontier():
+def test_the_frontier_on_digits_is_the_demo_s_training_with_a_rho_for_each_setting():
     cells, demo = find("frontier_digits").cells, find("demo").cells
-    settings = {row.removeprefix("digitsnet-noise40").removeprefix("-") for row, _ in cells}
-    theirs = {row.removeprefix("resnet32").removeprefix("-") for row, _ in find("frontier").cells if "noise" not in row}
-    assert settings == {setting.replace("200epochs", "30epochs") for setting in theirs if "vgg" not in setting}
     for method in ("sgd", "sam", "bisam-log"):
         assert training_of(cells["digitsnet-noise40", method]) == training_of(demo["40%", method])
     for (row, method), config in cells.items():
-        model, _, *setting = row.split("-")
-        own = find("frontier").cells["-".join(["resnet32", *setting]).replace("30epochs", "200epochs"), method]
-        assert (config.model, config.row) == (model, row)
-        assert (config.start, config.stop, config.every) == (own.start, own.stop, own.every)
-        assert config.epochs / own.epochs == 30 / 200
-        assert (config.rho, config.select) == (own.rho if method == "msam" else 0.1, "last")
+        setting = row.removeprefix("digitsnet-noise40").removeprefix("-")
+        steps, _, rho = setting.partition("rho")
+        assert (config.model, config.row, config.noise, config.select) == ("digitsnet", row, 0.4, "last")
+        assert config.epochs == (60 if method == "sgd" and setting != "30epochs" else 30)
+        assert (config.start, config.stop) == {
+            "late50": (0.5, 1), "late25": (0.75, 1), "late10": (0.9, 1), "early50": (0, 0.5), "early25": (0, 0.25),
+        }.get(steps, (0, 1))  # fmt: skip
+        assert config.every == (5 if steps == "every5" else None)
+        assert not rho or config.rho == float(rho)
 
 
 def test_the_fine_tuning_tables_have_the_paper_s_settings():
