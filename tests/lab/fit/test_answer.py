@@ -172,5 +172,5 @@ def test_the_lines_of_a_run_that_perturbs_late_and_seldom_or_in_micro_batches_do
     names = {"model": nn.Linear(6, 4), "loader": [(torch.randn(8, 6), torch.arange(8) % 4)] * 8}
     exec(lines(config), names)
     assert names["optimizer"].start == 12
-    assert "rho=0.05, micro_batch=2, every=4, start=round(0.5 * 3 * len(loader)))" in lines(config)
+    assert "rho=0.05, micro_batch=2, every=4, start=min(round(0.5 * 3 * len(loader)), 3 * len(loader) - 1))" in lines(config)
     assert "SAM(base, model, rho=0.05)" in lines(replace(config, start=0.0, every=None, micro_batch=None))
