@@ -77,6 +77,22 @@ def test_a_plan_of_another_version_is_refused(study):
     assert study(rho=0.05).decide(print) == plan
 
 
+@pytest.mark.parametrize(("minutes", "epochs", "rising"), [(0.03, 1, 0), (0.2, 5, 1), (1.5, 20, 5)])
+def test_fewer_epochs_have_the_same_part_of_them_as_a_warm_up(minutes, epochs, rising, study):
+    """A warm-up of 5 epochs would be longer than a training of 1, and all of one of 5."""
+    found = study(minutes=minutes, changes={"epochs": "20", "warmup_epochs": "5"}, rho=0.05)
+    jobs = found.jobs(found.decide(print))
+    assert {(job.config.epochs, job.config.warmup_epochs) for job in jobs} == {(epochs, rising)}
+
+
+def test_a_plan_without_minutes_has_the_warm_up_that_was_given(study):
+    changes = {"epochs": "4", "warmup_epochs": "1"}
+    plan = study(changes=changes, rho=0.05).decide(print)
+    again = study(changes={"warmup_epochs": "1"}, rho=0.05)  # with the epochs of the plan
+    for found in (study(changes=changes, rho=0.05), again):
+        assert (found.config("sam", plan).epochs, found.config("sam", plan).warmup_epochs) == (4, 1)
+
+
 def test_a_shorter_search_has_the_ends_and_the_middle_of_the_grid(study):
     lines = []
     # 16 seconds of training; a search of three values takes 3.3, one of five 5.5
