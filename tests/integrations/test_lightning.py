@@ -160,6 +160,37 @@ def test_metrics_that_a_training_step_resets_and_collections_count_once():
     assert module.sums == [float(part.sum()) for part in y[:32].split(16)]
 
 
+class Wrapped(Classifier):
+    """With metrics that keep no value of their last call themselves."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=3, average=None)
+        self.by_class = torchmetrics.ClasswiseWrapper(accuracy)
+        self.running = torchmetrics.wrappers.Running(torchmetrics.MeanMetric(), window=2)
+        self.values = []
+
+    def loss_of(self, x, y):
+        output = self.net(x)
+        self.log_dict(self.by_class(output.detach(), y))
+        loss = self.sharpness_loss(output, y)
+        self.values.append(float(self.running(loss.detach())))
+        return loss
+
+
+@pytest.mark.parametrize("kind", [bisam.BiSAM, bisam.GSAM])
+def test_metrics_have_the_value_of_the_first_pass_in_every_other(kind):
+    """GSAM has three passes for a bilevel objective."""
+    module = Wrapped(variant=kind, ascent=bisam.LowerBound()) if kind is bisam.GSAM else Wrapped()
+    fit(module, accumulate_grad_batches=1)
+    passes = 3 if kind is bisam.GSAM else 2
+    assert len(module.values) == 5 * passes
+    firsts = module.values[::passes]
+    assert module.values == [value for value in firsts for _ in range(passes)]
+    assert float(module.running.compute()) == pytest.approx(sum(firsts[-2:]) / 2)
+    assert module._values == {}
+
+
 @pytest.mark.parametrize("kind", [bisam.BiSAM, bisam.GSAM, bisam.LookSAM, bisam.FriendlySAM, bisam.RSAM, bisam.MSAM])
 def test_every_kind_of_variant_runs_as_by_its_own_step(kind):
     """Extra passes, plain steps, memory, random starts, no ascent pass: the engine runs them all on micro-batches."""
@@ -433,6 +464,18 @@ def test_manual_optimization_counts_each_update_once_and_equals_the_reference(fo
         assert float(trainer.callback_metrics["loss"]) == pytest.approx(mean, rel=1e-6)
 
 
+def test_metrics_have_the_value_of_the_first_pass_in_manual_optimization_too():
+    class ManualWrapped(Manual, Wrapped):
+        def sharpness_loss(self, output, y):
+            self.log_dict(self.by_class(output.detach(), y))
+            return super().sharpness_loss(output, y)
+
+    module = ManualWrapped()
+    trainer = fit(module, accumulate_grad_batches=1, gradient_clip_val=None)
+    assert trainer.global_step == 5
+    assert module._values == {}
+
+
 @pytest.mark.parametrize("form", ["minimize", "hand"])
 def test_a_scaled_loss_needs_a_closure_in_manual_optimization(form):
     module = Manual(net=two_passes.net(torch.float32))
@@ -477,6 +520,32 @@ def test_with_two_optimizers_each_has_its_own_loss_and_the_value_at_the_weights_
         expected, losses = two_passes.train(two_passes.net(), update, name, divisor=1, clip=None)
         assert_equal_weights(module.nets[number], expected)
         assert float(trainer.callback_metrics[f"loss_{number}"]) == pytest.approx(losses[0], rel=1e-6)
+
+
+def test_beside_a_plain_optimizer_the_loss_is_that_of_the_sharpness_aware_one():
+    class Second(Two):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            plain, optimizer = self.optimizers()
+
+            def closure():
+                loss = self.sharpness_loss(self.nets[1](x), y)
+                self.manual_backward(loss)
+                return loss
+
+            optimizer.step(closure)
+            plain.zero_grad()
+            self.manual_backward(torch.nn.functional.cross_entropy(self.nets[0](x), y))
+            plain.step()
+
+        def configure_optimizers(self):
+            base, other = (two_passes.base_of(net.parameters()) for net in self.nets)
+            return [base, bisam.BiSAM(other, self, rho=RHO)]
+
+    module = Second()
+    fit(module, accumulate_grad_batches=1, gradient_clip_val=None, max_steps=2)
+    update = two_passes.windows(*two_passes.samples(), count=1)[:1]
+    assert_equal_weights(module.nets[1], two_passes.train(two_passes.net(), update, "BiSAM", divisor=1, clip=None)[0])
 
 
 # Two processes

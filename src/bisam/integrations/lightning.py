@@ -30,7 +30,7 @@ from lightning.pytorch.trainer import call
 from torch import Tensor
 
 from bisam.engine.optimizer import SharpnessAware
-from bisam.integrations.micro_batches import MicroBatch, loss_of_pass, run_all
+from bisam.integrations.micro_batches import MicroBatch, Run, loss_of_pass, run_all
 
 
 class SharpnessAwareModule(lightning.LightningModule):
@@ -53,6 +53,8 @@ class SharpnessAwareModule(lightning.LightningModule):
         self._mode: Literal["wait", "collect", "run"] = "wait"
         """Whether `training_step` leaves its batch for the update, notes it and runs it, or runs it."""
         self._is_silent = False
+        self._values: dict[int, Any] = {}
+        """What metrics have returned in the first pass of a step, by their identity."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -64,7 +66,7 @@ class SharpnessAwareModule(lightning.LightningModule):
         """The loss to return from `training_step`: each pass has the gradients of its own objective.
 
         Its value is the descent's loss (cross entropy) in both, so it can be logged. `optimizer` is that whose loss it
-        is, one of `self.optimizers()`. Default: the first.
+        is, one of `self.optimizers()`. Default: the first that is sharpness-aware.
         """
         optimizer = self._sharpness_aware() if optimizer is None else _unwrapped(optimizer)
         if optimizer is None:
@@ -105,7 +107,9 @@ class SharpnessAwareModule(lightning.LightningModule):
                     loss = run_all([partial(self._run_batch, inner, batch) for batch in batches], inner.model)
             else:
                 is_repeated = True
-                loss = run_all([*(partial(self._run_batch, inner, batch) for batch in waiting), run_last], inner.model)
+                runs: list[Run] = [*(partial(self._run_batch, inner, batch) for batch in waiting), run_last]
+                with self._noted_values():
+                    loss = run_all(runs, inner.model)
                 self._refuse_replaced_step()
             if loss is None:
                 raise _NoLossError
@@ -116,7 +120,7 @@ class SharpnessAwareModule(lightning.LightningModule):
         except _NoLossError:
             return None  # no update, as in Lightning
         finally:
-            self._batches, self._mode = [], "wait"
+            self._batches, self._values, self._mode = [], {}, "wait"
         return super().optimizer_step(epoch, batch_idx, optimizer, lambda: loss)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
@@ -166,9 +170,8 @@ class SharpnessAwareModule(lightning.LightningModule):
 
     def _sharpness_aware(self) -> SharpnessAware | None:
         """The sharpness-aware optimizer of the Trainer, if it has one."""
-        if self._trainer is None or not self.trainer.optimizers:
-            return None
-        return _unwrapped(self.trainer.optimizers[0])
+        optimizers = () if self._trainer is None else self.trainer.optimizers
+        return next(filter(None, map(_unwrapped, optimizers)), None)
 
     @property
     def _runs_forward_only(self) -> bool:
@@ -195,13 +198,33 @@ class SharpnessAwareModule(lightning.LightningModule):
     def _scaler(self) -> torch.amp.GradScaler | None:
         return getattr(self.trainer.precision_plugin, "scaler", None)
 
+    @property
+    def _metrics(self) -> list[torchmetrics.Metric]:
+        return [module for module in self.modules() if isinstance(module, torchmetrics.Metric)]
+
+    @contextmanager
+    def _noted_values(self) -> Iterator[None]:
+        """Keep what each metric returns, for the second pass: not all of them do so themselves."""
+        handles = [metric.register_forward_hook(self._note_value) for metric in self._metrics]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _note_value(self, metric: torchmetrics.Metric, _: Any, value: Any) -> None:
+        self._values[id(metric)] = value
+
+    def _last_value(self, metric: torchmetrics.Metric, *_: Any, **__: Any) -> Any:
+        return self._values.get(id(metric), metric._forward_cache)
+
     @contextmanager
     def _silence(self) -> Iterator[None]:
         """Without logging, and with metrics that keep their state."""
-        metrics = [module for module in self.modules() if isinstance(module, torchmetrics.Metric)]
+        metrics = self._metrics
         kept = [metric.__dict__["update"] for metric in metrics]  # torchmetrics wraps it for each object
         for metric in metrics:
-            metric.__dict__.update(update=_nothing, reset=_nothing, forward=partial(_last_value, metric))
+            metric.__dict__.update(update=_nothing, reset=_nothing, forward=partial(self._last_value, metric))
         self._is_silent = True
         try:
             yield
@@ -227,13 +250,17 @@ class SharpnessAwareModule(lightning.LightningModule):
                 nonlocal calls
                 calls += 1
                 if calls <= len(runs):
-                    return run()
+                    with self._noted_values():
+                        return run()
                 with self._silence():
                     return run()
 
             runs = [closure] if callable(closure) else closure
             quiet = [partial(quiet_when_repeated, run) for run in runs]
-            loss = optimizer.backward(quiet[0] if callable(closure) else quiet, scaler=self._scaler())
+            try:
+                loss = optimizer.backward(quiet[0] if callable(closure) else quiet, scaler=self._scaler())
+            finally:
+                self._values = {}
             plain_step(closure=lambda: loss, **kwargs)
             return loss
 
@@ -287,7 +314,3 @@ def _unwrapped(optimizer: Any) -> SharpnessAware | None:
 
 def _nothing(*_: Any, **__: Any) -> None:
     pass
-
-
-def _last_value(metric: torchmetrics.Metric, *_: Any, **__: Any) -> Any:
-    return metric._forward_cache
