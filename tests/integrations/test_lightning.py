@@ -533,10 +533,12 @@ def test_beside_a_plain_optimizer_the_loss_is_that_of_the_sharpness_aware_one():
                 self.manual_backward(loss)
                 return loss
 
+            def closure_of_plain():
+                plain.zero_grad()
+                self.manual_backward(torch.nn.functional.cross_entropy(self.nets[0](x), y))
+
             optimizer.step(closure)
-            plain.zero_grad()
-            self.manual_backward(torch.nn.functional.cross_entropy(self.nets[0](x), y))
-            plain.step()
+            plain.step(closure_of_plain)
 
         def configure_optimizers(self):
             base, other = (two_passes.base_of(net.parameters()) for net in self.nets)

@@ -68,6 +68,9 @@ ALL = {"validation": "0.1", "select": "best", "measures": "accuracy", "precision
 )  # fmt: skip
 def test_each_kind_of_data_and_model_has_its_own_defaults_and_shows_no_others(of, model, expected):
     assert values(of, model) == {**expected, **ALL}
+    config = settings(of, model, ANY_SIZE, {"train": 100, "validation": 10}, CPU).config
+    assert (config.data, config.model) == ("mine", model)
+    assert (config.padding > 0, config.flip) == (of.kind == "image", of.kind == "image")
 
 
 def test_pretrained_networks_have_the_size_and_the_pixels_that_they_expect():
@@ -130,6 +133,8 @@ def test_settings_that_were_changed_are_shown_and_those_that_have_no_effect_are_
     found = values(rows(), changes=changes)
     assert {name: found[name] for name in changes} == changes
     assert "momentum" not in found
+    lines = settings(rows(), "perceptron", ANY_SIZE, {"train": 100, "validation": 9}, CPU, changes=changes).lines
+    assert len(lines) == len(set(lines))
     assert settings(rows(), "perceptron", ANY_SIZE, {"train": 100, "validation": 9}, CPU).config.epoch_steps is None
 
 

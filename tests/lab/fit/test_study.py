@@ -61,6 +61,14 @@ def test_without_a_search_rho_is_the_paper_s(study):
     assert plans.read(study().folder) == plan
 
 
+def test_a_pretrained_model_searches_rho_below_that_of_others(study):
+    grids = {False: (0.01, 0.02, 0.05, 0.1, 0.2), True: (0.005, 0.01, 0.02, 0.05, 0.1)}
+    for pretrained, grid in grids.items():
+        found = study(("sam", "asam"), pretrained=pretrained)
+        assert found._grid("sam") == grid
+        assert found._grid("asam") == (0.1, 0.5, 1.0, 2.0, 3.0)
+
+
 def test_another_rho_than_that_of_the_plan_is_refused(study):
     study(rho=0.05).decide(print)
     with pytest.raises(ValueError, match=r"mine has ρ of SAM 0\.05: remove --rho, or give another --name"):
