@@ -189,6 +189,7 @@ def test_metrics_have_the_value_of_the_first_pass_in_every_other(kind):
     assert module.values == [value for value in firsts for _ in range(passes)]
     assert float(module.running.compute()) == pytest.approx(sum(firsts[-2:]) / 2)
     assert module._values == {}
+    assert not module.running._forward_hooks
 
 
 @pytest.mark.parametrize("kind", [bisam.BiSAM, bisam.GSAM, bisam.LookSAM, bisam.FriendlySAM, bisam.RSAM, bisam.MSAM])
@@ -432,6 +433,12 @@ class Manual(Classifier):
             optimizer.step([lambda a=a, b=b: closure(a, b) for a, b in zip(x.chunk(2), y.chunk(2), strict=True)])
         elif self.form == "minimize":
             optimizer.minimize(x, y)
+        elif self.form == "backward":
+            optimizer.backward(closure)
+            self.clip_gradients(optimizer, gradient_clip_val=two_passes.CLIP["norm"], gradient_clip_algorithm="norm")
+            optimizer.step()
+        elif self.form == "bare":
+            self.optimizers(use_pl_optimizer=False).step(closure)
         elif self.form == "hand":
             optimizer.zero_grad()
             closure()
@@ -474,6 +481,65 @@ def test_metrics_have_the_value_of_the_first_pass_in_manual_optimization_too():
     trainer = fit(module, accumulate_grad_batches=1, gradient_clip_val=None)
     assert trainer.global_step == 5
     assert module._values == {}
+
+
+def test_gradients_can_be_clipped_between_the_passes_and_the_update_in_manual_optimization():
+    module = Manual(net=two_passes.net(batch_norm=False))
+    module.form = "backward"
+    start = copy.deepcopy(module.net)
+    trainer = fit(module, accumulate_grad_batches=1, gradient_clip_val=None)
+    expected, _ = two_passes.train(start, two_passes.windows(*two_passes.samples(), count=1), "BiSAM", divisor=1)
+    assert_equal_weights(module.net, expected)
+    assert trainer.global_step == 5
+
+
+def test_a_closure_may_clear_gradients_that_another_loss_has_left_in_manual_optimization():
+    """As those of the generator's loss in the discriminator."""
+
+    class Leaving(Manual):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            optimizer = self.optimizers()
+
+            def closure():
+                optimizer.zero_grad()
+                loss = self.sharpness_loss(self.net(x), y)
+                self.manual_backward(loss)
+                return loss
+
+            self.net(x).sum().backward()
+            optimizer.step(closure)
+            self.lr_schedulers().step()
+
+    module = Leaving(net=two_passes.net(batch_norm=False))
+    start = copy.deepcopy(module.net)
+    fit(module, accumulate_grad_batches=1, gradient_clip_val=None)
+    updates = two_passes.windows(*two_passes.samples(), count=1)
+    assert_equal_weights(module.net, two_passes.train(start, updates, "BiSAM", divisor=1, clip=None)[0])
+
+
+def test_methods_of_the_optimizer_note_nothing_in_lightning_s_wrapper():
+    """The optimizer would not see it."""
+    module = Manual(net=two_passes.net(batch_norm=False))
+    noted = []
+
+    class Names(lightning.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            noted.append({name for name in vars(module.optimizers()) if name.startswith("_")})
+
+    module.form = "hand"
+    fit(module, accumulate_grad_batches=1, gradient_clip_val=None, callbacks=[Names()])
+    assert noted[0] == noted[-1]
+    assert not noted[0] & {*vars(module.trainer.optimizers[0])}
+
+
+def test_the_optimizer_without_lightning_s_wrapper_steps_by_itself():
+    module = Manual(net=two_passes.net(batch_norm=False))
+    module.form = "bare"
+    start = copy.deepcopy(module.net)
+    fit(module, accumulate_grad_batches=1, gradient_clip_val=None)
+    updates = two_passes.windows(*two_passes.samples(), count=1)
+    assert_equal_weights(module.net, two_passes.train(start, updates, "BiSAM", divisor=1, clip=None)[0])
 
 
 @pytest.mark.parametrize("form", ["minimize", "hand"])

@@ -235,32 +235,37 @@ class SharpnessAwareModule(lightning.LightningModule):
                 del metric.__dict__["forward"], metric.__dict__["reset"]
 
     def _take_over(self, wrapper: LightningOptimizer, optimizer: SharpnessAware) -> None:
-        """In manual optimization: count each update once, and let the precision plugin unscale."""
+        """In manual optimization: count each update once, and let the precision plugin unscale.
+
+        Lightning's wrapper is of a class derived from the optimizer's, so that methods of that class would keep what
+        they note in the wrapper: all of them are made those of the optimizer.
+        """
         if "minimize" in vars(wrapper):
             return
         plain_step = wrapper.step
 
-        def step(closure: Any = None, **kwargs: Any) -> Any:
-            if closure is None:
-                return plain_step(**kwargs)
+        def backward(closure: Any, *, scaler: torch.amp.GradScaler | None = None) -> Any:
             self._connect(optimizer)
             calls = 0
 
             def quiet_when_repeated(run: Callable[[], Any]) -> Any:
                 nonlocal calls
                 calls += 1
-                if calls <= len(runs):
-                    with self._noted_values():
-                        return run()
-                with self._silence():
+                with self._noted_values() if calls <= len(runs) else self._silence():
                     return run()
 
             runs = [closure] if callable(closure) else closure
             quiet = [partial(quiet_when_repeated, run) for run in runs]
+            scaler = self._scaler() if scaler is None else scaler
             try:
-                loss = optimizer.backward(quiet[0] if callable(closure) else quiet, scaler=self._scaler())
+                return optimizer.backward(quiet[0] if callable(closure) else quiet, scaler=scaler)
             finally:
                 self._values = {}
+
+        def step(closure: Any = None, **kwargs: Any) -> Any:
+            if closure is None:
+                return plain_step(**kwargs)
+            loss = backward(closure)
             plain_step(closure=lambda: loss, **kwargs)
             return loss
 
@@ -276,8 +281,10 @@ class SharpnessAwareModule(lightning.LightningModule):
 
             return method
 
-        updates = [name for name in ("minimize", "descend", "second_step") if hasattr(optimizer, name)]
-        vars(wrapper).update(step=step, **{name: counted(name) for name in updates})
+        methods = [name for name, _ in inspect.getmembers(type(optimizer), inspect.isfunction) if name[0] != "_"]
+        vars(wrapper).update({name: getattr(optimizer, name) for name in methods})
+        updates = [name for name in ("minimize", "descend", "second_step") if name in methods]
+        vars(wrapper).update(step=step, backward=backward, **{name: counted(name) for name in updates})
 
 
 def _waiting(training_step: Callable[..., Any]) -> Callable[..., Any]:
