@@ -284,7 +284,7 @@ def test_a_training_step_that_returns_none_is_skipped_as_in_lightning(skipped):
 def test_a_loss_that_is_skipped_in_the_second_pass_alone_leaves_the_weights():
     class Skipping(Classifier):
         def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
+            loss = super().training_step(batch, batch_idx=batch_idx)
             return None if self.trainer.optimizers[0].phase == "descent" else loss
 
     module = Skipping(net=two_passes.net(batch_norm=False))
@@ -348,16 +348,16 @@ def test_the_two_step_class_is_right_in_the_module():
 # Precision
 
 
-def train_with_autocast(net, dtype):
+def train_with_autocast(net, dtype, count=2):
     """The same accumulation by the optimizer alone. Returns the net, and the norm of the last ascent gradient."""
     optimizer = bisam.BiSAM(two_passes.base_of(net.parameters()), net, rho=RHO)
-    for window in two_passes.windows(*two_passes.samples(dtype=torch.float32)):
+    for window in two_passes.windows(*two_passes.samples(dtype=torch.float32), count=count):
 
         def closure(window=window):
             for x, y in window:
                 with torch.autocast("cpu", dtype, cache_enabled=False):
                     loss = optimizer.criterion(net(x), y)
-                (loss / 2).backward()
+                (loss / count).backward()
 
         optimizer.step(closure)
         for group in optimizer.param_groups:
@@ -417,10 +417,11 @@ class Manual(Classifier):
     def __init__(self, **options):
         super().__init__(**options)
         self.automatic_optimization = False
+        self.returned = []
 
     def training_step(self, batch, batch_idx):
         x, y = batch
-        optimizer = self.optimizers()
+        optimizer, returned = self.optimizers(), None
 
         def closure(x=x, y=y):
             loss = self.sharpness_loss(self.net(x), y)
@@ -430,9 +431,10 @@ class Manual(Classifier):
             return loss
 
         if self.form == "list":
-            optimizer.step([lambda a=a, b=b: closure(a, b) for a, b in zip(x.chunk(2), y.chunk(2), strict=True)])
+            halves = zip(x.chunk(2), y.chunk(2), strict=True)
+            returned = optimizer.step([lambda a=a, b=b: closure(a, b) for a, b in halves])
         elif self.form == "minimize":
-            optimizer.minimize(x, y)
+            returned = optimizer.minimize(x, y, accumulate=2)
         elif self.form == "backward":
             optimizer.backward(closure)
             self.clip_gradients(optimizer, gradient_clip_val=two_passes.CLIP["norm"], gradient_clip_algorithm="norm")
@@ -446,7 +448,8 @@ class Manual(Classifier):
             closure()
             optimizer.descend()
         else:
-            optimizer.step(closure)
+            returned = optimizer.step(closure)
+        self.returned.append(returned)
         self.lr_schedulers().step()
 
     def forward(self, x):
@@ -465,6 +468,8 @@ def test_manual_optimization_counts_each_update_once_and_equals_the_reference(fo
     assert trainer.global_step == 5
     progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
     assert (progress.ready, progress.completed) == (5, 5)
+    if form != "hand":
+        assert [float(loss) for loss in module.returned] == pytest.approx(losses, rel=1e-6)
     if form in ("step", "list"):
         assert module.counted.compute() == len(batches[1])
         mean = sum(loss * len(y) for loss, y in zip(losses, batches[1].split(8), strict=True)) / len(batches[1])
@@ -481,6 +486,28 @@ def test_metrics_have_the_value_of_the_first_pass_in_manual_optimization_too():
     trainer = fit(module, accumulate_grad_batches=1, gradient_clip_val=None)
     assert trainer.global_step == 5
     assert module._values == {}
+
+
+@pytest.mark.parametrize("form", ["step", "backward"])
+def test_float16_is_unscaled_in_both_passes_of_manual_optimization(form):
+    """The perturbation is divided by the norm of gradients that are not scaled."""
+    norms = []
+
+    class Unclipped(Manual):
+        def clip_gradients(self, *args, **kwargs):
+            norms.append(self.trainer.optimizers[0].telemetry.ascent_norm)
+
+        on_train_batch_end = clip_gradients
+
+    module = Unclipped(net=two_passes.net(torch.float32, batch_norm=False))
+    module.form = form
+    start = copy.deepcopy(module.net)
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**6))
+    batches = two_passes.samples(dtype=torch.float32)
+    fit(module, accumulate_grad_batches=1, gradient_clip_val=None, batches=batches, plugins=[plugin])
+    expected, norm = train_with_autocast(start, torch.float16, count=1)
+    assert_equal_weights(module.net, expected, 1e-4)
+    assert float(norms[-1]) == pytest.approx(float(norm), rel=1e-2)
 
 
 def test_gradients_can_be_clipped_between_the_passes_and_the_update_in_manual_optimization():

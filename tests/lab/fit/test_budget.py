@@ -105,6 +105,7 @@ def test_few_epochs_are_halved_down_to_one_and_no_budget_comes_twice(epochs):
     found = list(_smaller(Budget(epochs[0], 3, 0, 0)))
     assert list(dict.fromkeys(one.epochs for one in found)) == epochs
     assert len(found) == len(set(found))
+    assert [one.epochs for one in found if one.seeds == 3] == epochs[:3]  # a quarter comes before two seeds
 
 
 def test_a_search_of_three_values_is_not_made_shorter():
