@@ -24,7 +24,7 @@ from bisam.lab.cli import app
 from bisam.lab.cli import compare as cli_compare
 from bisam.lab.compare import comparison
 from bisam.lab.compare import tables as comparison_tables
-from bisam.lab.compare.comparison import RunComparison, Side
+from bisam.lab.compare.comparison import Change, RunComparison, Side
 from bisam.lab.compare.inspection import InspectionPlan, LossAndError, inspect
 from bisam.lab.compare.page import explanation, write
 from bisam.lab.compare.surroundings import looks
@@ -491,6 +491,14 @@ def test_fields_that_an_older_version_did_not_record_are_as_by_default(runs):
     assert "flip true, not recorded false" in said
     assert "cutout 0" not in said  # which is the default
     assert "parameters 30,762 30,762" in words(done)
+
+
+def test_a_version_without_cutout_probability_cut_every_image():
+    """As its runs are counted and trained on: the default of today is a half."""
+    old, new = {"cutout": 16}, {"cutout": 16, "cutout_probability": 0.5}
+    assert comparison.changes(old, new) == [Change("cutout_probability", "1, not recorded", "0.5")]
+    assert comparison.changes(old, {**new, "cutout_probability": 1.0}) == []
+    assert comparison.changes({"cutout": 0}, {"cutout": 0, "cutout_probability": 0.5}) == []
 
 
 def test_fields_that_nobody_knows_and_those_without_a_default_differ_if_only_one_has_them(runs):
