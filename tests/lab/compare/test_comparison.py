@@ -790,6 +790,16 @@ def test_a_run_whose_fields_are_in_another_order_is_of_the_same_group(seeds):
     assert [len(side) for side in comparison.groups(seeds)] == [3, 3]
 
 
+def test_a_run_of_an_older_version_with_fewer_fields_is_of_the_same_group(seeds):
+    edit(seeds[0], "config.json", start=None, every=None, flip=False)
+    for folder in seeds[1:]:
+        edit(folder, "config.json", flip=False)
+    assert [len(side) for side in comparison.groups(seeds)] == [3, 3]
+    edit(seeds[0], "config.json", flip=None)  # true, by default
+    with pytest.raises(ValueError, match="the 6 runs have 3 configurations"):
+        comparison.groups(seeds)
+
+
 def test_runs_of_more_than_two_configurations_are_refused(seeds, tmp_path, recorded, write_run):
     other = write_run(tmp_path / "other", recorded("demo/40%/bisam-log"))
     done = bisam_says("compare", *seeds, other)

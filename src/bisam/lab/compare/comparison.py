@@ -127,7 +127,8 @@ def groups(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     found: dict[str, list[Path]] = {}
     for folder in folders:
         side = _side("", folder)
-        own = {name: value for name, value in side.record.config.items() if name not in ("seed", *NUMERICS)}
+        whole = completed(side.record.config)
+        own = {name: value for name, value in whole.items() if name not in ("seed", *NUMERICS)}
         found.setdefault(json.dumps(own, sort_keys=True, default=str), []).append(folder)
     if len(found) != 2:
         raise ValueError(
