@@ -654,10 +654,12 @@ def on_a_rank(module, **options):
     return module
 
 
-def train_on_a_rank(variant, sharpness, manual=False):
+def train_on_a_rank(variant, sharpness, form=None):
     options = {"variant": getattr(bisam, variant), "net": two_passes.net(batch_norm=False), "sharpness": sharpness}
-    if manual:
-        return on_a_rank(Manual(**options), accumulate_grad_batches=1, gradient_clip_val=None).net
+    if form is not None:
+        module = Manual(**options)
+        module.form = form
+        return on_a_rank(module, accumulate_grad_batches=1, gradient_clip_val=None).net
     return on_a_rank(Classifier(**options)).net
 
 
@@ -676,8 +678,9 @@ def test_two_ranks_perturb_as_the_user_has_chosen(name, sharpness):
         assert_equal_weights(net, expected)
 
 
-def test_two_ranks_in_manual_optimization_perturb_each_by_its_own_gradient():
-    first, second = ranks.run(train_on_a_rank, "BiSAM", None, True)
+@pytest.mark.parametrize("form", ["step", "minimize"])
+def test_two_ranks_in_manual_optimization_perturb_each_by_its_own_gradient(form):
+    first, second = ranks.run(train_on_a_rank, "BiSAM", None, form)
     updates = shards(*two_passes.samples(64), 1)
     expected, _ = two_passes.train(two_passes.net(batch_norm=False), updates, "BiSAM", divisor=1, clip=None)
     for net in (first, second):
