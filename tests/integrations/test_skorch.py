@@ -275,6 +275,16 @@ def test_a_probability_of_0_has_a_finite_loss():
     assert np.isfinite(net.history[0, "train_loss"])
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_loss_of_one_s_own_is_in_the_history(parts):
+    class Own(SharpnessAwareClassifier):
+        def get_loss(self, y_pred, y_true, *args, **kwargs):
+            return 2 * nn.functional.cross_entropy(y_pred, y_true)
+
+    net = make(bisam.SAM, cls=Own, net=two_passes.net(batch_norm=False), accumulate=parts).fit(*samples())
+    assert net.history[0, "batches", 0, "train_loss"] == pytest.approx(2 * reference_loss(), rel=1e-6)
+
+
 def test_other_nets_take_the_mixin_with_their_own_loss():
     class Regressor(SharpnessAwareNet, NeuralNetRegressor):
         pass
