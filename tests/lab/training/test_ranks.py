@@ -276,6 +276,7 @@ def test_kernels_do_not_compute_shards():
 
 BISAM = "bisam-log", {}
 LOOKSAM = "looksam", {"every": "4"}  # what it remembers is used when it resumes
+ADAMW = "sam", {"optimizer": "adamw", "lr": "0.01"}  # which counts its steps for each parameter
 
 
 @pytest.mark.parametrize(
@@ -286,6 +287,7 @@ LOOKSAM = "looksam", {"every": "4"}  # what it remembers is used when it resumes
         pytest.param("shards", "one process", LOOKSAM, marks=on_cpu),
         pytest.param("one process", "shards", LOOKSAM, marks=on_cpu),
         pytest.param("shards", "replicas", BISAM, marks=on_cpu),
+        pytest.param("shards", "shards", ADAMW, marks=on_cpu),
     ],
 )
 def test_a_run_resumes_on_other_ranks_from_the_middle_of_an_epoch(tmp_path, first, second, what):
