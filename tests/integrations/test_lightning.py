@@ -160,6 +160,38 @@ def test_metrics_that_a_training_step_resets_and_collections_count_once():
     assert module.sums == [float(part.sum()) for part in y[:32].split(16)]
 
 
+class Wrapped(Classifier):
+    """With metrics that keep no value of their last call themselves."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=3, average=None)
+        self.by_class = torchmetrics.ClasswiseWrapper(accuracy)
+        self.running = torchmetrics.wrappers.Running(torchmetrics.MeanMetric(), window=2)
+        self.values = []
+
+    def loss_of(self, x, y):
+        output = self.net(x)
+        self.log_dict(self.by_class(output.detach(), y))
+        loss = self.sharpness_loss(output, y)
+        self.values.append(float(self.running(loss.detach())))
+        return loss
+
+
+@pytest.mark.parametrize("kind", [bisam.BiSAM, bisam.GSAM])
+def test_metrics_have_the_value_of_the_first_pass_in_every_other(kind):
+    """GSAM has three passes for a bilevel objective."""
+    module = Wrapped(variant=kind, ascent=bisam.LowerBound()) if kind is bisam.GSAM else Wrapped()
+    fit(module, accumulate_grad_batches=1)
+    passes = 3 if kind is bisam.GSAM else 2
+    assert len(module.values) == 5 * passes
+    firsts = module.values[::passes]
+    assert module.values == [value for value in firsts for _ in range(passes)]
+    assert float(module.running.compute()) == pytest.approx(sum(firsts[-2:]) / 2)
+    assert module._values == {}
+    assert not module.running._forward_hooks
+
+
 @pytest.mark.parametrize("kind", [bisam.BiSAM, bisam.GSAM, bisam.LookSAM, bisam.FriendlySAM, bisam.RSAM, bisam.MSAM])
 def test_every_kind_of_variant_runs_as_by_its_own_step(kind):
     """Extra passes, plain steps, memory, random starts, no ascent pass: the engine runs them all on micro-batches."""
@@ -252,7 +284,7 @@ def test_a_training_step_that_returns_none_is_skipped_as_in_lightning(skipped):
 def test_a_loss_that_is_skipped_in_the_second_pass_alone_leaves_the_weights():
     class Skipping(Classifier):
         def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
+            loss = super().training_step(batch, batch_idx=batch_idx)
             return None if self.trainer.optimizers[0].phase == "descent" else loss
 
     module = Skipping(net=two_passes.net(batch_norm=False))
@@ -316,16 +348,16 @@ def test_the_two_step_class_is_right_in_the_module():
 # Precision
 
 
-def train_with_autocast(net, dtype):
+def train_with_autocast(net, dtype, count=2):
     """The same accumulation by the optimizer alone. Returns the net, and the norm of the last ascent gradient."""
     optimizer = bisam.BiSAM(two_passes.base_of(net.parameters()), net, rho=RHO)
-    for window in two_passes.windows(*two_passes.samples(dtype=torch.float32)):
+    for window in two_passes.windows(*two_passes.samples(dtype=torch.float32), count=count):
 
         def closure(window=window):
             for x, y in window:
                 with torch.autocast("cpu", dtype, cache_enabled=False):
                     loss = optimizer.criterion(net(x), y)
-                (loss / 2).backward()
+                (loss / count).backward()
 
         optimizer.step(closure)
         for group in optimizer.param_groups:
@@ -385,10 +417,11 @@ class Manual(Classifier):
     def __init__(self, **options):
         super().__init__(**options)
         self.automatic_optimization = False
+        self.returned = []
 
     def training_step(self, batch, batch_idx):
         x, y = batch
-        optimizer = self.optimizers()
+        optimizer, returned = self.optimizers(), None
 
         def closure(x=x, y=y):
             loss = self.sharpness_loss(self.net(x), y)
@@ -398,9 +431,16 @@ class Manual(Classifier):
             return loss
 
         if self.form == "list":
-            optimizer.step([lambda a=a, b=b: closure(a, b) for a, b in zip(x.chunk(2), y.chunk(2), strict=True)])
+            halves = zip(x.chunk(2), y.chunk(2), strict=True)
+            returned = optimizer.step([lambda a=a, b=b: closure(a, b) for a, b in halves])
         elif self.form == "minimize":
-            optimizer.minimize(x, y)
+            returned = optimizer.minimize(x, y, accumulate=2)
+        elif self.form == "backward":
+            optimizer.backward(closure)
+            self.clip_gradients(optimizer, gradient_clip_val=two_passes.CLIP["norm"], gradient_clip_algorithm="norm")
+            optimizer.step()
+        elif self.form == "bare":
+            self.optimizers(use_pl_optimizer=False).step(closure)
         elif self.form == "hand":
             optimizer.zero_grad()
             closure()
@@ -408,7 +448,8 @@ class Manual(Classifier):
             closure()
             optimizer.descend()
         else:
-            optimizer.step(closure)
+            returned = optimizer.step(closure)
+        self.returned.append(returned)
         self.lr_schedulers().step()
 
     def forward(self, x):
@@ -427,10 +468,105 @@ def test_manual_optimization_counts_each_update_once_and_equals_the_reference(fo
     assert trainer.global_step == 5
     progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
     assert (progress.ready, progress.completed) == (5, 5)
+    if form != "hand":
+        assert [float(loss) for loss in module.returned] == pytest.approx(losses, rel=1e-6)
     if form in ("step", "list"):
         assert module.counted.compute() == len(batches[1])
         mean = sum(loss * len(y) for loss, y in zip(losses, batches[1].split(8), strict=True)) / len(batches[1])
         assert float(trainer.callback_metrics["loss"]) == pytest.approx(mean, rel=1e-6)
+
+
+def test_metrics_have_the_value_of_the_first_pass_in_manual_optimization_too():
+    class ManualWrapped(Manual, Wrapped):
+        def sharpness_loss(self, output, y):
+            self.log_dict(self.by_class(output.detach(), y))
+            return super().sharpness_loss(output, y)
+
+    module = ManualWrapped()
+    trainer = fit(module, accumulate_grad_batches=1, gradient_clip_val=None)
+    assert trainer.global_step == 5
+    assert module._values == {}
+
+
+@pytest.mark.parametrize("form", ["step", "backward"])
+def test_float16_is_unscaled_in_both_passes_of_manual_optimization(form):
+    """The perturbation is divided by the norm of gradients that are not scaled."""
+    norms = []
+
+    class Unclipped(Manual):
+        def clip_gradients(self, *args, **kwargs):
+            norms.append(self.trainer.optimizers[0].telemetry.ascent_norm)
+
+        on_train_batch_end = clip_gradients
+
+    module = Unclipped(net=two_passes.net(torch.float32, batch_norm=False))
+    module.form = form
+    start = copy.deepcopy(module.net)
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**6))
+    batches = two_passes.samples(dtype=torch.float32)
+    fit(module, accumulate_grad_batches=1, gradient_clip_val=None, batches=batches, plugins=[plugin])
+    expected, norm = train_with_autocast(start, torch.float16, count=1)
+    assert_equal_weights(module.net, expected, 1e-4)
+    assert float(norms[-1]) == pytest.approx(float(norm), rel=1e-2)
+
+
+def test_gradients_can_be_clipped_between_the_passes_and_the_update_in_manual_optimization():
+    module = Manual(net=two_passes.net(batch_norm=False))
+    module.form = "backward"
+    start = copy.deepcopy(module.net)
+    trainer = fit(module, accumulate_grad_batches=1, gradient_clip_val=None)
+    expected, _ = two_passes.train(start, two_passes.windows(*two_passes.samples(), count=1), "BiSAM", divisor=1)
+    assert_equal_weights(module.net, expected)
+    assert trainer.global_step == 5
+
+
+def test_a_closure_may_clear_gradients_that_another_loss_has_left_in_manual_optimization():
+    """As those of the generator's loss in the discriminator."""
+
+    class Leaving(Manual):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            optimizer = self.optimizers()
+
+            def closure():
+                optimizer.zero_grad()
+                loss = self.sharpness_loss(self.net(x), y)
+                self.manual_backward(loss)
+                return loss
+
+            self.net(x).sum().backward()
+            optimizer.step(closure)
+            self.lr_schedulers().step()
+
+    module = Leaving(net=two_passes.net(batch_norm=False))
+    start = copy.deepcopy(module.net)
+    fit(module, accumulate_grad_batches=1, gradient_clip_val=None)
+    updates = two_passes.windows(*two_passes.samples(), count=1)
+    assert_equal_weights(module.net, two_passes.train(start, updates, "BiSAM", divisor=1, clip=None)[0])
+
+
+def test_methods_of_the_optimizer_note_nothing_in_lightning_s_wrapper():
+    """The optimizer would not see it."""
+    module = Manual(net=two_passes.net(batch_norm=False))
+    noted = []
+
+    class Names(lightning.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            noted.append({name for name in vars(module.optimizers()) if name.startswith("_")})
+
+    module.form = "hand"
+    fit(module, accumulate_grad_batches=1, gradient_clip_val=None, callbacks=[Names()])
+    assert noted[0] == noted[-1]
+    assert not noted[0] & {*vars(module.trainer.optimizers[0])}
+
+
+def test_the_optimizer_without_lightning_s_wrapper_steps_by_itself():
+    module = Manual(net=two_passes.net(batch_norm=False))
+    module.form = "bare"
+    start = copy.deepcopy(module.net)
+    fit(module, accumulate_grad_batches=1, gradient_clip_val=None)
+    updates = two_passes.windows(*two_passes.samples(), count=1)
+    assert_equal_weights(module.net, two_passes.train(start, updates, "BiSAM", divisor=1, clip=None)[0])
 
 
 @pytest.mark.parametrize("form", ["minimize", "hand"])
@@ -479,6 +615,34 @@ def test_with_two_optimizers_each_has_its_own_loss_and_the_value_at_the_weights_
         assert float(trainer.callback_metrics[f"loss_{number}"]) == pytest.approx(losses[0], rel=1e-6)
 
 
+def test_beside_a_plain_optimizer_the_loss_is_that_of_the_sharpness_aware_one():
+    class Second(Two):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            plain, optimizer = self.optimizers()
+
+            def closure():
+                loss = self.sharpness_loss(self.nets[1](x), y)
+                self.manual_backward(loss)
+                return loss
+
+            def closure_of_plain():
+                plain.zero_grad()
+                self.manual_backward(torch.nn.functional.cross_entropy(self.nets[0](x), y))
+
+            optimizer.step(closure)
+            plain.step(closure_of_plain)
+
+        def configure_optimizers(self):
+            base, other = (two_passes.base_of(net.parameters()) for net in self.nets)
+            return [base, bisam.BiSAM(other, self, rho=RHO)]
+
+    module = Second()
+    fit(module, accumulate_grad_batches=1, gradient_clip_val=None, max_steps=2)
+    update = two_passes.windows(*two_passes.samples(), count=1)[:1]
+    assert_equal_weights(module.nets[1], two_passes.train(two_passes.net(), update, "BiSAM", divisor=1, clip=None)[0])
+
+
 # Two processes
 
 
@@ -490,10 +654,12 @@ def on_a_rank(module, **options):
     return module
 
 
-def train_on_a_rank(variant, sharpness, manual=False):
+def train_on_a_rank(variant, sharpness, form=None):
     options = {"variant": getattr(bisam, variant), "net": two_passes.net(batch_norm=False), "sharpness": sharpness}
-    if manual:
-        return on_a_rank(Manual(**options), accumulate_grad_batches=1, gradient_clip_val=None).net
+    if form is not None:
+        module = Manual(**options)
+        module.form = form
+        return on_a_rank(module, accumulate_grad_batches=1, gradient_clip_val=None).net
     return on_a_rank(Classifier(**options)).net
 
 
@@ -512,8 +678,9 @@ def test_two_ranks_perturb_as_the_user_has_chosen(name, sharpness):
         assert_equal_weights(net, expected)
 
 
-def test_two_ranks_in_manual_optimization_perturb_each_by_its_own_gradient():
-    first, second = ranks.run(train_on_a_rank, "BiSAM", None, True)
+@pytest.mark.parametrize("form", ["step", "minimize"])
+def test_two_ranks_in_manual_optimization_perturb_each_by_its_own_gradient(form):
+    first, second = ranks.run(train_on_a_rank, "BiSAM", None, form)
     updates = shards(*two_passes.samples(64), 1)
     expected, _ = two_passes.train(two_passes.net(batch_norm=False), updates, "BiSAM", divisor=1, clip=None)
     for net in (first, second):

@@ -5,10 +5,11 @@ import pickle
 
 import numpy as np
 import pytest
+import skorch.dataset
 import torch
 from sklearn.base import clone
 from skorch import NeuralNetClassifier, NeuralNetRegressor
-from skorch.callbacks import Callback, Checkpoint, GradientNormClipping, LRScheduler
+from skorch.callbacks import Callback, Checkpoint, EpochScoring, GradientNormClipping, LRScheduler
 from torch import nn
 
 import bisam
@@ -170,6 +171,122 @@ def test_options_go_to_the_variant_or_the_base_and_can_be_set():
     np.testing.assert_array_equal(again.predict(samples()[0]), net.predict(samples()[0]))
 
 
+@pytest.mark.parametrize("first", [{}, {"optimizer__rho": 0.4}])
+def test_options_that_are_set_on_a_trained_net_have_the_effect_of_those_it_was_made_with(first):
+    """Those of the parameter groups in the optimizer that is there, others in a new one."""
+    later = {"optimizer__every": 2, "optimizer__clip_norm": 0.1, "optimizer__base": torch.optim.RMSprop}
+    momentum = {"optimizer__momentum": 0.5}
+    net = make(**momentum).initialize()
+    net.set_params(**first)
+    assert net.set_params(**later) is net
+    assert (net.optimizer_.clip_norm, net.optimizer_.merge.every) == (0.1, 2)  # before the next fit
+    assert not {"every", "clip_norm", "base"} & net.optimizer_.param_groups[0].keys()
+    whole = make(**first, **later, **momentum).initialize()
+    for one in (net, whole, net.set_params(max_epochs=2), whole.set_params(max_epochs=2)):
+        one.fit(*samples())
+        assert isinstance(one.optimizer_.base, torch.optim.RMSprop)
+    assert_equal_weights(net.module_, whole.module_, 0.0)
+    assert {name: net.get_params()[name] for name in later} == later
+
+
+def test_a_radius_that_is_set_on_a_trained_net_keeps_its_momentum():
+    net = make().fit(*samples())
+    optimizer = net.optimizer_
+    net.set_params(optimizer__rho=0.3, optimizer__momentum=0.1)
+    assert net.optimizer_ is optimizer
+    assert (optimizer.param_groups[0]["rho"], optimizer.param_groups[0]["momentum"]) == (0.3, 0.1)
+    assert net.initialize().optimizer_.param_groups[0]["rho"] == 0.3
+
+
+WEIGHT = torch.tensor([5.0, 1.0, 0.2], dtype=torch.float64)
+
+
+def made_elsewhere(params, lr, **options):
+    return bisam.SAM(torch.optim.SGD(params, lr=lr, momentum=two_passes.MOMENTUM), rho=RHO, **options)
+
+
+@pytest.mark.parametrize("kind", ["two-step class", "function"])
+def test_the_criterion_of_the_net_is_the_loss_of_an_optimizer_that_was_made_elsewhere(kind):
+    options = {"criterion__weight": WEIGHT}
+    net = make(bisam.compat.SAM, optimizer__base_optimizer=torch.optim.SGD, **options)
+    if kind == "function":
+        net = make(made_elsewhere, **options)
+        del net.optimizer__rho, net.optimizer__momentum
+        net._params_to_validate -= {"optimizer__rho", "optimizer__momentum"}
+    expected = make(bisam.SAM, **options).fit(*samples())
+    assert_equal_weights(net.fit(*samples()).module_, expected.module_, 0.0)  # with the statistics of batch norm
+
+
+def test_an_optimizer_that_was_made_elsewhere_keeps_its_own_loss():
+    net = make(made_elsewhere, optimizer__descent=bisam.CrossEntropy(weight=WEIGHT))
+    del net.optimizer__rho, net.optimizer__momentum
+    net._params_to_validate -= {"optimizer__rho", "optimizer__momentum"}
+    expected = make(bisam.SAM, criterion__weight=WEIGHT).fit(*samples())
+    assert_equal_weights(net.fit(*samples()).module_, expected.module_, 0.0)
+
+
+def test_a_bilevel_optimizer_that_was_made_elsewhere_keeps_its_ascent():
+    def bilevel(params, lr):
+        return bisam.BiSAM(torch.optim.SGD(params, lr=lr, momentum=two_passes.MOMENTUM), phi="tanh", rho=RHO)
+
+    net = make(bilevel, criterion__label_smoothing=0.1)
+    del net.optimizer__rho, net.optimizer__momentum
+    net._params_to_validate -= {"optimizer__rho", "optimizer__momentum"}
+    expected = make(bisam.BiSAM, optimizer__phi="tanh", criterion__label_smoothing=0.1).fit(*samples())
+    assert_equal_weights(net.fit(*samples()).module_, expected.module_, 0.0)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_scores_of_the_training_data_are_those_of_the_first_pass(parts):
+    accuracy = EpochScoring("accuracy", name="train_accuracy", on_train=True, lower_is_better=False)
+    module = two_passes.net(batch_norm=False)
+    net = make(net=module, callbacks=[accuracy], accumulate=parts).set_params(batch_size=-1)
+    x, y = samples()
+    with torch.no_grad():
+        right = module(torch.as_tensor(x)).argmax(1).numpy() == y
+    assert net.fit(x, y).history[0, "train_accuracy"] == pytest.approx(right.mean())
+
+
+def test_the_validation_loss_is_that_of_skorch():
+    split = skorch.dataset.ValidSplit(3, stratified=False)
+    ours = make(optimizer__rho=0.0).set_params(train_split=split).fit(*samples())
+    plain = make(torch.optim.SGD, cls=NeuralNetClassifier).set_params(train_split=split)
+    del plain.optimizer__rho
+    plain._params_to_validate.discard("optimizer__rho")
+    assert ours.history[:, "valid_loss"] == plain.fit(*samples()).history[:, "valid_loss"]
+
+
+def test_parameters_of_fit_reach_the_module_in_both_passes():
+    seen = []
+
+    class Scaled(nn.Sequential):
+        def forward(self, x, factor=1.0):
+            seen.append(factor)
+            return super().forward(x) * factor
+
+    make(net=Scaled(*two_passes.net())).fit(*samples(), factor=2.0)
+    assert seen == [2.0] * 6
+
+
+def test_a_probability_of_0_has_a_finite_loss():
+    """Its logarithm is that of the smallest step from 1, as in skorch."""
+    module = two_passes.net(batch_norm=False)
+    with torch.no_grad():
+        module[-1].bias.copy_(torch.tensor([1e4, 0.0, 0.0]))
+    net = make(net=nn.Sequential(*module, nn.Softmax(-1)), criterion=nn.NLLLoss).fit(*samples())
+    assert np.isfinite(net.history[0, "train_loss"])
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_loss_of_one_s_own_is_in_the_history(parts):
+    class Own(SharpnessAwareClassifier):
+        def get_loss(self, y_pred, y_true, *args, **kwargs):
+            return 2 * nn.functional.cross_entropy(y_pred, y_true)
+
+    net = make(bisam.SAM, cls=Own, net=two_passes.net(batch_norm=False), accumulate=parts).fit(*samples())
+    assert net.history[0, "batches", 0, "train_loss"] == pytest.approx(2 * reference_loss(), rel=1e-6)
+
+
 def test_other_nets_take_the_mixin_with_their_own_loss():
     class Regressor(SharpnessAwareNet, NeuralNetRegressor):
         pass
@@ -216,6 +333,24 @@ def test_skorchs_own_classifier_is_refused_before_the_weights_change():
         with pytest.raises(RuntimeError, match=message):
             net.fit(x, y)
         assert all(torch.equal(a, b) for a, b in zip(module.parameters(), start.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("option", [{"autocast": torch.bfloat16}, {"scaler": torch.amp.GradScaler("cpu")}])
+def test_precision_that_skorch_s_passes_would_not_have_is_refused(option):
+    ((name, value),) = option.items()
+    with pytest.raises(ValueError, match=rf"optimizer__{name} is for minimize\(\).*: remove it"):
+        make(**{f"optimizer__{name}": value}).initialize()
+
+
+def test_a_second_optimizer_is_refused():
+    class Two(SharpnessAwareClassifier):
+        def initialize_optimizer(self):
+            super().initialize_optimizer()
+            self.optimizer2_ = torch.optim.SGD(self.module_.parameters(), lr=0.1)
+            return self
+
+    with pytest.raises(RuntimeError, match=r"one optimizer, and this net has \['optimizer', 'optimizer2'\]"):
+        make(cls=Two).fit(*samples())
 
 
 def test_parts_below_one_are_refused():

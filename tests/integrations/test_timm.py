@@ -72,9 +72,12 @@ def test_a_loss_without_the_criterion_is_returned_as_the_mean_of_what_the_functi
     [update, *_] = two_passes.windows(*two_passes.samples())
     losses = [torch.nn.functional.cross_entropy(net(x), y).item() for x, y in update]
     found = [
-        scaler(partial(lambda x, y: torch.nn.functional.cross_entropy(net(x), y), x, y), optimizer, need_update=last)
+        scaler(
+            partial(lambda x, y: torch.nn.functional.cross_entropy(net(x), y), x, y), optimizer,
+            parameters=net.parameters(), need_update=last,  # as timm's script gives them, also where it does not clip
+        )
         for (x, y), last in zip(update, (False, True), strict=True)
-    ]
+    ]  # fmt: skip
     assert found[0] is None
     assert found[1].item() == pytest.approx(sum(losses) / 2)
 

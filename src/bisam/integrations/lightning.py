@@ -30,7 +30,7 @@ from lightning.pytorch.trainer import call
 from torch import Tensor
 
 from bisam.engine.optimizer import SharpnessAware
-from bisam.integrations.micro_batches import MicroBatch, loss_of_pass, run_all
+from bisam.integrations.micro_batches import MicroBatch, Run, loss_of_pass, run_all
 
 
 class SharpnessAwareModule(lightning.LightningModule):
@@ -53,6 +53,8 @@ class SharpnessAwareModule(lightning.LightningModule):
         self._mode: Literal["wait", "collect", "run"] = "wait"
         """Whether `training_step` leaves its batch for the update, notes it and runs it, or runs it."""
         self._is_silent = False
+        self._values: dict[int, Any] = {}
+        """What metrics have returned in the first pass of a step, by their identity."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -64,7 +66,7 @@ class SharpnessAwareModule(lightning.LightningModule):
         """The loss to return from `training_step`: each pass has the gradients of its own objective.
 
         Its value is the descent's loss (cross entropy) in both, so it can be logged. `optimizer` is that whose loss it
-        is, one of `self.optimizers()`. Default: the first.
+        is, one of `self.optimizers()`. Default: the first that is sharpness-aware.
         """
         optimizer = self._sharpness_aware() if optimizer is None else _unwrapped(optimizer)
         if optimizer is None:
@@ -105,7 +107,9 @@ class SharpnessAwareModule(lightning.LightningModule):
                     loss = run_all([partial(self._run_batch, inner, batch) for batch in batches], inner.model)
             else:
                 is_repeated = True
-                loss = run_all([*(partial(self._run_batch, inner, batch) for batch in waiting), run_last], inner.model)
+                runs: list[Run] = [*(partial(self._run_batch, inner, batch) for batch in waiting), run_last]
+                with self._noted_values():
+                    loss = run_all(runs, inner.model)
                 self._refuse_replaced_step()
             if loss is None:
                 raise _NoLossError
@@ -116,7 +120,7 @@ class SharpnessAwareModule(lightning.LightningModule):
         except _NoLossError:
             return None  # no update, as in Lightning
         finally:
-            self._batches, self._mode = [], "wait"
+            self._batches, self._values, self._mode = [], {}, "wait"
         return super().optimizer_step(epoch, batch_idx, optimizer, lambda: loss)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
@@ -166,9 +170,8 @@ class SharpnessAwareModule(lightning.LightningModule):
 
     def _sharpness_aware(self) -> SharpnessAware | None:
         """The sharpness-aware optimizer of the Trainer, if it has one."""
-        if self._trainer is None or not self.trainer.optimizers:
-            return None
-        return _unwrapped(self.trainer.optimizers[0])
+        optimizers = () if self._trainer is None else self.trainer.optimizers
+        return next(filter(None, map(_unwrapped, optimizers)), None)
 
     @property
     def _runs_forward_only(self) -> bool:
@@ -195,13 +198,33 @@ class SharpnessAwareModule(lightning.LightningModule):
     def _scaler(self) -> torch.amp.GradScaler | None:
         return getattr(self.trainer.precision_plugin, "scaler", None)
 
+    @property
+    def _metrics(self) -> list[torchmetrics.Metric]:
+        return [module for module in self.modules() if isinstance(module, torchmetrics.Metric)]
+
+    @contextmanager
+    def _noted_values(self) -> Iterator[None]:
+        """Keep what each metric returns, for the second pass: not all of them do so themselves."""
+        handles = [metric.register_forward_hook(self._note_value) for metric in self._metrics]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _note_value(self, metric: torchmetrics.Metric, _: Any, value: Any) -> None:
+        self._values[id(metric)] = value
+
+    def _last_value(self, metric: torchmetrics.Metric, *_: Any, **__: Any) -> Any:
+        return self._values.get(id(metric), metric._forward_cache)
+
     @contextmanager
     def _silence(self) -> Iterator[None]:
         """Without logging, and with metrics that keep their state."""
-        metrics = [module for module in self.modules() if isinstance(module, torchmetrics.Metric)]
+        metrics = self._metrics
         kept = [metric.__dict__["update"] for metric in metrics]  # torchmetrics wraps it for each object
         for metric in metrics:
-            metric.__dict__.update(update=_nothing, reset=_nothing, forward=partial(_last_value, metric))
+            metric.__dict__.update(update=_nothing, reset=_nothing, forward=partial(self._last_value, metric))
         self._is_silent = True
         try:
             yield
@@ -212,28 +235,37 @@ class SharpnessAwareModule(lightning.LightningModule):
                 del metric.__dict__["forward"], metric.__dict__["reset"]
 
     def _take_over(self, wrapper: LightningOptimizer, optimizer: SharpnessAware) -> None:
-        """In manual optimization: count each update once, and let the precision plugin unscale."""
+        """In manual optimization: count each update once, and let the precision plugin unscale.
+
+        Lightning's wrapper is of a class derived from the optimizer's, so that methods of that class would keep what
+        they note in the wrapper: all of them are made those of the optimizer.
+        """
         if "minimize" in vars(wrapper):
             return
         plain_step = wrapper.step
 
-        def step(closure: Any = None, **kwargs: Any) -> Any:
-            if closure is None:
-                return plain_step(**kwargs)
+        def backward(closure: Any, *, scaler: torch.amp.GradScaler | None = None) -> Any:
             self._connect(optimizer)
             calls = 0
 
             def quiet_when_repeated(run: Callable[[], Any]) -> Any:
                 nonlocal calls
                 calls += 1
-                if calls <= len(runs):
-                    return run()
-                with self._silence():
+                with self._noted_values() if calls <= len(runs) else self._silence():
                     return run()
 
             runs = [closure] if callable(closure) else closure
             quiet = [partial(quiet_when_repeated, run) for run in runs]
-            loss = optimizer.backward(quiet[0] if callable(closure) else quiet, scaler=self._scaler())
+            scaler = self._scaler() if scaler is None else scaler
+            try:
+                return optimizer.backward(quiet[0] if callable(closure) else quiet, scaler=scaler)
+            finally:
+                self._values = {}
+
+        def step(closure: Any = None, **kwargs: Any) -> Any:
+            if closure is None:
+                return plain_step(**kwargs)
+            loss = backward(closure)
             plain_step(closure=lambda: loss, **kwargs)
             return loss
 
@@ -249,8 +281,10 @@ class SharpnessAwareModule(lightning.LightningModule):
 
             return method
 
-        updates = [name for name in ("minimize", "descend", "second_step") if hasattr(optimizer, name)]
-        vars(wrapper).update(step=step, **{name: counted(name) for name in updates})
+        methods = [name for name, _ in inspect.getmembers(type(optimizer), inspect.isfunction) if name[0] != "_"]
+        vars(wrapper).update({name: getattr(optimizer, name) for name in methods})
+        updates = [name for name in ("minimize", "descend", "second_step") if name in methods]
+        vars(wrapper).update(step=step, backward=backward, **{name: counted(name) for name in updates})
 
 
 def _waiting(training_step: Callable[..., Any]) -> Callable[..., Any]:
@@ -287,7 +321,3 @@ def _unwrapped(optimizer: Any) -> SharpnessAware | None:
 
 def _nothing(*_: Any, **__: Any) -> None:
     pass
-
-
-def _last_value(metric: torchmetrics.Metric, *_: Any, **__: Any) -> Any:
-    return metric._forward_cache

@@ -25,8 +25,10 @@ from skorch.utils import TeeGenerator, to_tensor
 from torch import Tensor
 
 from bisam.compat import SAM
+from bisam.engine.criterion import Criterion
 from bisam.engine.optimizer import Options, SharpnessAware
 from bisam.integrations.micro_batches import MicroBatch, loss_of_pass
+from bisam.objectives import CrossEntropy
 from bisam.plan import Batch
 
 
@@ -34,7 +36,8 @@ class SharpnessAwareNet:
     """A net whose optimizer is sharpness-aware. Put it before the class of the net.
 
     `optimizer` is one of the family (`bisam.BiSAM`), `optimizer__base` the class of its base optimizer (SGD);
-    `optimizer__<name>` are the options of both. The net's criterion is the descent's objective.
+    `optimizer__<name>` are the options of both. A name that both have, such as `alpha` of RMSprop, is the variant's:
+    `functools.partial(torch.optim.RMSprop, alpha=0.9)` is a base too. The net's criterion is the descent's objective.
     `accumulate` cuts each batch into this many parts that run one after the other, for the gradient of the whole.
 
     The history has the loss at w. Callbacks get `on_grad_computed` once a step, with the gradient of the update.
@@ -48,7 +51,9 @@ class SharpnessAwareNet:
         net: Any = self
         if not (isinstance(net.optimizer, type) and issubclass(net.optimizer, SharpnessAware)):
             super().initialize_optimizer(*args, **kwargs)  # type: ignore[misc]
-            if not isinstance(net.optimizer_, SharpnessAware):
+            if isinstance(net.optimizer_, SharpnessAware):
+                self._connect(net.optimizer_)
+            else:
                 warnings.warn(
                     f"{type(self).__name__} trains with {type(net.optimizer_).__name__}, which does not perturb: give "
                     "a sharpness-aware optimizer, such as optimizer=bisam.BiSAM",
@@ -58,8 +63,14 @@ class SharpnessAwareNet:
         groups, options = net.get_params_for_optimizer("optimizer", net.get_all_learnable_params())
         if issubclass(net.optimizer, SAM):  # takes parameters and a class by itself
             net.optimizer_ = net.optimizer(*groups, **options)
-            net.optimizer_.model = net.module_
+            self._connect(net.optimizer_)
             return self
+        for name in ("autocast", "scaler"):
+            if options.get(name) is not None:
+                raise ValueError(
+                    f"optimizer__{name} is for minimize(), and skorch runs the passes by itself: remove it. For "
+                    "bfloat16, use torch.autocast in the forward() of the module"
+                )
         base = options.pop("base", torch.optim.SGD)
         own = _options_of(net.optimizer)
         base_options = {name: value for name, value in options.items() if name not in own}
@@ -67,6 +78,23 @@ class SharpnessAwareNet:
         net.optimizer_ = net.optimizer(
             base(*groups, **base_options), net.module_, **{"descent": net.criterion_, **options}
         )
+        return self
+
+    def set_params(self, **kwargs: Any) -> Any:
+        """Options that are not of the parameter groups, such as `optimizer__every`, take a new optimizer."""
+        net: Any = self
+        optimizer = getattr(net, "optimizer_", None)
+        if not isinstance(optimizer, SharpnessAware):
+            return super().set_params(**kwargs)  # type: ignore[misc]
+        own = {f"optimizer__{name}" for name in _options_of(net.optimizer)} & kwargs.keys()
+        for name in own:
+            setattr(net, name, kwargs[name])  # skorch sets those of an optimizer that is there in its groups alone
+        fixed = {name for name in own if name.removeprefix("optimizer__") not in optimizer.param_groups[0]}
+        super().set_params(  # type: ignore[misc]
+            **{name: value for name, value in kwargs.items() if name not in fixed}
+        )
+        if fixed:
+            net._initialize_optimizer(reason=net._format_reinit_msg("optimizer", fixed))
         return self
 
     def train_step(self, batch: Any, **fit_params: Any) -> dict[str, Any]:
@@ -98,6 +126,15 @@ class SharpnessAwareNet:
             # the module returns probabilities, as skorch's classifier has it; their logarithms are logits
             y_pred = torch.log(y_pred + torch.finfo(y_pred.dtype).eps)
         return loss_of_pass(optimizer.criterion, y_pred, to_tensor(y_true, device=net.device))
+
+    def _connect(self, optimizer: SharpnessAware) -> None:
+        """Give an optimizer that was made elsewhere the module and, unless it has a loss of its own, the criterion."""
+        net: Any = self
+        if optimizer.model is None:
+            optimizer.model = net.module_
+        criterion = optimizer.criterion
+        if type(criterion.descent) is CrossEntropy and not criterion.descent.extra_repr():  # none was given
+            optimizer.criterion = Criterion(criterion.ascent if criterion.bilevel else None, net.criterion_)
 
     def _run(self, part: MicroBatch, fit_params: dict[str, Any], outputs: list[Any], parts: int) -> Tensor:
         """Forward and backward of one part. Keeps what the first pass predicts."""

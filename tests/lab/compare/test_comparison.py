@@ -24,7 +24,7 @@ from bisam.lab.cli import app
 from bisam.lab.cli import compare as cli_compare
 from bisam.lab.compare import comparison
 from bisam.lab.compare import tables as comparison_tables
-from bisam.lab.compare.comparison import RunComparison, Side
+from bisam.lab.compare.comparison import Change, RunComparison, Side
 from bisam.lab.compare.inspection import InspectionPlan, LossAndError, inspect
 from bisam.lab.compare.page import explanation, write
 from bisam.lab.compare.surroundings import looks
@@ -493,6 +493,14 @@ def test_fields_that_an_older_version_did_not_record_are_as_by_default(runs):
     assert "parameters 30,762 30,762" in words(done)
 
 
+def test_a_version_without_cutout_probability_cut_every_image():
+    """As its runs are counted and trained on: the default of today is a half."""
+    old, new = {"cutout": 16}, {"cutout": 16, "cutout_probability": 0.5}
+    assert comparison.changes(old, new) == [Change("cutout_probability", "1, not recorded", "0.5")]
+    assert comparison.changes(old, {**new, "cutout_probability": 1.0}) == []
+    assert comparison.changes({"cutout": 0}, {"cutout": 0, "cutout_probability": 0.5}) == []
+
+
 def test_fields_that_nobody_knows_and_those_without_a_default_differ_if_only_one_has_them(runs):
     edit(runs.sam, "config.json", novelty=[1], recipe=None)
     said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights")).split("Results")[0]
@@ -780,6 +788,16 @@ def test_a_run_whose_fields_are_in_another_order_is_of_the_same_group(seeds):
     whole = json.loads(path.read_text())
     path.write_text(json.dumps({**whole, "config": dict(reversed(whole["config"].items()))}))
     assert [len(side) for side in comparison.groups(seeds)] == [3, 3]
+
+
+def test_a_run_of_an_older_version_with_fewer_fields_is_of_the_same_group(seeds):
+    edit(seeds[0], "config.json", start=None, every=None, flip=False)
+    for folder in seeds[1:]:
+        edit(folder, "config.json", flip=False)
+    assert [len(side) for side in comparison.groups(seeds)] == [3, 3]
+    edit(seeds[0], "config.json", flip=None)  # true, by default
+    with pytest.raises(ValueError, match="the 6 runs have 3 configurations"):
+        comparison.groups(seeds)
 
 
 def test_runs_of_more_than_two_configurations_are_refused(seeds, tmp_path, recorded, write_run):

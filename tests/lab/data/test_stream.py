@@ -1,6 +1,8 @@
 import io
 import pickle
 import random
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from bisam.lab.data import DataError, DataSet, Stream, split
+from bisam.lab.config import Config
+from bisam.lab.data import DataError, DataSet, Stream, sources, split
 from bisam.lab.data.shards import Shard
 from bisam.lab.data.stream import centre, random_box, random_part
 
@@ -126,6 +129,19 @@ def test_an_epoch_goes_on_from_any_batch(stream):
         assert equal(whole[start:], list(made.epoch(4, start=start)))
     with pytest.raises(ValueError, match="start must be in 0 … 7"):
         made.epoch(4, start=8)
+
+
+@pytest.mark.parametrize("steps", [None, 2, 9])
+def test_epochs_of_a_run_have_the_steps_that_were_chosen(folder, steps, monkeypatch):
+    """Two epochs of 2 steps are the first 4 of 6 batches; 9 begin the data again."""
+    monkeypatch.setattr(sources, "Stream", partial(Stream, size=SIZE, workers=0))
+    config = Config(data="tinynet", batch=6, validation=0.1, padding=0, epoch_steps=steps)
+    parts = sources.OnDisk("tinynet", folder).parts(config, torch.device("cpu"))
+    whole = sources.OnDisk("tinynet", folder).parts(replace(config, epoch_steps=None), torch.device("cpu"))
+    found = [batch for epoch in range(2) for batch in parts.train.epoch(epoch)]
+    expected = [batch for epoch in range(3) for batch in whole.train.epoch(epoch)]
+    assert len(parts.train) == (steps or 6)
+    assert equal(found, expected[: 2 * (steps or 6)])
 
 
 def test_the_view_of_a_sample_depends_on_seed_epoch_and_row_not_on_its_batch(stream):

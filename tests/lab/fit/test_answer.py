@@ -120,10 +120,17 @@ def test_the_seeds_of_the_sentence_and_of_the_table_are_those_of_a_plan_for_this
     assert found.sheet.rows[1][-2] == str(more)
 
 
-def test_a_difference_far_below_its_scatter_is_out_of_reach():
-    found = answer(group({"sgd": [90.0, 90.0, 90.0], "sam": [91.0, 89.0, 90.001]}))
-    assert "; over 99,997 more seeds would resolve" in found.sentence
-    assert found.sheet.rows[1][-2] == "over 99,997"
+@pytest.mark.parametrize(
+    ("sam", "advice"),
+    [
+        ([91.0, 89.0, 90.001], "; the difference is too small to be resolved by any practical number of seeds."),
+        ([91.0, 89.0, 90.0], "; the difference is 0, which no number of seeds resolves."),
+    ],
+)
+def test_a_difference_of_0_or_far_below_its_scatter_has_no_number_of_seeds(sam, advice):
+    found = answer(group({"sgd": [90.0, 90.0, 90.0], "sam": sam}))
+    assert found.sentence.endswith(f"not resolved with 3 pairs{advice}")
+    assert found.sheet.rows[1][-2] == "too many"
 
 
 def test_runs_without_common_seeds_have_no_plan_but_the_remedy():
@@ -172,6 +179,8 @@ def test_the_lines_of_a_run_that_perturbs_late_and_seldom_or_in_micro_batches_do
     names = {"model": nn.Linear(6, 4), "loader": [(torch.randn(8, 6), torch.arange(8) % 4)] * 8}
     exec(lines(config), names)
     assert names["optimizer"].start == 12
-    assert "rho=0.05, micro_batch=2, every=4, start=round(0.5 * 3 * len(loader)))" in lines(config)
-    assert "every=4, stop=round(0.5 * 3 * len(loader)))" in lines(replace(config, start=0.0, stop=0.5))
+    start = "min(round(0.5 * 3 * len(loader)), 3 * len(loader) - 1)"
+    assert f"rho=0.05, micro_batch=2, every=4, start={start})" in lines(config)
+    stop = "max(round(0.5 * 3 * len(loader)), 1)"
+    assert f"every=4, stop={stop})" in lines(replace(config, start=0.0, stop=0.5))
     assert "SAM(base, model, rho=0.05)" in lines(replace(config, start=0.0, every=None, micro_batch=None))

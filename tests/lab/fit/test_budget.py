@@ -78,6 +78,45 @@ def test_a_duration_is_a_range_where_steps_scatter_in_the_training_or_in_the_sea
     assert duration(Budget(6, 10, 0, 0), {"sam": close}, {}) == "10 minutes"  # 9 to 11, less than a quarter more
 
 
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (0.01, "1 second"),  # less than half a second has no range
+        (2.0, "1 to 3 seconds"),
+        (50.0, "25 to 75 seconds"),
+        (59.9, "30 to 90 seconds"),  # up to 89.85 seconds
+        (60.0, "1 to 2 minutes"),
+        (62.0, "1 to 2 minutes"),
+        (600.0, "5 to 15 minutes"),
+    ],
+)
+def test_a_range_is_in_seconds_below_a_minute_and_a_half(step, text):
+    assert duration(Budget(1, 1, 0, 0), {"sam": Cost(step, 0.0, 1, scatter=0.5)}, {}) == text
+
+
+def test_a_range_with_the_same_ends_is_one_number():
+    """From 1.4 to 1.8 minutes: the whole minutes are 1 and 2; from 1.7 to 2.3 both are 2."""
+    assert duration(Budget(1, 1, 0, 0), {"sam": Cost(96.0, 0.0, 1, scatter=0.13)}, {}) == "1 to 2 minutes"
+    assert duration(Budget(1, 1, 0, 0), {"sam": Cost(120.0, 0.0, 1, scatter=0.15)}, {}) == "2 minutes"
+
+
+@pytest.mark.parametrize("epochs", [[3, 1], [2, 1], [4, 2, 1], [9, 4, 2, 1]])
+def test_few_epochs_are_halved_down_to_one_and_no_budget_comes_twice(epochs):
+    found = list(_smaller(Budget(epochs[0], 3, 0, 0)))
+    assert list(dict.fromkeys(one.epochs for one in found)) == epochs
+    assert len(found) == len(set(found))
+    assert [one.epochs for one in found if one.seeds == 3] == epochs[:3]  # a quarter comes before two seeds
+
+
+def test_a_search_of_three_values_is_not_made_shorter():
+    found = [(one.epochs, one.seeds, one.grid, one.repeats) for one in _smaller(Budget(1, 2, 3, 1))]
+    assert found == [(1, 2, 3, 1), (1, 2, 0, 0)]
+
+
+def test_without_a_search_none_is_given_up():
+    assert given_up(Budget(10, 3, 0, 0), Budget(5, 3, 0, 0)) == ["5 epochs instead of 10"]
+
+
 def test_the_search_is_given_up_before_the_third_seed():
     found = planned(WANTED, COSTS, SEARCHED, 600)
     assert (found.grid, found.seeds >= 3) == (0, True)

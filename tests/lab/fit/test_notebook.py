@@ -90,6 +90,13 @@ def test_what_is_not_data_has_a_remedy():
         fit(network, data(60, 0), epoch=3)
 
 
+def test_one_method_may_be_given_by_its_name():
+    found = fit(network, data(60, 0), methods="asam", rho=0.5, seeds=1, epochs=1, quiet=True)
+    assert [row[0] for row in found.answer.sheet.rows] == ["SGD", "ASAM"]
+    with pytest.raises(ValueError, match="no method is called 'asma': the nearest names are"):
+        fit(network, data(60, 0), methods="asma", quiet=True)
+
+
 @pytest.mark.parametrize("seeds", [0, -1, []])
 def test_no_seeds_are_refused(seeds):
     with pytest.raises(ValueError, match=r"seeds must be at least one, or a list of them, got"):

@@ -61,6 +61,14 @@ def test_without_a_search_rho_is_the_paper_s(study):
     assert plans.read(study().folder) == plan
 
 
+def test_a_pretrained_model_searches_rho_below_that_of_others(study):
+    grids = {False: (0.01, 0.02, 0.05, 0.1, 0.2), True: (0.005, 0.01, 0.02, 0.05, 0.1)}
+    for pretrained, grid in grids.items():
+        found = study(("sam", "asam"), pretrained=pretrained)
+        assert found._grid("sam") == grid
+        assert found._grid("asam") == (0.1, 0.5, 1.0, 2.0, 3.0)
+
+
 def test_another_rho_than_that_of_the_plan_is_refused(study):
     study(rho=0.05).decide(print)
     with pytest.raises(ValueError, match=r"mine has ρ of SAM 0\.05: remove --rho, or give another --name"):
@@ -75,6 +83,22 @@ def test_a_plan_of_another_version_is_refused(study):
         study(rho=0.05).decide(print)
     plan.save(path.parent)
     assert study(rho=0.05).decide(print) == plan
+
+
+@pytest.mark.parametrize(("minutes", "epochs", "rising"), [(0.03, 1, 0), (0.2, 5, 1), (1.5, 20, 5)])
+def test_fewer_epochs_have_the_same_part_of_them_as_a_warm_up(minutes, epochs, rising, study):
+    """A warm-up of 5 epochs would be longer than a training of 1, and all of one of 5."""
+    found = study(minutes=minutes, changes={"epochs": "20", "warmup_epochs": "5"}, rho=0.05)
+    jobs = found.jobs(found.decide(print))
+    assert {(job.config.epochs, job.config.warmup_epochs) for job in jobs} == {(epochs, rising)}
+
+
+def test_a_plan_without_minutes_has_the_warm_up_that_was_given(study):
+    changes = {"epochs": "4", "warmup_epochs": "1"}
+    plan = study(changes=changes, rho=0.05).decide(print)
+    again = study(changes={"warmup_epochs": "1"}, rho=0.05)  # with the epochs of the plan
+    for found in (study(changes=changes, rho=0.05), again):
+        assert (found.config("sam", plan).epochs, found.config("sam", plan).warmup_epochs) == (4, 1)
 
 
 def test_a_shorter_search_has_the_ends_and_the_middle_of_the_grid(study):

@@ -442,6 +442,20 @@ def test_a_service_has_one_run_open_and_a_run_that_is_resumed_is_the_same_there(
     assert first["id"] != second["id"]
 
 
+def test_a_run_of_the_same_name_in_another_folder_is_another_one_in_wandb(monkeypatch, tmp_path):
+    """Under one id, wandb drops the epochs that it has already."""
+    module, ids = ModuleType("wandb"), []
+    module.init = lambda **options: ids.append(options["id"])
+    module.log, module.finish = lambda metrics, step: None, lambda: None
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.chdir(tmp_path)
+    for folder in (Path("a"), Path("b"), tmp_path / "a"):
+        tracker = Service("wandb")
+        tracker.log(folder / "demo/seed0", Config(), {"epoch": 0})
+        tracker.close()
+    assert ids[0] == ids[2] != ids[1]
+
+
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
 def test_a_service_that_is_not_installed_is_said(service, tmp_path):
     if importlib.util.find_spec(service) is not None:

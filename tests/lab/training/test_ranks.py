@@ -221,6 +221,30 @@ def test_each_rank_holds_a_part_of_every_block(tmp_path):
         assert "FSDP2 gathers and frees sharded parameters from the host" in why_not_captured
 
 
+def resume_from_best():
+    """Test accuracies of the best weights and of others, before and after the run was resumed."""
+    with joined(CPU, **SHARDS) as group:
+        config = group.adapted(Config(method="sam", data="digits", batch=64, precision="fp32", label_smoothing=0.0))
+        source = open_source("digits", log=print)
+        before, after = (TrainingRun(config, source, CPU, without_batch_norm, group) for _ in range(2))
+        before.end_epoch(3, together=1)
+        state = before.state()
+        sent = group.of_first(before.held.outline(state))
+        after.load(state if group.is_first else sent)
+        with torch.no_grad():
+            for param in after.model.parameters():
+                param.zero_()
+        zeros = after.last_test_accuracies()
+        return after.best.epoch, before.test_accuracies(), after.test_accuracies(), zeros
+
+
+@on_cpu
+def test_the_best_weights_of_shards_are_there_when_the_run_is_resumed():
+    for epoch, before, after, zeros in ranks.run(resume_from_best):
+        assert epoch == 3
+        assert before == after != zeros
+
+
 def compiled(wrap):
     """How a ResNet is compiled where there are kernels for it."""
     model, calls = ResNet(8, 10), []
@@ -252,6 +276,7 @@ def test_kernels_do_not_compute_shards():
 
 BISAM = "bisam-log", {}
 LOOKSAM = "looksam", {"every": "4"}  # what it remembers is used when it resumes
+ADAMW = "sam", {"optimizer": "adamw", "lr": "0.01"}  # which counts its steps for each parameter
 
 
 @pytest.mark.parametrize(
@@ -262,6 +287,7 @@ LOOKSAM = "looksam", {"every": "4"}  # what it remembers is used when it resumes
         pytest.param("shards", "one process", LOOKSAM, marks=on_cpu),
         pytest.param("one process", "shards", LOOKSAM, marks=on_cpu),
         pytest.param("shards", "replicas", BISAM, marks=on_cpu),
+        pytest.param("shards", "shards", ADAMW, marks=on_cpu),
     ],
 )
 def test_a_run_resumes_on_other_ranks_from_the_middle_of_an_epoch(tmp_path, first, second, what):

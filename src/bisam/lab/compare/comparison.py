@@ -17,7 +17,7 @@ import torch
 from bisam.lab import records
 from bisam.lab.compare.inspection import Inspection, InspectionPlan, OnProgress, inspect
 from bisam.lab.compare.trained import Load, Trained, TrainedError, config_of, shared_rows, trained
-from bisam.lab.config import ESSENTIAL, Config
+from bisam.lab.config import Config, completed
 from bisam.lab.records import Record
 from bisam.lab.records.record import read_config
 from bisam.lab.tables.cells import NUMERICS, text_of
@@ -127,7 +127,8 @@ def groups(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     found: dict[str, list[Path]] = {}
     for folder in folders:
         side = _side("", folder)
-        own = {name: value for name, value in side.record.config.items() if name not in ("seed", *NUMERICS)}
+        whole = completed(side.record.config)
+        own = {name: value for name, value in whole.items() if name not in ("seed", *NUMERICS)}
         found.setdefault(json.dumps(own, sort_keys=True, default=str), []).append(folder)
     if len(found) != 2:
         raise ValueError(
@@ -157,16 +158,15 @@ def _group(name: str, folders: Sequence[Path]) -> Side:
 
 
 def changes(a: dict[str, Any], b: dict[str, Any]) -> list[Change]:
-    """The fields in which two configurations differ. A field that an older version lacks has its default.
+    """The fields in which two configurations differ. A field that an older version lacks has what that trained with.
 
     >>> changes({"seed": 0, "rho": 0.1}, {"seed": 0, "flip": False})
     [Change(name='rho', a='0.1', b='0.05, not recorded'), Change(name='flip', a='true, not recorded', b='false')]
     """
-    default = {name: value for name, value in Config().as_dict().items() if name not in ESSENTIAL}
-    ours, theirs = {**default, **a}, {**default, **b}
+    ours, theirs = completed(a), completed(b)
     names = dict.fromkeys([*(one.name for one in fields(Config)), *ours, *theirs])
     return [
-        Change(name, *(_shown(name, values, default) for values in (a, b)))
+        Change(name, _shown(name, a, ours), _shown(name, b, theirs))
         for name in names
         if not _is_same(ours.get(name, NOT_RECORDED), theirs.get(name, NOT_RECORDED))
     ]
@@ -181,10 +181,10 @@ def _is_same(value: Any, other: Any) -> bool:
     return bool(value == other) or (value != value and other != other)
 
 
-def _shown(name: str, values: dict[str, Any], default: dict[str, Any]) -> str:
+def _shown(name: str, values: dict[str, Any], whole: dict[str, Any]) -> str:
     if name in values:
         return text_of(values[name])
-    return f"{text_of(default[name])}, {NOT_RECORDED}" if name in default else NOT_RECORDED
+    return f"{text_of(whole[name])}, {NOT_RECORDED}" if name in whole else NOT_RECORDED
 
 
 # Reading.

@@ -117,8 +117,9 @@ class OnDisk:
 
         count = len(stream("train", None, train=False).samples)
         train_rows, validation_rows = split(range(count), config.validation, seed=config.seed)
+        training = stream("train", train_rows, train=True)
         return Parts(
-            stream("train", train_rows, train=True),
+            training if config.epoch_steps is None else Rounds(training, config.epoch_steps),
             stream("train", validation_rows, train=False),
             stream("test", None, train=False),
         )

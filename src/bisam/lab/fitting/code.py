@@ -24,15 +24,18 @@ def lines(config: Config) -> str:
             optimizer.minimize(x, y)
         schedule.step()
     """
-    by_step = config.schedule == "linear"
+    by_step, chosen = config.schedule == "linear", config.epoch_steps is not None
+    endless = "batches = itertools.chain.from_iterable(itertools.repeat(loader))"  # through the data as often as needed
+    batches = f"itertools.islice(batches, {config.epoch_steps})" if chosen else "loader"
     return "\n".join(
         [
-            "import bisam, torch",
+            f"import bisam, {'itertools, ' * chosen}torch",
             f"base = {_base(config)}",
             f"optimizer = {_optimizer(config)}",
             *_schedule(config),
+            *([endless] if chosen else []),
             f"for epoch in range({config.epochs}):",
-            "    for x, y in loader:",
+            f"    for x, y in {batches}:",
             "        optimizer.minimize(x, y)",
             f"{'    ' * by_step}    schedule.step()",
         ]
@@ -41,34 +44,41 @@ def lines(config: Config) -> str:
 
 def _base(config: Config) -> str:
     if config.optimizer == "adamw":
-        return f"torch.optim.AdamW(model.parameters(), lr={config.lr:g}, weight_decay={config.weight_decay:g})"
-    return (
-        f"torch.optim.SGD(model.parameters(), lr={config.lr:g}, momentum={config.momentum:g}, "
-        f"weight_decay={config.weight_decay:g})"
-    )
+        return f"torch.optim.AdamW(model.parameters(), {_set(config, 'lr', 'weight_decay')})"
+    return f"torch.optim.SGD(model.parameters(), {_set(config, 'lr', 'momentum', 'weight_decay')})"
 
 
 def _optimizer(config: Config) -> str:
     kind, _, phi = config.method.partition("-")
-    options = [f"rho={config.rho:g}"]
+    options = [_set(config, "rho")]
     fields = METHODS[config.method].fields
     if phi:
         options.append(f'phi="{phi}"')
     for name, default in (("mu", None), ("alpha", 0.1), ("eta", 0.0), ("beta", 0.5), ("gamma", 0.5)):
         if name in fields and getattr(config, name) != default:
-            options.append(f"{name}={getattr(config, name):g}")
+            options.append(_set(config, name))
     if config.label_smoothing:
-        options.append(f"descent=bisam.CrossEntropy(label_smoothing={config.label_smoothing:g})")
+        options.append(f"descent=bisam.CrossEntropy({_set(config, 'label_smoothing')})")
     shared = [name for name in ("micro_batch", "every") if name in fields and getattr(config, name) is not None]
-    options += [f"{name}={getattr(config, name)}" for name in shared]
-    for name, default in (("start", 0.0), ("stop", 1.0)):
-        if name in fields and getattr(config, name) != default:
-            options.append(f"{name}=round({getattr(config, name):g} * {config.epochs} * len(loader))")
+    options += [_set(config, name) for name in shared]
+    if "start" in fields:
+        options += _window(config)
     if config.clip_norm is not None:
-        options.append(f"clip_norm={config.clip_norm:g}")
+        options.append(_set(config, "clip_norm"))
     if config.precision == "bf16":
         options.append("autocast=torch.bfloat16")
     return f"bisam.{CLASSES[kind]}(base, model, {', '.join(options)})"
+
+
+def _window(config: Config) -> list[str]:
+    """`start` and `stop` as numbers of steps, as the lab rounds them: one step at least perturbs."""
+    steps = _steps(config)
+    first = f"min(round({_number(config.start)} * {steps}), {steps} - 1)"
+    found = [f"start={first}"] if config.start else []
+    if config.stop < 1:
+        least = f"{first} + 1" if config.start else "1"
+        found.append(f"stop=max(round({_number(config.stop)} * {steps}), {least})")
+    return found
 
 
 def _schedule(config: Config) -> list[str]:
@@ -76,15 +86,33 @@ def _schedule(config: Config) -> list[str]:
     place, rising = "torch.optim.lr_scheduler", config.warmup_epochs
     if config.schedule == "linear":
         return [
-            f"steps = {config.epochs} * len(loader)",
-            f"rising = round({config.warmup:g} * steps)",
-            "rate = lambda step: (step + 1) / rising if step < rising else (steps - step) / (steps - rising)",
+            f"steps = {_steps(config)}",
+            f"rising = round({_number(config.warmup)} * steps)",
+            # the schedule steps once more after the last update, where all steps may have been of the warm-up
+            "rate = lambda step: (step + 1) / rising if step < rising else (steps - step) / max(1, steps - rising)",
             f"schedule = {place}.LambdaLR(optimizer, rate)",
         ]
     cosine = f"{place}.CosineAnnealingLR(optimizer, T_max={config.epochs - rising})"
-    if not rising:
-        return [f"schedule = {cosine}"]
-    return [
-        f"rise = {place}.LambdaLR(optimizer, lambda epoch: (epoch + 1) / {rising})",
-        f"schedule = {place}.SequentialLR(optimizer, [rise, {cosine}], [{rising}])",
-    ]
+    rise = f"{place}.LambdaLR(optimizer, lambda epoch: (epoch + 1) / {rising})"
+    if rising in (0, config.epochs):  # torch's cosine cannot have no epochs
+        return [f"schedule = {rise if rising else cosine}"]
+    return [f"rise = {rise}", f"schedule = {place}.SequentialLR(optimizer, [rise, {cosine}], [{rising}])"]
+
+
+def _steps(config: Config) -> str:
+    """The number of all steps."""
+    return f"{config.epochs} * {'len(loader)' if config.epoch_steps is None else config.epoch_steps}"
+
+
+def _set(config: Config, *names: str) -> str:
+    return ", ".join(f"{name}={_number(getattr(config, name))}" for name in names)
+
+
+def _number(value: float) -> str:
+    """With all digits.
+
+    >>> _number(1.0), _number(2e-05), _number(0.12345678)
+    ('1', '2e-05', '0.12345678')
+    """
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)

@@ -22,6 +22,9 @@ STEPS_OF_AN_EPOCH = 4
 SMALLEST_BATCH = 2
 """Batch norm cannot train on one sample."""
 
+LARGEST_SIZE, LARGEST_PADDING = 1024, 64
+"""The largest that a configuration may have."""
+
 SAMPLES_TO_SELECT = 1000
 """Validation samples from which they choose the epoch that is tested: fewer would choose by chance among many."""
 
@@ -63,13 +66,18 @@ def settings(
     device: torch.device,
     *,
     pretrained: bool | None = None,
+    changes: Mapping[str, str] | None = None,
 ) -> Settings:
-    """The defaults for these data and this model; `samples` has how many there are of each part."""
+    """The defaults for these data and this model, with changes as after --set.
+
+    `samples` has how many there are of each part.
+    """
     is_pretrained = spec.parse_model(model).source in PRETRAINED if pretrained is None else pretrained
     values = _fine_tuning(task) if is_pretrained else _from_scratch(task)
     if task.kind == "image":
         size = _size(task, expected, is_pretrained)
-        values |= {"size": size, "padding": size // 8, "pixels": expected.pixels if is_pretrained else "data"}
+        padding = min(size // 8, LARGEST_PADDING)
+        values |= {"size": size, "padding": padding, "pixels": expected.pixels if is_pretrained else "data"}
     else:
         values |= {"padding": 0, "flip": False}
     if task.is_unbalanced:
@@ -79,8 +87,10 @@ def settings(
     while batch > SMALLEST_BATCH and samples["train"] // batch < STEPS_OF_AN_EPOCH:
         batch //= 2
     precision = "fp32" if device.type == "cpu" else "bf16"
-    config = Config(data=task.name, model=model, batch=batch, precision=precision, **values)
-    return Settings(config, tuple(name for name in SHOWN if _matters(name, config, task)))
+    changes = changes or {}
+    config = Config(data=task.name, model=model, batch=batch, precision=precision, **values).with_changes(changes)
+    shown = [*SHOWN, *(name for name in changes if name not in SHOWN)]
+    return Settings(config, tuple(name for name in shown if _matters(name, config, task)))
 
 
 def _from_scratch(task: Task) -> dict[str, Any]:
@@ -103,7 +113,7 @@ def _size(task: Task, expected: Expected, is_pretrained: bool) -> int:
     if expected.size is not None and is_pretrained:
         return expected.size
     if isinstance(task.train.inputs, torch.Tensor):
-        return max(8, int(min(task.train.inputs.shape[2:])))
+        return min(max(8, int(min(task.train.inputs.shape[2:]))), LARGEST_SIZE)
     return 32
 
 

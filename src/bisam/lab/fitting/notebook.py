@@ -100,7 +100,7 @@ def fit(
     validation: Any = None,
     *,
     test: Any = None,
-    methods: Sequence[str] = METHODS_OF_A_STUDY,
+    methods: str | Sequence[str] = METHODS_OF_A_STUDY,
     rho: float | str = "auto",
     seeds: int | Sequence[int] = 3,
     minutes: float | None = None,
@@ -117,7 +117,7 @@ def fit(
         train, validation, test: (x, y), or a data set of torch whose items are (x, y). x are rows of numbers, or images
             of type uint8. Without a test part the validation part is tested, and each seed validates on training
             samples; without both, a fifth of the training samples is held out.
-        methods: "base" is the base optimizer alone, which is always among them.
+        methods: one name, or several; "base" is the base optimizer alone, which is always among them.
         rho: the radius; "auto" chooses it on validation data.
         seeds: how many, or which.
         minutes: plan epochs, seeds and the search of ρ so that they fit.
@@ -145,7 +145,7 @@ def fit(
     with _folder_of(runs) as root:
         study = Study(
             source, name, root, place,
-            methods=methods,
+            methods=[methods] if isinstance(methods, str) else methods,
             rho=radius,
             seeds=chosen,
             minutes=minutes,

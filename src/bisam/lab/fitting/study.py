@@ -87,10 +87,10 @@ class Study:
         check_changes(self.changes)
         made = self._built()
         samples = self.source.sizes(Config(validation=self._validation))
-        found = defaults.settings(
-            self.source.task, self.model, expected(made, self.model), samples, self.device, pretrained=self.pretrained
-        )
-        self.settings = found._replace(config=found.config.with_changes(self.changes))
+        self.settings = defaults.settings(
+            self.source.task, self.model, expected(made, self.model), samples, self.device,
+            pretrained=self.pretrained, changes=self.changes,
+        )  # fmt: skip
         self.fingerprint = hashlib.sha256(str(made).encode()).hexdigest()[:16]
         base = self.settings.config.optimizer
         wanted = [base if method in ("base", *BASES) else find(method).name for method in self.methods]
@@ -119,7 +119,10 @@ class Study:
         own = self.ranks.adapted(own)
         if plan is None:
             return own if self.rho is None else replace(own, rho=self.rho)
-        return replace(own, epochs=plan.budget.epochs, rho=plan.rho.get(method, own.rho))
+        epochs, rising = plan.budget.epochs, own.warmup_epochs
+        if self.minutes is not None:  # fewer epochs, with the same part of them as a warm-up
+            rising = round(rising * epochs / own.epochs)
+        return replace(own, epochs=epochs, warmup_epochs=rising, rho=plan.rho.get(method, own.rho))
 
     @property
     def title(self) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bisam.lab.measures import title_of as title_of_measure
 from bisam.lab.methods import perturbs, title_of, uses
 from bisam.lab.tables.cells import Group, Run, text_of
-from bisam.lab.tables.power import POWER, count_text, more_seeds
+from bisam.lab.tables.power import MOST_SEEDS, POWER, more_seeds
 from bisam.lab.tables.statistics import Difference, difference, signed
 from bisam.lab.tables.summary import OPEN, Sheet, diverged, milliseconds, spread
 
@@ -71,7 +71,14 @@ def _gap(gap: Difference | None) -> list[str]:
 
 def _more(gap: Difference) -> str:
     count = more_seeds(gap)
-    return "?" if count is None else count_text(count, present=gap.runs[0])
+    if count is None:
+        return "?"
+    return "too many" if _is_too_many(gap, count) else f"{count:,}"
+
+
+def _is_too_many(gap: Difference, more: int) -> bool:
+    """Whether no number of seeds that was looked at is enough."""
+    return more + gap.runs[0] >= MOST_SEEDS
 
 
 def _sentence(measure: str, base: str | None, best: Run | None, gaps: dict[str, Difference | None]) -> str:
@@ -93,8 +100,11 @@ def _advice(gap: Difference) -> str:
     count = more_seeds(gap)
     if count is None:
         return "; train both with the same seeds, which are compared more exactly"
-    needed = count_text(count, present=gap.runs[0])
-    seeds = f"{'' if needed.startswith('over') else 'about '}{needed} more seed{'s' * (count > 1)}"
+    if gap.mean == 0:
+        return "; the difference is 0, which no number of seeds resolves"
+    if _is_too_many(gap, count):
+        return "; the difference is too small to be resolved by any practical number of seeds"
+    seeds = f"about {count:,} more seed{'s' * (count > 1)}"
     return f"; {seeds} would resolve a difference of this size with a chance of {100 * POWER:.0f} %"
 
 

@@ -61,13 +61,13 @@ def deviation_range(deviation: float, count: int) -> tuple[float, float]:
     return deviation * math.sqrt(freedom / low), deviation * math.sqrt(freedom / high)
 
 
-def count_text(count: int, present: int = 0) -> str:
-    """A number of seeds, for a table; `present` of them have been left out.
+def count_text(count: int) -> str:
+    """A number of seeds, for a table.
 
-    >>> count_text(1234), count_text(MOST_SEEDS - 3, present=3)
-    ('1,234', 'over 99,997')
+    >>> count_text(1234), count_text(MOST_SEEDS)
+    ('1,234', 'over 100,000')
     """
-    return f"over {count:,}" if count + present >= MOST_SEEDS else f"{count:,}"
+    return f"over {count:,}" if count >= MOST_SEEDS else f"{count:,}"
 
 
 def _power(size: float, count: int) -> float:

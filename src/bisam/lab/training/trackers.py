@@ -68,7 +68,8 @@ class Service:
         name = f"{folder.parent.name}-{folder.name}"
         if self._open != name:
             self.close()
-            same = {"id": hashlib.sha256(name.encode()).hexdigest()[:16]} if self._module.__name__ == "wandb" else {}
+            place = str(folder.resolve())  # runs of the same name in another folder are others
+            same = {"id": hashlib.sha256(place.encode()).hexdigest()[:16]} if self._module.__name__ == "wandb" else {}
             self._module.init(project="bisam", name=name, config=config.as_dict(), resume="allow", **same)
             self._open = name
         self._module.log(metrics, step=metrics["epoch"])
