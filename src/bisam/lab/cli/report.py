@@ -12,7 +12,7 @@ import typer
 
 from bisam.lab import records
 from bisam.lab.cli.options import RUNS, errors_in_one_line, folder
-from bisam.lab.cli.output import console, drawing_module, print_line, write_text, writing
+from bisam.lab.cli.output import console, drawing_module, find_runs, print_line, write_text, writing
 from bisam.lab.files import refuse_foreign
 from bisam.lab.recipes import find
 from bisam.lab.tables import cells, exports, summary
@@ -122,7 +122,7 @@ def write_page(roots: Sequence[Path], path: Path) -> None:
 
 def _found(roots: Sequence[Path]) -> list[records.Record]:
     """The records in these folders, each folder once."""
-    return [*{record.folder.resolve(): record for root in roots for record in records.find(root)}.values()]
+    return [*{record.folder.resolve(): record for root in roots for record in find_runs(root)}.values()]
 
 
 def _collected(roots: Sequence[Path]) -> cells.Collection:
