@@ -287,6 +287,35 @@ def test_options_that_mean_nothing_are_refused(options, error, words):
         build("SAM", net=mlp, **options)
 
 
+MISSPELT = [("SAM", "roh", "rho"), ("SAM", "Rho", "rho"), ("ASAM", "adaptve", "adaptive"), ("GSAM", "rho_mim", "rho_min")]
+
+
+@pytest.mark.parametrize(("name", "given", "meant"), MISSPELT)
+@pytest.mark.parametrize("when", ["at first", "later"])
+def test_a_misspelt_option_of_a_parameter_group_is_refused_with_the_right_one(name, given, meant, when):
+    first, *others = mlp().parameters()
+    group = {"params": others, given: 0.1}
+    with pytest.raises(ValueError, match=f"a parameter group has the option '{given}': did you mean '{meant}'"):
+        if when == "at first":
+            getattr(bisam, name)(torch.optim.SGD([{"params": [first]}, group], lr=0.1))
+        else:
+            getattr(bisam, name)(torch.optim.SGD([first], lr=0.1)).add_param_group(group)
+
+
+@pytest.mark.parametrize("name", ["SAM", "ASAM", "GSAM"])
+def test_other_keys_of_a_parameter_group_are_left_alone(name):
+    keys = ["beta", "theta", "lr_mul", "lr_scale", "max_lr", "min_lr", "initial_lr", "rho_max", "adaptive_lr", "who"]
+    base = torch.optim.SGD([{"params": mlp().parameters(), **dict.fromkeys(keys, 0.5), 3: "three"}], lr=0.1)
+    (group,) = getattr(bisam, name)(base).param_groups
+    assert all(group[key] == 0.5 for key in keys)
+
+
+def test_whether_a_group_is_adaptive_is_no_text():
+    base = torch.optim.SGD([{"params": mlp().parameters(), "adaptive": "no"}], lr=0.1)
+    with pytest.raises(TypeError, match="adaptive must be True or False, got 'no'"):
+        bisam.ASAM(base)
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -67,21 +68,41 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
             "keeps in the same parameter groups: it cannot be a base optimizer"
         )
     for group in base.param_groups:
-        check_group(group, perturbation)
+        check_group(group, base, perturbation)
 
 
-def check_group(group: dict[str, Any], perturbation: Perturbation) -> None:
+def check_group(group: dict[str, Any], base: torch.optim.Optimizer, perturbation: Perturbation) -> None:
     """That a parameter group can be trained."""
-    options = {**perturbation.defaults, **group}
+    for key in group.keys() - base.defaults.keys() - perturbation.defaults.keys():
+        for name in perturbation.defaults:
+            if isinstance(key, str) and is_misspelt(key, name):
+                raise ValueError(f"a parameter group has the option {key!r}: did you mean {name!r}?")
+    options = {**perturbation.defaults, **base.defaults, **group}
     for name in perturbation.defaults:
         if isinstance(options[name], Tensor) and options[name].dim() == 0:  # read here once, not in every step
             perturbation.check({**options, name: options[name].item()})
     perturbation.check(options)
-    if group.get("maximize"):
+    if options.get("maximize"):
         raise ValueError(
             "a parameter group of the base optimizer has maximize=True, so that the perturbation would "
             "lead to the best point nearby, not the worst. Minimise the negative instead"
         )
+
+
+def is_misspelt(key: str, name: str) -> bool:
+    """Whether they differ in capitals or two neighbouring letters; longer names also in one letter.
+
+    >>> [is_misspelt(key, "rho") for key in ("roh", "Rho", "rho_max", "who")]
+    [True, True, False, False]
+    >>> [is_misspelt(key, "adaptive") for key in ("adaptve", "adaptiive", "adapt")]
+    [True, True, False]
+    """
+    key, name = key.lower(), name.lower()
+    start = len(os.path.commonprefix([key, name]))
+    end = len(os.path.commonprefix([key[start:][::-1], name[start:][::-1]]))
+    left, right = (word[start : len(word) - end] for word in (key, name))
+    in_one_letter = len(name) > 3 and max(len(left), len(right)) == 1 and (left + right).isalpha()
+    return key == name or (len(left) == 2 and left == right[::-1]) or in_one_letter
 
 
 def refuse_unknown_options(cls: type, unknown: dict[str, Any]) -> None:
