@@ -133,8 +133,9 @@ def test_a_list_of_large_closures_does_not_overflow_half_precision():
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_a_list_returns_the_loss_of_the_whole():
-    model, optimizer = build("SAM", net=mlp, dtype=torch.float64)
+@pytest.mark.parametrize("name", ["SAM", "MSAM"])  # before it has any momentum, MSAM's first step is at w
+def test_a_list_returns_the_loss_of_the_whole(name):
+    model, optimizer = build(name, net=mlp, dtype=torch.float64)
     x, y = batch(dtype=torch.float64)
     y = y.clone()
     y[:5] = -100

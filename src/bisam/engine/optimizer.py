@@ -319,15 +319,19 @@ class SharpnessAware(TwoPasses):
         """The step on this work, or its passes alone. Returns the loss, as `step` does."""
         values = self._run(work, update=update)
         if not isinstance(work[0], Given):
-            loss = self.telemetry.loss
-            return self.telemetry.perturbed_loss if loss is None else loss
+            return self._observed_loss()
         value, closures = _mean(values), work[0].divisor
         weighed = closures > 1 and isinstance(value, Tensor)  # by the labels that each closure keeps, as telemetry does
         if not self.criterion.bilevel and value is not None and not weighed:
             return value
-        loss = self.criterion.telemetry.loss
+        loss = self._observed_loss()
         sums = closures > 1 and setting(self.criterion.descent, "reduction") == "sum"
         return value if loss is None else loss / closures if sums else loss
+
+    def _observed_loss(self) -> Tensor | None:
+        """The descent's loss at w; without an ascent pass, where the only pass was."""
+        loss = self.telemetry.loss
+        return self.telemetry.perturbed_loss if loss is None and not self.perturbation.needs_ascent else loss
 
     def _update_after_backward(self, closure: Closure | Sequence[Closure] | None) -> Any:
         """The update with the gradient that `backward` left."""
