@@ -288,7 +288,13 @@ def test_options_that_mean_nothing_are_refused(options, error, words):
         build("SAM", net=mlp, **options)
 
 
-MISSPELT = [("SAM", "roh", "rho"), ("SAM", "Rho", "rho"), ("ASAM", "adaptve", "adaptive"), ("GSAM", "rho_mim", "rho_min")]
+MISSPELT = [
+    ("SAM", "roh", "rho"),
+    ("SAM", "Rho", "rho"),
+    ("ASAM", "adaptve", "adaptive"),
+    ("ASAM", "adaptivee", "adaptive"),
+    ("GSAM", "rho_mim", "rho_min"),
+]
 
 
 @pytest.mark.parametrize(("name", "given", "meant"), MISSPELT)
@@ -296,11 +302,16 @@ MISSPELT = [("SAM", "roh", "rho"), ("SAM", "Rho", "rho"), ("ASAM", "adaptve", "a
 def test_a_misspelt_option_of_a_parameter_group_is_refused_with_the_right_one(name, given, meant, when):
     first, *others = mlp().parameters()
     group = {"params": others, given: 0.1}
-    with pytest.raises(ValueError, match=f"a parameter group has the option '{given}': did you mean '{meant}'"):
-        if when == "at first":
-            getattr(bisam, name)(torch.optim.SGD([{"params": [first]}, group], lr=0.1))
-        else:
-            getattr(bisam, name)(torch.optim.SGD([first], lr=0.1)).add_param_group(group)
+    words = f"a parameter group has the option '{given}': did you mean '{meant}'"
+    if when == "at first":
+        base = torch.optim.SGD([{"params": [first]}, group], lr=0.1)
+        with pytest.raises(ValueError, match=words):
+            getattr(bisam, name)(base)
+    else:
+        optimizer = getattr(bisam, name)(torch.optim.SGD([first], lr=0.1))
+        with pytest.raises(ValueError, match=words):
+            optimizer.add_param_group(group)
+        assert len(optimizer.param_groups) == 1
 
 
 @pytest.mark.parametrize("name", ["SAM", "ASAM", "GSAM"])

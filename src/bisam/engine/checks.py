@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -98,11 +97,21 @@ def is_misspelt(key: str, name: str) -> bool:
     [True, True, False]
     """
     key, name = key.lower(), name.lower()
-    start = len(os.path.commonprefix([key, name]))
-    end = len(os.path.commonprefix([key[start:][::-1], name[start:][::-1]]))
-    left, right = (word[start : len(word) - end] for word in (key, name))
-    in_one_letter = len(name) > 3 and max(len(left), len(right)) == 1 and (left + right).isalpha()
-    return key == name or (len(left) == 2 and left == right[::-1]) or in_one_letter
+    exchanged = {name[:i] + name[i : i + 2][::-1] + name[i + 2 :] for i in range(len(name) - 1)}
+    if key == name or key in exchanged:
+        return True
+    if len(name) <= 3 or any(letter.isdigit() for letter in key):  # beta2 is not a misspelt beta1
+        return False
+    replaced = len(key) == len(name) and sum(a != b for a, b in zip(key, name, strict=True)) == 1
+    return replaced or key in _with_one_less(name) or name in _with_one_less(key)
+
+
+def _with_one_less(word: str) -> set[str]:
+    """
+    >>> sorted(_with_one_less("rho"))
+    ['ho', 'rh', 'ro']
+    """
+    return {word[:i] + word[i + 1 :] for i in range(len(word))}
 
 
 def refuse_unknown_options(cls: type, unknown: dict[str, Any]) -> None:
