@@ -67,7 +67,8 @@ class SharpnessAware(TwoPasses):
     """A base optimizer that descends from the worst point nearby.
 
     Args:
-        base: any torch optimizer but LBFGS; its parameter groups, state and schedulers are this optimizer's too.
+        base: any torch optimizer but LBFGS and Adadelta, which has another `rho`; its parameter groups, state and
+            schedulers are this optimizer's too.
         model: the model that owns the parameters, as it is run: wrapped by DistributedDataParallel, if it will be.
             Needed by `minimize`, to bring back buffers (batch-norm statistics) that the second pass changes, and to
             keep DistributedDataParallel from averaging what need not be. May be set later.
@@ -162,6 +163,8 @@ class SharpnessAware(TwoPasses):
             )
         self._sync = sync
         self._buffers = BufferSnapshot(model)
+        ours = {*map(id, self._parameters())}
+        self._others = [param for param in model.parameters() if id(param) not in ours] if model is not None else []
         self._model = model
 
     def zero_grad(self, set_to_none: bool = True) -> None:
