@@ -36,6 +36,8 @@ def test_misuse_is_explained(call):
     [
         (lambda *data: sharpness(*data, -0.05), "rho must be non-negative and finite, got -0.05"),
         (lambda *data: sharpness(*data, math.nan), "rho must be non-negative and finite, got nan"),
+        (lambda *data: sharpness(*data, "0.05"), "rho must be a number, got '0.05'"),
+        (lambda *data: average_sharpness(*data, None), "rho must be a number, got None"),
         (lambda *data: sharpness(*data, 0.1, eta=-1.0), "eta must be non-negative and finite, got -1.0"),
         (lambda *data: sharpness(*data, 0.1, steps=0), "steps must be a whole number, at least 1, got 0"),
         (lambda *data: average_sharpness(*data, -1.0), "rho must be non-negative"),
@@ -53,7 +55,7 @@ def test_misuse_is_explained(call):
     ],
 )
 def test_wrong_numbers_are_explained(wrong, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         wrong(mlp(), batch())
 
 

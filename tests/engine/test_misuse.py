@@ -133,8 +133,9 @@ def test_a_list_of_large_closures_does_not_overflow_half_precision():
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_a_list_returns_the_loss_of_the_whole():
-    model, optimizer = build("SAM", net=mlp, dtype=torch.float64)
+@pytest.mark.parametrize("name", ["SAM", "MSAM"])  # before it has any momentum, MSAM's first step is at w
+def test_a_list_returns_the_loss_of_the_whole(name):
+    model, optimizer = build(name, net=mlp, dtype=torch.float64)
     x, y = batch(dtype=torch.float64)
     y = y.clone()
     y[:5] = -100
@@ -285,6 +286,46 @@ def test_a_replayed_step_leaves_gradients_that_the_next_step_clears():
 def test_options_that_mean_nothing_are_refused(options, error, words):
     with pytest.raises(error, match=words):
         build("SAM", net=mlp, **options)
+
+
+MISSPELT = [
+    ("SAM", "roh", "rho"),
+    ("SAM", "Rho", "rho"),
+    ("ASAM", "adaptve", "adaptive"),
+    ("ASAM", "adaptivee", "adaptive"),
+    ("GSAM", "rho_mim", "rho_min"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "meant"), MISSPELT)
+@pytest.mark.parametrize("when", ["at first", "later"])
+def test_a_misspelt_option_of_a_parameter_group_is_refused_with_the_right_one(name, given, meant, when):
+    first, *others = mlp().parameters()
+    group = {"params": others, given: 0.1}
+    words = f"a parameter group has the option '{given}': did you mean '{meant}'"
+    if when == "at first":
+        base = torch.optim.SGD([{"params": [first]}, group], lr=0.1)
+        with pytest.raises(ValueError, match=words):
+            getattr(bisam, name)(base)
+    else:
+        optimizer = getattr(bisam, name)(torch.optim.SGD([first], lr=0.1))
+        with pytest.raises(ValueError, match=words):
+            optimizer.add_param_group(group)
+        assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("name", ["SAM", "ASAM", "GSAM"])
+def test_other_keys_of_a_parameter_group_are_left_alone(name):
+    keys = ["beta", "theta", "lr_mul", "lr_scale", "max_lr", "min_lr", "initial_lr", "rho_max", "adaptive_lr", "who"]
+    base = torch.optim.SGD([{"params": mlp().parameters(), **dict.fromkeys(keys, 0.5), 3: "three"}], lr=0.1)
+    (group,) = getattr(bisam, name)(base).param_groups
+    assert all(group[key] == 0.5 for key in keys)
+
+
+def test_whether_a_group_is_adaptive_is_no_text():
+    base = torch.optim.SGD([{"params": mlp().parameters(), "adaptive": "no"}], lr=0.1)
+    with pytest.raises(TypeError, match="adaptive must be True or False, got 'no'"):
+        bisam.ASAM(base)
 
 
 @pytest.mark.parametrize(

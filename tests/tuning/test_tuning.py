@@ -642,6 +642,8 @@ def test_it_is_an_error_when_every_rho_diverges():
         ({"rhos": (0.1,)}, ValueError, "rhos must be two or more values to choose from, got 1"),
         ({"rhos": 0.1}, TypeError, r"rhos must be several numbers, such as \(0, 0.05, 0.1\), got 0.1"),
         ({"rhos": "0.1"}, TypeError, r"rhos must be several numbers, such as \(0, 0.05, 0.1\), got '0.1'"),
+        ({"rhos": (0.1, "large")}, TypeError, r"every rho must be a number, got \(0.1, 'large'\)"),
+        ({"rhos": (0.1, None)}, TypeError, r"every rho must be a number, got \(0.1, None\)"),
         ({"rhos": (0.1, -0.1)}, ValueError, "every rho must be non-negative and finite, got -0.1"),
         ({"rhos": (0.1, math.nan)}, ValueError, "every rho must be non-negative and finite, got nan"),
         ({"rhos": (0.1, math.inf)}, ValueError, "every rho must be non-negative and finite, got inf"),

@@ -68,6 +68,8 @@ def kind(value: Any) -> str:
 
 
 def check_radius(name: str, value: float) -> None:
+    if not isinstance(value, (numbers.Real, Tensor)) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
     if not (value >= 0 and math.isfinite(value)):
         raise ValueError(f"{name} must be non-negative and finite, got {value}")
 

@@ -67,21 +67,51 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
             "keeps in the same parameter groups: it cannot be a base optimizer"
         )
     for group in base.param_groups:
-        check_group(group, perturbation)
+        check_group(group, base, perturbation)
 
 
-def check_group(group: dict[str, Any], perturbation: Perturbation) -> None:
+def check_group(group: dict[str, Any], base: torch.optim.Optimizer, perturbation: Perturbation) -> None:
     """That a parameter group can be trained."""
-    options = {**perturbation.defaults, **group}
+    for key in group.keys() - base.defaults.keys() - perturbation.defaults.keys():
+        for name in perturbation.defaults:
+            if isinstance(key, str) and is_misspelt(key, name):
+                raise ValueError(f"a parameter group has the option {key!r}: did you mean {name!r}?")
+    options = {**perturbation.defaults, **base.defaults, **group}
     for name in perturbation.defaults:
         if isinstance(options[name], Tensor) and options[name].dim() == 0:  # read here once, not in every step
             perturbation.check({**options, name: options[name].item()})
     perturbation.check(options)
-    if group.get("maximize"):
+    if options.get("maximize"):
         raise ValueError(
             "a parameter group of the base optimizer has maximize=True, so that the perturbation would "
             "lead to the best point nearby, not the worst. Minimise the negative instead"
         )
+
+
+def is_misspelt(key: str, name: str) -> bool:
+    """Whether they differ in capitals or two neighbouring letters; longer names also in one letter.
+
+    >>> [is_misspelt(key, "rho") for key in ("roh", "Rho", "rho_max", "who")]
+    [True, True, False, False]
+    >>> [is_misspelt(key, "adaptive") for key in ("adaptve", "adaptiive", "adapt")]
+    [True, True, False]
+    """
+    key, name = key.lower(), name.lower()
+    exchanged = {name[:i] + name[i : i + 2][::-1] + name[i + 2 :] for i in range(len(name) - 1)}
+    if key == name or key in exchanged:
+        return True
+    if len(name) <= 3 or any(letter.isdigit() for letter in key):  # beta2 is not a misspelt beta1
+        return False
+    replaced = len(key) == len(name) and sum(a != b for a, b in zip(key, name, strict=True)) == 1
+    return replaced or key in _with_one_less(name) or name in _with_one_less(key)
+
+
+def _with_one_less(word: str) -> set[str]:
+    """
+    >>> sorted(_with_one_less("rho"))
+    ['ho', 'rh', 'ro']
+    """
+    return {word[:i] + word[i + 1 :] for i in range(len(word))}
 
 
 def refuse_unknown_options(cls: type, unknown: dict[str, Any]) -> None:

@@ -41,6 +41,8 @@ class Moves(Wrapper):
     """The radius of each group as a tensor on the device: in a captured step."""
 
     model: nn.Module | None
+    _others: list[Tensor]
+    """Parameters of the model that another optimizer may step."""
     _sync: GradientSync
 
     @property

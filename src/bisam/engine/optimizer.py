@@ -69,7 +69,8 @@ class SharpnessAware(TwoPasses):
     """A base optimizer that descends from the worst point nearby.
 
     Args:
-        base: any torch optimizer but LBFGS; its parameter groups, state and schedulers are this optimizer's too.
+        base: any torch optimizer but LBFGS and Adadelta, which has another `rho`; its parameter groups, state and
+            schedulers are this optimizer's too.
         model: the model that owns the parameters, as it is run: wrapped by DistributedDataParallel, if it will be.
             Needed by `minimize`, to bring back buffers (batch-norm statistics) that the second pass changes, and to
             keep DistributedDataParallel from averaging what need not be. May be set later.
@@ -167,6 +168,8 @@ class SharpnessAware(TwoPasses):
             )
         self._sync = sync
         self._buffers = BufferSnapshot(model)
+        ours = {*map(id, self._parameters())}
+        self._others = [param for param in model.parameters() if id(param) not in ours] if model is not None else []
         self._model = model
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -324,15 +327,19 @@ class SharpnessAware(TwoPasses):
         """The step on this work, or its passes alone. Returns the loss, as `step` does."""
         values = self._run(work, update=update)
         if not isinstance(work[0], Given):
-            loss = self.telemetry.loss
-            return self.telemetry.perturbed_loss if loss is None else loss
+            return self._observed_loss()
         value, closures = _mean(values), work[0].divisor
         weighed = closures > 1 and isinstance(value, Tensor)  # by the labels that each closure keeps, as telemetry does
         if not self.criterion.bilevel and value is not None and not weighed:
             return value
-        loss = self.criterion.telemetry.loss
+        loss = self._observed_loss()
         sums = closures > 1 and setting(self.criterion.descent, "reduction") == "sum"
         return value if loss is None else loss / closures if sums else loss
+
+    def _observed_loss(self) -> Tensor | None:
+        """The descent's loss at w; without an ascent pass, where the only pass was."""
+        loss = self.telemetry.loss
+        return self.telemetry.perturbed_loss if loss is None and not self.perturbation.needs_ascent else loss
 
     def _update_after_backward(self, closure: Closure | Sequence[Closure] | None) -> Any:
         """The update with the gradient that `backward` left."""

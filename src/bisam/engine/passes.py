@@ -182,9 +182,10 @@ class TwoPasses(Moves):
             random = RandomState(self._devices()) if self.same_dropout else None
             # the perturbation may have frozen every parameter that the loss uses: then the descent finds gradients
             may_be_empty = isinstance(part, Planned)
-            found, values = self._pass(
-                closures, part.divisor, params, averaged=not self._sync.is_local, may_be_empty=may_be_empty
-            )
+            with gradients.unchanged(self._others):  # another optimizer steps with those of the descent
+                found, values = self._pass(
+                    closures, part.divisor, params, averaged=not self._sync.is_local, may_be_empty=may_be_empty
+                )
             if self.criterion.bilevel and not self.criterion.telemetry.used_criterion():
                 refuse_loss_without_criterion(type(self).__name__)
             return found, values, random
@@ -199,7 +200,8 @@ class TwoPasses(Moves):
         random = RandomState(self._devices()) if self.same_dropout else None
         self.criterion.current = Pass.EXTRA
         try:
-            found, _ = self._pass(part.plain(), part.divisor, params, followed=True)
+            with gradients.unchanged(self._others):
+                found, _ = self._pass(part.plain(), part.divisor, params, followed=True)
         finally:
             buffers.restore()
         self.criterion.current = Pass.ASCENT

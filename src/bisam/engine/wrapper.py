@@ -106,7 +106,8 @@ class Wrapper(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self._refuse_inside_step("add_param_group()")
-        check_group({**self.base.defaults, **param_group}, self.perturbation)
+        if isinstance(param_group, dict):  # else torch refuses it
+            check_group(param_group, self.base, self.perturbation)
         self.base.add_param_group(param_group)
         self._complete_groups()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +30,16 @@ def take(params: Sequence[Tensor], *, copied: bool = False) -> Gradients:
 def put(params: Sequence[Tensor], gradients: Gradients) -> None:
     for param, gradient in zip(params, gradients, strict=True):
         param.grad = gradient
+
+
+@contextmanager
+def unchanged(params: Sequence[Tensor]) -> Iterator[None]:
+    """Drop what backward passes in the block add to the gradients of these parameters."""
+    before = take(params)
+    try:
+        yield
+    finally:
+        put(params, before)
 
 
 def copy(gradients: Gradients) -> Gradients:

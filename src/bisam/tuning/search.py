@@ -116,7 +116,10 @@ def _checked_grid(rhos: Sequence[float]) -> tuple[float, ...]:
     """In ascending order."""
     if not isinstance(rhos, Iterable) or isinstance(rhos, str):
         raise TypeError(f"rhos must be several numbers, such as (0, 0.05, 0.1), got {rhos!r}")
-    grid = sorted(float(rho) for rho in rhos)
+    try:
+        grid = sorted(float(rho) for rho in rhos)
+    except (TypeError, ValueError):
+        raise TypeError(f"every rho must be a number, got {rhos!r}") from None
     if len(grid) < 2:
         raise ValueError(f"rhos must be two or more values to choose from, got {len(grid)}")
     for rho in grid:

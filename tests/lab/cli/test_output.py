@@ -3,8 +3,10 @@
 import io
 
 from rich.console import Console
+from typer.testing import CliRunner
 
-from bisam.lab.cli.output import counting
+from bisam.lab.cli import app
+from bisam.lab.cli.output import SEARCH_SHOWN_EVERY, counting, searching
 
 
 def test_a_terminal_has_a_bar():
@@ -28,3 +30,28 @@ def test_without_a_terminal_there_is_a_line_when_something_new_begins():
         for what, done in (("sam", 1), ("sam", 2), ("bisam-log", 1)):
             progress(what, done, 2)
     assert console.file.getvalue() == "searching sam\nsearching bisam-log\n"
+
+
+def test_a_long_search_for_runs_is_shown_on_the_standard_error(tmp_path, monkeypatch):
+    monkeypatch.setitem(SEARCH_SHOWN_EVERY, False, 10)
+    for number in range(4):
+        folder = tmp_path / f"photos{number}"
+        folder.mkdir()
+        for name in range(4):
+            (folder / f"{name}.jpg").touch()
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 0
+    lines = [f"looking for runs in {tmp_path}: {seen} files and folders so far, runs: 0" for seen in (11, 21)]
+    assert done.stderr.splitlines() == lines
+    assert "has no run of a recipe" in done.stdout
+
+
+def test_a_long_search_in_a_terminal_is_one_line_that_goes(tmp_path):
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    every = SEARCH_SHOWN_EVERY[True]
+    with searching(console, tmp_path / "[b]") as progress:
+        progress(every - 1, 0)
+        assert console.file.getvalue() == ""
+        progress(every, 2)
+    assert f"[b]: {every:,} files and folders so far, runs: 2" in console.file.getvalue()
+    assert console.file.getvalue().endswith("\x1b[2K")  # erased

@@ -57,6 +57,13 @@ def test_one_class_only(refused, tmp_path):
     assert "the training part has 1 class: all labels are 'yes'. Two classes or more are needed" in line
 
 
+@pytest.mark.parametrize("word", ["NA", "None", "null"])
+def test_a_class_by_a_word_that_is_read_as_missing(word, refused, tmp_path):
+    line = refused(table(tmp_path / "a.csv", {"x": NUMBERS, "label": [word, "yes"] * 6}))
+    assert "the label is missing in 6 rows, the first is row 0 (counted from 0)" in line
+    assert "the words NA, None and null are read as missing: write another word for such a class" in line
+
+
 def test_a_class_with_one_sample(refused, tmp_path):
     line = refused(table(tmp_path / "a.csv", {"x": NUMBERS, "label": ["a"] * 6 + ["b"] * 5 + ["c"]}))
     assert "class 'c' has one sample" in line

@@ -186,3 +186,19 @@ def test_records_without_a_folder_are_kept_as_long_as_the_result(tmp_path, monke
     del found
     gc.collect()
     assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": nn.Linear(4, 2)}, r"makes the network, because each run .* got the network Linear .*copy.deepcopy"),
+        ({"model": "perceptron"}, "model must be a function that makes the network, got 'perceptron'"),
+        ({"rho": [0.1, 0.2]}, r'rho is "auto" or a number, got \[0.1, 0.2\]'),
+        ({"seeds": 2.0}, "seeds must be at least one, or a list of them, got 2.0"),
+        ({"seeds": "0-2"}, "seeds must be at least one, or a list of them, got '0-2'"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_with_the_remedy(given, words):
+    arguments = {"model": lambda: nn.Linear(4, 2), "train": (torch.zeros(20, 4), torch.arange(20) % 2), **given}
+    with pytest.raises((TypeError, ValueError), match=words):
+        fit(**arguments, quiet=True)

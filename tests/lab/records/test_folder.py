@@ -534,6 +534,21 @@ def test_find_follows_links_and_gives_each_folder_once(tmp_path):
     assert [record.folder for record in find(root / "a")] == [root / "a", root / "a" / "loop" / "again" / "c" / "deep"]
 
 
+def test_environments_and_folders_of_other_programs_are_not_searched_unless_they_are_named(tmp_path):
+    foreign = [tmp_path / ".git" / "a", tmp_path / "web" / "node_modules" / "b", tmp_path / "env" / "lib" / "c"]
+    for folder in (*foreign, tmp_path / "environment", tmp_path / ".runs"):
+        RunFolder.open(folder, CONFIG).close()
+    (tmp_path / "env" / "pyvenv.cfg").write_text("home = /usr/bin")
+    seen = []
+    assert [record.folder.name for record in find(tmp_path, lambda *counts: seen.append(counts))] == [
+        ".runs",
+        "environment",
+    ]
+    files = sum(len(names(folder)) for folder in (tmp_path / "environment", tmp_path / ".runs"))
+    assert seen[-1] == (5 + files + 1, 2)  # tmp_path, web, env and the two, their files and pyvenv.cfg
+    assert [record.folder for record in find(tmp_path / ".git")] == foreign[:1]
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "result.json"])
 def test_find_gives_what_has_lost_its_configuration_too(tmp_path, name):
     (tmp_path / "a").mkdir()

@@ -234,7 +234,7 @@ def test_methods_differ_in_colour_and_in_dashes(flips):
     assert len({path.get("stroke-dasharray") for path in paths}) == 3
 
 
-@pytest.mark.parametrize("recipe", ["cifar10/resnet56", "demo/40%/sgd"])
+@pytest.mark.parametrize("recipe", ["cifar10/resnet56", "cifar10/resnet56/sam"])
 def test_flips_without_runs_say_what_to_train(recipe, tmp_path):
     done = bisam("figure", "flips", LEDGER, "--recipe", recipe, "--out", tmp_path / "a.svg")
     expected = (
@@ -242,6 +242,12 @@ def test_flips_without_runs_say_what_to_train(recipe, tmp_path):
     )
     assert one_line_of_error(done).startswith(expected)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_flips_of_a_method_that_does_not_perturb_are_refused_with_the_row(tmp_path):
+    done = bisam("figure", "flips", LEDGER, "--recipe", "demo/40%/sgd", "--out", tmp_path / "a.svg")
+    words = "flips are of methods that perturb, and demo/40%/sgd has none: name the row, as in --recipe demo/40%"
+    assert one_line_of_error(done) == words
 
 
 def test_flips_of_changed_runs_are_not_taken_for_the_recipe_s(tmp_path, recorded, write_run):

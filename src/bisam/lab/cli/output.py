@@ -13,9 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress as Bars
 
+from bisam.lab import records
 from bisam.lab.files import explained, printable, refuse_foreign, write_atomically
 
 WIDTH_OF_A_LOG = 120
+
+SEARCH_SHOWN_EVERY = {True: 5_000, False: 50_000}
+"""After so many files and folders a search shows how far it is: in a terminal, and elsewhere."""
 
 
 def drawing_module(name: str) -> ModuleType:
@@ -81,3 +85,32 @@ def counting(here: Console, doing: str = "") -> Iterator[Callable[[str, int, int
         yield lambda what, done, total: bars.update(
             task, description=escape(printable(doing + what)), completed=done, total=total
         )
+
+
+@contextmanager
+def searching(here: Console, folder: Path) -> Iterator[Callable[[int, int], None]]:
+    """How far the search for runs in a large folder is: a line that changes in a terminal, elsewhere several."""
+    status, shown = here.status(""), 0
+
+    def show(seen: int, runs: int) -> None:
+        nonlocal shown
+        if seen < shown + SEARCH_SHOWN_EVERY[here.is_terminal]:
+            return
+        shown = seen
+        text = printable(f"looking for runs in {folder}: {seen:,} files and folders so far, runs: {runs:,}")
+        if here.is_terminal:
+            status.update(escape(text))
+            status.start()
+        else:
+            here.print(text, soft_wrap=True)
+
+    try:
+        yield show
+    finally:
+        status.stop()
+
+
+def find_runs(folder: Path) -> list[records.Record]:
+    """The records in a folder. A long search is shown on the standard error."""
+    with searching(console(stderr=True), folder) as progress:
+        return records.find(folder, progress)

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from bisam.lab import records
 from bisam.lab.cli import options as cli_options
 from bisam.lab.cli.options import Methods, Name, Rows, errors_in_one_line
-from bisam.lab.cli.output import console, print_line
+from bisam.lab.cli.output import console, find_runs, print_line
 from bisam.lab.recipes import find
 from bisam.lab.tables import gpus as gpu_measurements
 from bisam.lab.tables import plan_sheets, planning
@@ -41,7 +40,7 @@ def plan(
         wanted = find(recipe).only(cli_options.names(models), cli_options.names(methods))
         budget = planning.Budget(gpu_measurements.find(gpu), gpus, hours)
         folders = runs if runs is not None else [folder for folder in LEDGERS if folder.is_dir()]
-        groups = collect(record for folder in folders for record in records.find(folder)).groups
+        groups = collect(record for folder in folders for record in find_runs(folder)).groups
         made = planning.plan(wanted, groups, budget, effect)
         here = console()
         here.print(plan_sheets.sheet_of_runs(made))

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from bisam.lab import records
+from bisam.lab import methods, records
 from bisam.lab.cli.options import RUNS, errors_in_one_line, folder
-from bisam.lab.cli.output import console, drawing_module, print_line, write_text, writing
+from bisam.lab.cli.output import console, drawing_module, find_runs, print_line, write_text, writing
 from bisam.lab.files import refuse_foreign
 from bisam.lab.recipes import find
 from bisam.lab.tables import cells, exports, summary
@@ -122,7 +122,7 @@ def write_page(roots: Sequence[Path], path: Path) -> None:
 
 def _found(roots: Sequence[Path]) -> list[records.Record]:
     """The records in these folders, each folder once."""
-    return [*{record.folder.resolve(): record for root in roots for record in records.find(root)}.values()]
+    return [*{record.folder.resolve(): record for root in roots for record in find_runs(root)}.values()]
 
 
 def _collected(roots: Sequence[Path]) -> cells.Collection:
@@ -181,6 +181,9 @@ def _runs_of(name: str, roots: Sequence[Path]) -> list[cells.Run]:
     if len(wanted.rows) > 1:
         row = f"{wanted.name}/{wanted.rows[0]}"
         raise ValueError(f"flips are drawn of one row of a table, got {name}: name one, as in --recipe {row}")
+    if not any(methods.perturbs(method) for _, method in wanted.cells):
+        row = f"{wanted.name}/{wanted.rows[0]}"
+        raise ValueError(f"flips are of methods that perturb, and {name} has none: name the row, as in --recipe {row}")
     groups = [group for group in _collected(roots).groups if group.recipe.name == wanted.name and not group.changes]
     runs = [run for group in groups for row, method in wanted.cells for run in group.of(row, method)]
     shown = [run for run in runs if run.last("flips") is not None]

@@ -75,7 +75,10 @@ def listed_rows(rows: Sequence[int]) -> str:
 def _check_present(values: Sequence[Any], where: str) -> None:
     missing = [row for row, value in enumerate(values) if value is None or (_is_float(value) and math.isnan(value))]
     if missing:
-        raise DataError(f"{where}: the label is missing in {listed_rows(missing)}: fill it in, or remove the row")
+        raise DataError(
+            f"{where}: the label is missing in {listed_rows(missing)}: fill it in, or remove the row. In a CSV file "
+            "the words NA, None and null are read as missing: write another word for such a class"
+        )
 
 
 def _check_single(values: Sequence[Any], where: str) -> None:

@@ -75,10 +75,9 @@ def stratified(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, 
     (7, [0, 0, 1])
     """
     order = torch.randperm(len(labels), generator=generator("held out", seed))
-    held = []
-    for label in sorted(set(labels.tolist())):
-        members = order[labels[order] == label]
-        held.append(members[: max(1, round(fraction * len(members)))])
+    _, counts = torch.unique(labels, return_counts=True)
+    by_class = torch.split(order[labels[order].sort(stable=True).indices], counts.tolist())
+    held = [members[: max(1, round(fraction * len(members)))] for members in by_class]
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     chosen[torch.cat(held)] = True
     return (~chosen).nonzero().flatten(), chosen.nonzero().flatten()

@@ -6,9 +6,10 @@ import io
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,8 @@ def fit(
     >>> found.rho, [row[0] for row in found.answer.sheet.rows]
     ({'sam': 0.05}, ['SGD', 'SAM'])
     """
-    chosen = range(seeds) if isinstance(seeds, int) else list(seeds)
-    if not chosen:
-        raise ValueError(f"seeds must be at least one, or a list of them, got {seeds!r}")
+    _check_model(model)
+    chosen = _chosen(seeds)
     radius, place = _radius(rho), torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ValueError('torch finds no CUDA device here: use device="cpu"')
@@ -179,13 +179,30 @@ def _folder_of(runs: str | Path | None) -> Iterator[Path]:
             root.rmdir()  # which takes an empty folder only
 
 
+def _check_model(model: Any) -> None:
+    if isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be a function that makes the network, because each run trains one of its own, got the network "
+            f"{type(model).__name__} itself: give lambda: copy.deepcopy(model), or a function that draws new weights"
+        )
+    if not callable(model):
+        raise TypeError(f"model must be a function that makes the network, got {model!r}")
+
+
+def _chosen(seeds: int | Sequence[int]) -> Sequence[int]:
+    chosen = range(seeds) if isinstance(seeds, int) else list(seeds) if isinstance(seeds, Iterable) else []
+    if not chosen or not all(isinstance(seed, Integral) for seed in chosen):
+        raise ValueError(f"seeds must be at least one, or a list of them, got {seeds!r}")
+    return [int(seed) for seed in chosen]
+
+
 def _radius(rho: float | str) -> float | None:
     """None is a search."""
-    if rho == "auto":
+    if isinstance(rho, str) and rho == "auto":
         return None
     try:
         return float(rho)
-    except ValueError:
+    except (TypeError, ValueError):
         raise ValueError(f'rho is "auto" or a number, got {rho!r}') from None
 
 

@@ -295,7 +295,9 @@ class Study:
         now = {"other data": self.source.checksum, "another model": self.fingerprint}
         for what, there in (("other data", plan.data_checksum), ("another model", plan.model)):
             if there != now[what]:
-                raise ValueError(f"{self.folder} was trained with {what}: give another --name, or move it")
+                raise ValueError(
+                    f"{self.folder} was trained with {what}: give another --name (from Python, runs=), or move it"
+                )
 
         other = {method: rho for method, rho in plan.rho.items() if self.rho is not None and rho != self.rho}
         if other:

@@ -19,6 +19,12 @@ from bisam.lab.records.values import read_object
 LARGEST_REASON = 2**16
 """Bytes of not-counted.txt that are read."""
 
+WITHOUT_RUNS = frozenset({".git", "__pycache__", "node_modules", "site-packages"})
+"""Folders of many files that other programs make, and that are not searched for runs."""
+
+ENVIRONMENT = "pyvenv.cfg"
+"""The file that makes a folder a virtual environment of Python, which is not searched either."""
+
 
 @dataclass(frozen=True)
 class Record:
@@ -76,12 +82,22 @@ def read(folder: Path) -> Record:
     return Record(folder, config, metrics, result, receipt, problems, _reason(folder / NOT_COUNTED, problems))
 
 
-def find(root: Path) -> list[Record]:
-    """Every folder in that tree with a config.json, or what else only a run leaves, by path; behind links too."""
+def find(root: Path, progress: Callable[[int, int], None] | None = None) -> list[Record]:
+    """Every folder in that tree with a config.json, or what else only a run leaves, by path; behind links too.
+
+    `progress` is called with the number of files and folders that were seen, and of runs among them.
+    """
     if not root.is_dir():
         raise RecordError(f"{root} is not a folder: give the one that has the runs, or a run itself")
     closed: list[OSError] = []
-    folders = [place for place, files in _walk(root, closed.append) if not {CONFIG, METRICS, RESULT}.isdisjoint(files)]
+    folders: list[Path] = []
+    seen = 0
+    for place, files in _walk(root, closed.append):
+        if not {CONFIG, METRICS, RESULT}.isdisjoint(files):
+            folders.append(Path(place))
+        seen += 1 + len(files)
+        if progress is not None:
+            progress(seen, len(folders))
     unseen = [
         Record(Path(error.filename), problems=[f"it cannot be read ({error.strerror})"])
         for error in closed
@@ -90,21 +106,25 @@ def find(root: Path) -> list[Record]:
     return sorted([*map(read, folders), *unseen], key=lambda record: record.folder)
 
 
-def _walk(root: Path, on_error: Callable[[OSError], None]) -> Iterator[tuple[Path, list[str]]]:
+def _walk(root: Path, on_error: Callable[[OSError], None]) -> Iterator[tuple[str, list[str]]]:
     """Every folder of a tree once, with its files. Links come last, so that a folder has its own name if it is here.
 
     `on_error` gets the error of each folder that cannot be read.
     """
-    waiting, seen = deque([root]), set[str]()
+    waiting, seen = deque([str(root)]), set[str]()
     while waiting:
-        for place, folders, files in os.walk(waiting.popleft(), onerror=on_error):
-            real = os.path.realpath(place)
+        top = waiting.popleft()
+        real_top = os.path.realpath(top)
+        for place, folders, files in os.walk(top, onerror=on_error):
+            real = real_top + place.removeprefix(top)  # no link is between them
             if real in seen:
                 folders.clear()
                 continue
             seen.add(real)
-            waiting += sorted(Path(place, name) for name in folders if os.path.islink(Path(place, name)))
-            yield Path(place), files
+            folders[:] = [] if ENVIRONMENT in files else [name for name in folders if name not in WITHOUT_RUNS]
+            links = (path for name in folders if os.path.islink(path := os.path.join(place, name)))
+            waiting += sorted(links, key=Path)
+            yield place, files
 
 
 def read_config(folder: Path, problems: list[str]) -> dict[str, Any]:
