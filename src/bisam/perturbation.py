@@ -96,7 +96,7 @@ class Ball(Perturbation):
     def check(self, group: dict[str, Any]) -> None:
         for name in ("rho", "eta"):
             _check_radius(name, group[name])
-        if group["adaptive"] not in (True, False):
+        if group.get("adaptive", False) not in (True, False):
             raise TypeError(f"adaptive must be True or False, got {group['adaptive']!r}")
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
