@@ -1,0 +1,73 @@
+"""Which ρ is best for each method and setting of the recipes `demo` and `frontier_digits`, on other seeds than theirs?
+
+Trains the recipe's ρ, half of it and twice of it, with the seeds 100 to 104, and keeps validation and test accuracies.
+The recipe's is to be the best by validation accuracy. Finished runs in the folder are not trained again, so that two
+processes may share the work: `--only` names the cells of one.
+
+    python benchmarks/digits_rho.py --runs FOLDER [--only esam,late10] [--save NAME]
+"""
+
+import argparse
+import statistics
+from functools import partial
+from pathlib import Path
+
+import receipt
+import torch
+
+from bisam.lab import records
+from bisam.lab.data.sources import open_source
+from bisam.lab.methods import perturbs
+from bisam.lab.recipes import find
+from bisam.lab.training import jobs
+from bisam.lab.training.progress import Progress
+
+SEEDS = range(100, 105)
+FACTORS = (0.5, 1.0, 2.0)
+
+
+def cells():
+    """Names of recipes of one cell, by a short name; those that only show SAM's ρ or begin as SAM are left out."""
+    found = {method: f"demo/40%/{method}" for method in find("demo").methods if perturbs(method)}
+    for row, method in find("frontier_digits").cells:
+        setting = row.removeprefix("digitsnet-noise40").removeprefix("-")
+        if perturbs(method) and "rho" not in setting and "early" not in setting:
+            found.setdefault(setting or method, f"frontier_digits/{row}/{method}")
+    return found
+
+
+def jobs_of(cell, root):
+    """Jobs of a cell by ρ."""
+    (config,) = find(cell).cells.values()
+    values = [float(f"{factor * config.rho:.3g}") for factor in FACTORS]
+    return {rho: jobs.jobs_of(find(cell), SEEDS, {"rho": str(rho)}, root) for rho in values}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--only", help="short names of cells, with a comma between")
+    parser.add_argument("--save", metavar="NAME", help="write results/NAME.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    known, table = cells(), {}
+    for name in arguments.only.split(",") if arguments.only else known:
+        by_rho = jobs_of(known[name], arguments.runs)
+        with Progress() as progress:
+            everything = [job for some in by_rho.values() for job in some]
+            jobs.run(everything, partial(open_source, log=progress.note), torch.device("cpu"), progress)
+        results = {rho: [records.read(job.folder).result for job in some] for rho, some in by_rho.items()}
+        table[name] = {
+            str(rho): {key: [result[f"{key}_accuracy"] for result in of_rho] for key in ("validation", "test")}
+            for rho, of_rho in results.items()
+        }
+        means = {rho: statistics.fmean(found["validation"]) for rho, found in table[name].items()}
+        print(
+            name, {rho: round(mean, 2) for rho, mean in means.items()}, "best:", max(means, key=means.get), flush=True
+        )
+    if arguments.save:
+        print("wrote", receipt.save(arguments.save, {"seeds": [*SEEDS], "cells": table}))
+
+
+if __name__ == "__main__":
+    main()
