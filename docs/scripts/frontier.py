@@ -230,6 +230,23 @@ def digits(found: Collection) -> str:
     return markdown(["setting", "ρ", "gradients ÷ SGD", "test accuracy", "− SAM"], rows)
 
 
+def digits_rho(path: Path = RESULTS / "digits_rho.json") -> str:
+    """Accuracies with half of each ρ, with it and with twice of it, on other seeds than the table's."""
+    result = json.loads(path.read_text())
+    rows = []
+    for name, by_rho in result["cells"].items():
+        title = f"SAM, {kind_of(name)}" if name in STEPS else title_of(name)
+        rows.append([title, *(f"{rho}: {_mean(of['validation'])} ({_mean(of['test'])})" for rho, of in by_rho.items())])
+    receipt = result["receipt"]
+    table = markdown(["setting", "half of ρ", "ρ", "twice ρ"], rows)
+    where = f"{receipt['cpu']}, torch {receipt['torch']}, {receipt['date']}, commit {receipt['commit']}"
+    return f"{table}\n\nMeans over the seeds {result['seeds'][0]} to {result['seeds'][-1]}, in per cent. {where}."
+
+
+def _mean(values: Iterable[float]) -> str:
+    return f"{statistics.fmean(values):.1f}"
+
+
 def _rho(one: Point) -> str:
     return "–" if one.method == "sgd" else f"{one.config.rho:g}"
 

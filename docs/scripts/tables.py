@@ -446,6 +446,7 @@ PAGES = {
             digits=frontier.digits,
         ),
         "times": frontier.where, "efficient": frontier.efficient, "pool": frontier.pool,
+        "digits_rho": frontier.digits_rho,
     },
     ROOT / "docs/speed.md": {
         "epoch": epoch_table, "together": together_table, "profile": profile_table, "fused": fused_table,

@@ -669,6 +669,7 @@ def test_it_is_an_error_when_every_rho_diverges():
             r"must be a function of .* got SAM\. Write def make_optimizer",
         ),
         ({"make_optimizer": lambda model, rho: sam(model, rho).base}, TypeError, "must return .* got SGD"),
+        ({"progress": True}, TypeError, "progress must be a function of two numbers, done and all, or None, got True"),
         (
             {"make_optimizer": lambda model, rho: bisam.SAM(torch.optim.SGD(mlp().parameters()), rho=rho)},
             ValueError,

@@ -197,8 +197,8 @@ DIGITS_SETTINGS: Settings = {
     "early25": (["sam"], {"stop": 0.25}),
 }
 RHOS_ON_DIGITS = {"esam": 0.006, "ebisam-log": 0.0125, "ksam": 0.0125, "looksam": 0.003, "msam": 1.2}
-"""Of the methods in the first setting; 0.1 of the others. As those of the settings, each is the best by validation
-accuracy of values about a factor of two apart, on other seeds than those of the table (`bisam sweep`)."""
+"""Of the methods in the first setting; 0.1 of the others. As those of the settings, each was chosen by validation
+accuracy from a coarse grid, on other seeds than those of the table. benchmarks/digits_rho.py has those beside it."""
 
 
 def frontier() -> Recipe:

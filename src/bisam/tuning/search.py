@@ -49,7 +49,7 @@ def find_rho(
             place to freeze layers, or to attach a schedule by `optimizer.register_step_post_hook`.
         train_batches: `(x, y)` or an iterable of such batches, as for `bisam.diagnostics`.
         validation_batches: the same, to choose ρ with.
-        rhos: the grid. 0 is the base optimizer alone. Adaptive variants need larger values, around 1.
+        rhos: the grid. 0 is the base optimizer alone. Adaptive variants and MSAM need larger values, around 1.
         epochs: how long each training is; 1 if neither this nor `steps` is given.
         steps: how long each training is, in steps in place of epochs.
         repeats: how often each ρ is tried; with one, nothing is known of the scatter.
@@ -78,6 +78,8 @@ def find_rho(
     epochs = _checked_length(epochs, steps)
     if not isinstance(model, nn.Module) and not callable(model):
         raise TypeError(f"model must be a torch.nn.Module, or a function that makes one, got {type(model).__name__}")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be a function of two numbers, done and all, or None, got {progress!r}")
     if not callable(make_optimizer):
         raise TypeError(
             "make_optimizer must be a function of a model and a ρ, as each training has a new one, got "

@@ -22,6 +22,8 @@ PLAIN_STEP_MS = {
     "wrn28-10": 10.82,
 }
 
+ON_A_CPU = {"demo": "2 min, two CPU cores", "frontier_digits": "20 min, one CPU core"}
+
 
 def hours(recipe: Recipe) -> float | None:
     """Hours of all cells and seeds; None where `hours_of_run` is None for one of them."""
@@ -47,6 +49,6 @@ def hours_of_run(config: Config, plain_ms: Mapping[str, float] = PLAIN_STEP_MS) 
 def describe(recipe: Recipe) -> str:
     """The time as text, with what it is of."""
     found = hours(recipe)
-    if recipe.name == "demo":
-        return "2 min, two CPU cores"
+    if recipe.name in ON_A_CPU:
+        return ON_A_CPU[recipe.name]
     return "not measured" if found is None else f"{found:.0f} h, one H200"
