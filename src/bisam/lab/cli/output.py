@@ -19,7 +19,7 @@ from bisam.lab.files import explained, printable, refuse_foreign, write_atomical
 WIDTH_OF_A_LOG = 120
 
 SEARCH_SHOWN_EVERY = {True: 5_000, False: 50_000}
-"""After so many files and folders a search shows how far it is: in a terminal, and elsewhere."""
+"""Files and folders after which a search shows how far it is: in a terminal, and elsewhere."""
 
 
 def drawing_module(name: str) -> ModuleType:
