@@ -187,7 +187,8 @@ numbers = {
     "gamma": st.floats(1e-6, 1),
     "micro_batch": st.none() | st.integers(1, 1_000_000),
     "every": st.none() | st.integers(1, 1_000_000),
-    "start": st.floats(0, 0.999),
+    "start": st.floats(0, 0.2),  # before every stop, of a cell or below
+    "stop": st.floats(0.95, 1),
     "validation": st.floats(0.001, 0.9),
     "validation_noise": st.booleans(),
     "select": st.sampled_from(["best", "last"]),

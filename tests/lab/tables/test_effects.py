@@ -61,8 +61,8 @@ def test_pairs_that_do_not_scatter_have_no_plan(gap, recorded):
 
 def test_the_command_of_a_plan_is_one_that_the_program_takes(plans, monkeypatch):
     asked = []
-    monkeypatch.setattr("bisam.lab.cli.runs._run", lambda recipe, seeds, changes, *rest, **more: asked.append(
-        ([*recipe.cells], seeds, changes)
+    monkeypatch.setattr("bisam.lab.cli.runs._run", lambda wanted, changes, *rest, **more: asked.extend(
+        ([*recipe.cells], seeds, changes) for recipe, seeds in wanted
     ))  # fmt: skip
     app(shlex.split(plans[0].command)[1:], standalone_mode=False)
     cells = [("vgg19bn", "sam"), ("vgg19bn", "bisam-log")]

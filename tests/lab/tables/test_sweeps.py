@@ -134,7 +134,7 @@ def test_values_are_sorted_and_count_once():
 
 PAIRS = {
     "rho": (0.05, 0.5), "micro_batch": (None, 4), "mu": (1.0, 3.0), "alpha": (0.1, 2.0), "eta": (0.0, 0.5),
-    "beta": (0.5, 0.9), "gamma": (0.5, 0.25), "every": (1, 2), "start": (0.0, 0.4),
+    "beta": (0.5, 0.9), "gamma": (0.5, 0.25), "every": (1, 2), "start": (0.0, 0.4), "stop": (1.0, 0.4),
 }  # fmt: skip
 
 
@@ -579,13 +579,13 @@ def test_a_bar_is_named_by_the_values_of_its_run():
     [
         (
             ["demo/40%/sam", "--over", "mu"],
-            "SAM does not use mu: its own fields are rho, micro_batch, every, start. Sweep another",
+            "SAM does not use mu: its own fields are rho, micro_batch, every, start, stop. Sweep another",
         ),
         (["demo/40%/sgd", "--over", "rho"], "SGD does not use rho: it has no own fields."),
         (["demo/40%/bisam-log", "--over", "alpha"], "BiSAM (-log) does not use alpha: its own fields are rho, micro_"),
         (
             ["efficient/resnet56/esam", "--over", "eta"],
-            "its own fields are rho, micro_batch, every, start, beta, gamma",
+            "its own fields are rho, micro_batch, every, start, stop, beta, gamma",
         ),
         (["demo", "--over", "rho"], "SGD does not use rho"),
         (["demo", "--over", "alfa"], "no number of a run is called 'alfa': the nearest names are alpha"),

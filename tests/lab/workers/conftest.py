@@ -161,10 +161,11 @@ def expected(command, tmp_path_factory):
 
 
 CLUSTER = """
-import ctypes, subprocess, sys
+import ctypes, os, subprocess, sys, tempfile
 from ray.cluster_utils import Cluster
 
 hidden, temporary = sys.argv[1:]
+os.makedirs(os.path.join(tempfile.gettempdir(), "ray"), exist_ok=True)  # where Ray notes the address, and expects one
 node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 head = {**node, "num_gpus": 1, "include_dashboard": False, "temp_dir": temporary}
 cluster = Cluster(initialize_head=True, head_node_args=head)
