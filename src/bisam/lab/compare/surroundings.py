@@ -75,7 +75,8 @@ def worst_cases(comparison: RunComparison) -> Chart:
         layers.append(
             base.mark_rule(strokeWidth=1.5, color="currentColor").encode(x=alt.X("min(rise):Q", **x), x2="max(rise):Q")
         )
-    made = alt.layer(*layers).properties(description="how far the loss rises")
+    room = {"left": 5, "top": 5, "right": 12, "bottom": 5}  # half of the last label may stand beyond the axis
+    made = alt.layer(*layers).properties(description="how far the loss rises", padding=room)
     return whole(made, rows, height=34 * len(cases) + 10)
 
 
