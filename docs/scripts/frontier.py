@@ -198,24 +198,28 @@ def counted() -> dict[str, dict[str, float]]:
 
 
 def table(found: Collection, times: Timing | None = None) -> str:
-    """A line for each setting, cheapest first: FLOPs and time ÷ SGD's 200 epochs, and test accuracies where any ran."""
+    """A line for each setting that any run has, cheapest first, with test accuracies; then the costs of the others."""
     work_of = {name: {"median": ratio} for name, ratio in counted()["resnet32"].items()}
     places = by_place(found, times)
     ran = [place for place, settings in places.items() if has_runs(settings)]
     head = ["setting", "FLOPs ÷ SGD, ResNet-32", *(f"time ÷ SGD, {title}" for title in MODELS.values())]
-    rows = []
-    for settings in zip(*places.values(), strict=True):
+    rows, not_run = [], []
+    in_order = sorted(zip(*places.values(), strict=True), key=lambda of: relative_time(of[0].config, work_of))
+    for settings in in_order:
         one_of = dict(zip(places, settings, strict=True))
-        first = settings[0]
-        work = relative_time(first.config, work_of)
+        title, work = settings[0].title, relative_time(settings[0].config, work_of)
         measured = [one_of[model, 0.0].time for model in MODELS]
-        cells = [f"{work:.2f}", *("not measured" if time is None else f"{time:.2f}" for time in measured)]
-        rows.append((work, [first.title, *cells, *(one_of[place].words for place in ran)]))
-    in_order = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+        cost = [f"{work:.2f}", *("not measured" if time is None else f"{time:.2f}" for time in measured)]
+        if has_runs(settings):
+            rows.append([title, *cost, *(one_of[place].words for place in ran)])
+        else:
+            not_run.append([title, *cost])
     missing = "; ".join(place_name(*place) for place in places if place not in ran)
     without = f" Without any run: {missing}." if missing else ""
-    shown = markdown([*head, *(place_name(*place) for place in ran)], in_order)
-    return f"{shown}\n\n– is not run yet.{without}"
+    parts = [markdown([*head, *(place_name(*place) for place in ran)], rows), f"– is not run yet.{without}"]
+    if not_run:
+        parts += ["Settings of the recipe that have no run yet, and what they cost:", markdown(head, not_run)]
+    return "\n\n".join(parts)
 
 
 def digits(found: Collection) -> str:
@@ -257,10 +261,17 @@ def _beside_sam(one: Point) -> str:
 
 
 def advice(found: Collection, times: Timing | None = None) -> str:
-    """For each budget the setting with the best accuracy that was measured within it, by times as they are shown."""
-    places = {place: settings for place, settings in by_place(found, times).items() if has_runs(settings)}
+    """For each budget the setting with the best accuracy that was measured within it, by times as they are shown.
+
+    Models and noise rates of which no setting cheaper than SAM was measured are left out.
+    """
+    places = {place: settings for place, settings in by_place(found, times).items() if _has_cheap(settings)}
     rows = [[f"{budget:g} × SGD", *(_best(settings, budget) for settings in places.values())] for budget in BUDGETS]
     return markdown(["to pay at most", *(place_name(*place) for place in places)], rows)
+
+
+def _has_cheap(settings: Iterable[Point]) -> bool:
+    return any(one.mean is not None and one.time is not None and one.time <= BUDGETS[-2] for one in settings)
 
 
 def _best(settings: Iterable[Point], budget: float) -> str:

@@ -10,7 +10,7 @@ from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES, Recipe
 from bisam.lab.tables import published, summary
 from bisam.lab.tables.cells import Collection, Group, Run, collect, command
-from bisam.lab.tables.statistics import signed
+from bisam.lab.tables.statistics import Difference, signed
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +41,50 @@ def demo_table(found: Collection) -> str:
         cells = [title_of(method), spread, above.replace("-", "−")]
         rows.append([*cells, f"{statistics.mean(flips):.1f}" if flips else "–", f"{ms:.1f}"])
     return markdown(["method", "test accuracy", "above its baseline", "flips per batch", "ms per step"], rows)
+
+
+EVIDENCE = [
+    ("Digits, small CNN, 0 % wrong labels", "label_noise_digits", "0%"),
+    ("Digits, small CNN, 20 %", "label_noise_digits", "20%"),
+    ("Digits, small CNN, 40 %", "demo", "40%"),
+    ("Digits, small CNN, 60 %", "label_noise_digits", "60%"),
+    ("Digits, small CNN, 80 %", "label_noise_digits", "80%"),
+    ("CIFAR-10, ResNet-32, 0 % wrong labels", "label_noise", "0%"),
+    ("CIFAR-10, ResNet-32, 40 %", "label_noise", "40%"),
+    ("CIFAR-10, ResNet-32, 80 %", "label_noise", "80%"),
+    ("CIFAR-10, VGG19-BN", "cifar10", "vgg19bn"),
+    ("Flowers-102, EfficientNet-Lite0, fine-tuned", "flowers102-efficientnet_lite0+epochs=30", "efficientnet_lite0"),
+    ("MRPC, MiniLM, fine-tuned, accuracy", "glue, model=transformers:minilm", "mrpc_acc"),
+    ("CoLA, MiniLM, fine-tuned, Matthews correlation", "glue, model=transformers:minilm", "cola_mcc"),
+    ("RTE, MiniLM, fine-tuned, accuracy", "glue, model=transformers:minilm", "rte_acc"),
+]
+"""Lines of the table of README: what is trained, and the table and row of its runs."""
+
+
+EVIDENCE_METHODS = {"sam": "SAM − base", "bisam-log": "BiSAM (−log) − SAM", "bisam-tanh": "BiSAM (tanh) − SAM"}
+
+
+def evidence_table(found: Collection) -> str:
+    """A line for each experiment: SAM − its base optimizer and BiSAM − SAM, bold where the interval excludes 0."""
+    gaps = {
+        (group.name, one.row, one.method): one.found for group in found.groups for one in summary.comparisons(group)
+    }
+    rows = []
+    for title, table, row in EVIDENCE:
+        of_row = {method: gaps[table, row, method] for method in EVIDENCE_METHODS if (table, row, method) in gaps}
+        if of_row:
+            few, many = (pick(gap.runs[0] for gap in of_row.values()) for pick in (min, max))
+            cells = [_beside(of_row.get(method)) for method in EVIDENCE_METHODS]
+            rows.append([title, *cells, str(few) if few == many else f"{few} to {many}"])
+    return markdown(["points of test accuracy", *EVIDENCE_METHODS.values(), "seeds"], rows)
+
+
+def _beside(gap: Difference | None) -> str:
+    """Such as "**+3.76** (+1.93 to +5.60)", bold where the interval excludes 0."""
+    if gap is None:
+        return "–"
+    mean = f"**{signed(gap.mean)}**" if gap.resolved else signed(gap.mean)
+    return f"{mean} ({gap.interval})".replace(" ", "\u00a0") if gap.interval else mean
 
 
 def paper_table(found: Collection) -> str:

@@ -71,31 +71,12 @@ def shown(value: float | None, digits: int) -> str:
 
 
 def variant_table() -> str:
-    known = costs()
-    head = [
-        "variant",
-        "what it changes",
-        "paper",
-        "defaults",
-        "FLOPs",
-        "FLOPs, Q",
-        "memory",
-        "where gains are reported",
+    """What each variant changes, its paper and its defaults."""
+    head = ["variant", "what it changes", "paper", "defaults", "where gains are reported"]
+    rows = [
+        [f"`{cls.__name__}`", first_sentence(cls), paper(cls), defaults(cls), GAINS[cls.__name__]] for cls in family()
     ]
-    rows = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |"]
-    for cls in family():
-        name, bilevel = cls.__name__, {"BiSAM", "ABiSAM", "EBiSAM"}
-        plain = known[name] if name not in bilevel else None
-        climbing = known[name] if name in bilevel else known.get(f"{name} · Q")
-        copies = shown((plain or climbing or {})["memory"], 1)
-        flops = [shown(row["flops"], 2) if row else "–" for row in (plain, climbing)]
-        cells = [f"`{name}`", first_sentence(cls), paper(cls), defaults(cls), *flops, copies, GAINS[name]]
-        rows.append(f"| {' | '.join(cells)} |")
-    for name, words, reference in EXTRAS:
-        plain, climbing = known[name], known[f"{name} · Q"]
-        numbers = f"{plain['flops']:.2f} | {climbing['flops']:.2f} | {plain['memory']:.1f}"
-        rows.append(f"| {name} | {words} | {reference} | | {numbers} | |")
-    return "\n".join(rows)
+    return markdown(head, [*rows, *([name, words, reference, "", ""] for name, words, reference in EXTRAS)])
 
 
 def first_sentence(cls: type) -> str:
@@ -107,18 +88,20 @@ def defaults(cls: type) -> str:
     return ", ".join(f"{p.name} {p.default}" for p in own)
 
 
-def wall_table() -> str:
+def cost_table() -> str:
+    """What a step of each variant costs: FLOPs, memory, and time on two nets; with Q where that changes the FLOPs."""
     known, wide = costs(), costs("variants_h200_wide")
-    names = [
-        "SAM", "BiSAM", "ESAM", "EBiSAM", "KSAM", "LookSAM", "every=5", "mSAM", "GSAM", "GSAM · Q", "FriendlySAM",
-        "VaSSO", "FisherSAM", "WSAM", "WSAM · Q", "MSAM",
+    names = [cls.__name__ for cls in family()] + [name for name, _, _ in EXTRAS]
+    names += [name for name in known if name.endswith(" · Q") and known[name]["flops"] != known[name[:-4]]["flops"]]
+    head = ["variant", "FLOPs ÷ SGD", "time ÷ SGD, wide net", "time ÷ SGD, narrow net", "memory, copies of the weights"]
+    rows = [
+        [
+            name.replace(" · Q", " with Q"), shown(known[name]["flops"], 2), shown(wide[name]["wall"], 2),
+            shown(known[name]["wall"], 2), shown(known[name]["memory"], 1),
+        ]
+        for name in sorted(names, key=lambda name: known[name]["flops"])
     ]  # fmt: skip
-    rows = ["| variant | FLOPs ÷ SGD | time ÷ SGD, wide net | time ÷ SGD, narrow net |", "| --- | --- | --- | --- |"]
-    rows += [
-        f"| {name} | {known[name]['flops']:.2f} | {shown(wide[name]['wall'], 2)} | {shown(known[name]['wall'], 2)} |"
-        for name in names
-    ]
-    return "\n".join(rows)
+    return markdown(head, rows)
 
 
 def paper(cls: type) -> str:
@@ -430,7 +413,7 @@ def of_ledger(**blocks: Callable[[Collection], str]) -> dict[str, Callable[[], s
 
 
 PAGES = {
-    ROOT / "README.md": of_ledger(demo=ledger.demo_table),
+    ROOT / "README.md": of_ledger(demo=ledger.demo_table, evidence=ledger.evidence_table),
     ROOT / "docs/index.md": of_ledger(paper=ledger.paper_table),
     ROOT / "docs/results.md": {
         **of_ledger(tables=ledger.all_tables, verdicts=ledger.verdicts, flips=ledger.flips_table),
@@ -440,7 +423,7 @@ PAGES = {
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
     ROOT / "docs/your-data.md": {"ending": your_data.ending, "ten_seeds": your_data.with_ten_seeds},
     ROOT / "docs/variants.md": {
-        "variants": variant_table, "wall": wall_table, "micro": micro_table, "where": where,
+        "variants": variant_table, "cost": cost_table, "micro": micro_table, "where": where,
         **of_ledger(
             frontier=frontier.table, picture=frontier.shown, advice=frontier.advice, goal=frontier.goal,
             digits=frontier.digits,

@@ -158,6 +158,18 @@ def test_the_paper_s_number_stands_beside_ours(recorded):
     assert log.endswith(") | +0.19 |")
 
 
+def test_the_evidence_is_bold_where_an_interval_excludes_zero(recorded):
+    values = {"sgd": [90.0, 90.1, 90.2], "sam": [92.0, 92.0, 92.3], "bisam-log": [92.0, 92.4, 91.0]}
+    found = [one for method, some in values.items() for one in runs(recorded, f"label_noise/40%/{method}", some)]
+    found += runs(recorded, "demo/40%/sam", [90.0]) + runs(recorded, "demo/40%/bisam-tanh", [91.0])
+    _, _, demo, noise = ledger.evidence_table(collect(found)).replace("\u00a0", " ").splitlines()
+    assert demo == "| Digits, small CNN, 40 % | – | – | +1.00 | 1 |"  # no interval from one seed
+    title, sam, log, tanh, seeds = noise.strip("| ").split(" | ")
+    assert (title, tanh, seeds) == ("CIFAR-10, ResNet-32, 40 %", "–", "3")
+    assert sam.startswith("**+2.00** (+1.")
+    assert log.startswith("−0.30 (−")
+
+
 def test_a_run_that_has_not_ended_has_its_line(recorded):
     *_, line = ledger.all_runs(collect([recorded("cifar10/vgg19bn/sam", accuracy=None, trained=7)])).splitlines()
     assert "| 7 of 200 epochs | – | – | – | 1 | – | – | `bisam train cifar10/vgg19bn/sam --seeds 0` |" in line
