@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bisam.engine.combined import leaves
+
 from family import (
     BASES,
     KINDS,
@@ -380,7 +382,10 @@ class Contract:
         torch.manual_seed(0)
         model = mlp()
         optimizer = VARIANTS[variant](BASES[base](model[0].parameters()), model)
-        optimizer.add_param_group({"params": list(model[2].parameters())})
+        weight, bias = model[2].parameters()
+        several = leaves(optimizer.base)  # of which each takes groups of its own
+        (several[0] if len(several) > 1 else optimizer).add_param_group({"params": [weight]})
+        (several[1] if len(several) > 1 else optimizer).add_param_group({"params": [bias]})
         whole, whole_optimizer = build(*pair, net=mlp)
         for seed in range(3):
             optimizer.minimize(*batch(seed))

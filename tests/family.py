@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import bisam
+from bisam.engine.combined import Combined
 
 
 def own_phi(x: Tensor) -> Tensor:
@@ -74,12 +75,23 @@ BY_HAND = [name for name in VARIANTS if kind_of(name) in ("SAM", "ASAM", "Friend
 ALIKE_WHEN_CAPTURED = [name for name in VARIANTS if kind_of(name) != "ESAM"]  # which draws on the device then
 WITHOUT_MEMORY = [name for name in VARIANTS if kind_of(name) in ("SAM", "ASAM", "FisherSAM")]
 
+
+def muon_and_adamw(params):
+    """As Muon is meant to be used: for the matrices, and another optimizer for the rest."""
+    params = [*params]
+    matrices = [param for param in params if param.dim() == 2]
+    others = [param for param in params if param.dim() != 2]
+    muon = torch.optim.Muon(matrices, lr=1e-2) if hasattr(torch.optim, "Muon") else torch.optim.SGD(matrices, lr=1e-2)
+    return Combined([muon, torch.optim.AdamW(others, lr=1e-2)])
+
+
 BASES = {
     "SGD(foreach)": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=5e-4, foreach=True),
     "SGD(loop)": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=5e-4, foreach=False),
     "Adam": lambda params: torch.optim.Adam(params, lr=1e-2),
     "AdamW(fused)": lambda params: torch.optim.AdamW(params, lr=1e-2, fused=True),
     "RMSprop": lambda params: torch.optim.RMSprop(params, lr=1e-3, momentum=0.9),
+    "Muon and AdamW": muon_and_adamw,
 }
 
 # Each kind with cross entropy and with one of the bounds in turn. What is promised of a composition does not depend on

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
+from bisam.engine.combined import Base
 from bisam.engine.objective_options import class_weights, setting
 from bisam.engine.optimizer import Options, SharpnessAware
 from bisam.merge import Reuse, SurrogateGap, WeightedSharpness
@@ -60,7 +60,7 @@ class SAM(SharpnessAware):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 0.05,
@@ -84,7 +84,7 @@ class ASAM(SharpnessAware):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 2.0,
@@ -109,7 +109,7 @@ class BiSAM(SharpnessAware):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 0.05,
@@ -135,7 +135,7 @@ class ABiSAM(SharpnessAware):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 2.0,
@@ -168,7 +168,7 @@ class ESAM(SharpnessAware):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 0.05,
@@ -192,7 +192,7 @@ class EBiSAM(ESAM):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 0.05,
@@ -221,7 +221,7 @@ class KSAM(SharpnessAware):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 0.05,
@@ -245,7 +245,7 @@ class RSAM(SharpnessAware):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 0.05,
@@ -273,7 +273,7 @@ class GSAM(SharpnessAware):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 0.05,
@@ -303,7 +303,7 @@ class LookSAM(SharpnessAware):
 
     def __init__(  # type: ignore[misc]  # every has another default here
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 0.05,
@@ -330,7 +330,7 @@ class FriendlySAM(SharpnessAware):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 0.05,
@@ -357,7 +357,7 @@ class VaSSO(SharpnessAware):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 0.05,
@@ -385,7 +385,7 @@ class FisherSAM(SharpnessAware):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 0.1,
@@ -410,7 +410,7 @@ class MSAM(SharpnessAware):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 0.3,
@@ -435,7 +435,7 @@ class WSAM(SharpnessAware):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         rho: float = 0.05,

@@ -392,8 +392,12 @@ def test_ascend_and_descend_without_gradients():
     [
         (lambda m: SAM(sgd(m), m), TypeError, "SAM is sharpness-aware already"),
         (lambda m: bisam.compat.SAM(m.parameters(), torch.optim.SGD, lr=0.1), TypeError, "sharpness-aware already"),
-        (lambda m: m.parameters(), TypeError, "base must be a torch optimizer, got generator.*compat.SAM"),
-        (lambda m: torch.optim.SGD, TypeError, "base must be a torch optimizer, got the class SGD"),
+        (
+            lambda m: m.parameters(),
+            TypeError,
+            "a torch optimizer, or a list of them, got generator.*compat.SAM",
+        ),
+        (lambda m: torch.optim.SGD, TypeError, "base must be a torch optimizer, or a list of them, got the class SGD"),
         (lambda m: torch.optim.LBFGS(m.parameters()), TypeError, "LBFGS"),
         (lambda m: torch.optim.SGD([{"params": []}], lr=0.1), ValueError, "empty parameter list"),
         (lambda m: torch.optim.SGD([], lr=0.1), ValueError, "empty parameter list"),

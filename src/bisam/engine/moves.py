@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bisam.engine.checks import Start
+from bisam.engine.combined import leaves
 from bisam.engine.criterion import Criterion, Pass
 from bisam.engine.telemetry import Telemetry
 from bisam.engine.wrapper import Wrapper
@@ -182,7 +183,8 @@ class Moves(Wrapper):
                 optimizer._refuse_while_perturbed("the base optimizer's step()")
             optimizer._awaits_update = False  # the gradient that backward() left is used up
 
-        self.base.register_step_pre_hook(refuse)
+        for one in leaves(self.base):
+            one.register_step_pre_hook(refuse)
 
     def _devices(self) -> set[torch.device]:
         return {param.device for param in self._parameters()}

@@ -34,6 +34,7 @@ from bisam.engine.checks import (
     refusing_third_pass,
     warn_unless_criterion,
 )
+from bisam.engine.combined import Base, combine, leaves
 from bisam.engine.criterion import Criterion, Pass, Phase
 from bisam.engine.objective_options import setting, share
 from bisam.engine.passes import TwoPasses
@@ -70,7 +71,8 @@ class SharpnessAware(TwoPasses):
 
     Args:
         base: any torch optimizer but LBFGS and Adadelta, which has another `rho`; its parameter groups, state and
-            schedulers are this optimizer's too.
+            schedulers are this optimizer's too. Or a list of optimizers, each with parameters of its own, such as
+            `[Muon(matrices), AdamW(others)]`: one perturbation moves the parameters of all.
         model: the model that owns the parameters, as it is run: wrapped by DistributedDataParallel, if it will be.
             Needed by `minimize`, to bring back buffers (batch-norm statistics) that the second pass changes, and to
             keep DistributedDataParallel from averaging what need not be. May be set later.
@@ -97,7 +99,7 @@ class SharpnessAware(TwoPasses):
 
     def __init__(
         self,
-        base: torch.optim.Optimizer,
+        base: Base,
         model: nn.Module | None = None,
         *,
         perturbation: Perturbation | None = None,
@@ -126,7 +128,9 @@ class SharpnessAware(TwoPasses):
             raise ValueError(
                 f"every is the merge's own: give it to {type(merge).__name__}, got every={every} beside it"
             )
-        check_base(base, self.perturbation)
+        combined: torch.optim.Optimizer = combine(base)
+        for one in leaves(combined):
+            check_base(one, self.perturbation)
         check_options(clip_norm, scaler, autocast, micro_batch, {"vectorize": vectorize, "same_dropout": same_dropout})
         check_ascent(self.perturbation, type(self).__name__, ascent, micro_batch)
         self.criterion = Criterion(ascent, descent)
@@ -139,7 +143,7 @@ class SharpnessAware(TwoPasses):
         self.scaler = scaler
         self.autocast = autocast
         self.same_dropout = same_dropout
-        self.base = base
+        self.base = combined
         self.model = model
         self._weights = Snapshot()
         self._running = False
@@ -147,7 +151,7 @@ class SharpnessAware(TwoPasses):
         self._awaits_update = False
         self._has_perturbed = False
         self._fixed_radii = None
-        super().__init__(base)
+        super().__init__(combined)
 
     @property
     def model(self) -> nn.Module | None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from bisam.engine.combined import leaves
 from bisam.engine.optimizer import SharpnessAware
 from bisam.engine.telemetry import Telemetry
 from bisam.tensors import gradients
@@ -127,8 +128,8 @@ class Replay:
 
     def base_has_hooks(self) -> bool:
         """Whether the base optimizer's step has hooks beside the engine's own."""
-        base = self.optimizer.base
-        return len(base._optimizer_step_pre_hooks) > 1 or bool(base._optimizer_step_post_hooks)
+        bases = leaves(self.optimizer.base)
+        return any(len(one._optimizer_step_pre_hooks) > 1 or one._optimizer_step_post_hooks for one in bases)
 
 
 @torch.optim.Optimizer.profile_hook_step

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bisam.engine.checks import check_group
+from bisam.engine.combined import leaves
 from bisam.merge import Merge
 from bisam.numbers import is_of_numpy
 from bisam.perturbation import Perturbation
@@ -27,10 +28,10 @@ class Wrapper(torch.optim.Optimizer):
         self.base = base
         self._steps = 0
         self._kept: list[dict[str, Any]] = []
-        groups, state = base.param_groups, base.state
-        super().__init__(groups, base.defaults)
-        base.param_groups, base.state = groups, state
+        # not Optimizer.__init__, which makes parameter groups and a state: those are the base optimizer's
+        super().__setstate__({"defaults": base.defaults})
         self._attach()
+        self._complete_groups()
 
     @property
     def perturbed(self) -> bool:
@@ -44,7 +45,8 @@ class Wrapper(torch.optim.Optimizer):
 
     def _attach(self) -> None:
         """Tie the base optimizer to this one: its checkpoint hooks are shared."""
-        self.base.__dict__["_sharpness_aware"] = True
+        for optimizer in leaves(self.base):
+            optimizer.__dict__["_sharpness_aware"] = True
         for name in _CHECKPOINT_HOOKS:
             setattr(self, name, getattr(self.base, name))
         this = weakref.ref(self)

@@ -1,0 +1,156 @@
+"""Several base optimizers as one, each with parameters of its own: Muon for the matrices and AdamW for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Base = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+"""What a sharpness-aware optimizer goes around: an optimizer, or several that have no parameter in common."""
+
+
+def combine(base: Any) -> Any:
+    """One optimizer for a list of them; anything else as it is."""
+    if not isinstance(base, (list, tuple)) or not all(isinstance(one, torch.optim.Optimizer) for one in base):
+        return base
+    return base[0] if len(base) == 1 else Combined(base)
+
+
+def leaves(base: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """The optimizers that hold parameters: those of a combination, or the one itself."""
+    return base.optimizers if isinstance(base, Combined) else [base]
+
+
+class Combined(torch.optim.Optimizer):
+    """Optimizers that step together. Parameter groups and state are theirs, in their order, and so is a checkpoint's.
+
+    Examples:
+        >>> a, b = torch.nn.Linear(2, 2).parameters()
+        >>> both = Combined([torch.optim.SGD([a], lr=0.1), torch.optim.AdamW([b], lr=1e-3)])
+        >>> [group["lr"] for group in both.param_groups]
+        [0.1, 0.001]
+    """
+
+    optimizers: list[torch.optim.Optimizer]
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        if not optimizers:
+            raise ValueError("base is an empty list: give an optimizer, or several")
+        params = [param for one in optimizers for group in one.param_groups for param in group["params"]]
+        if len({*params}) < len(params):
+            raise ValueError("two of the base optimizers have a parameter in common: give each its own")
+        # not Optimizer.__init__, which makes parameter groups and a state
+        super().__setstate__({"optimizers": [*optimizers], "defaults": {}})
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [group for one in self.optimizers for group in one.param_groups]
+
+    @property
+    def state(self) -> _States:  # type: ignore[override]
+        return _States(self.optimizers)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        names = ", ".join(type(one).__name__ for one in self.optimizers)
+        raise ValueError(
+            f"there are several base optimizers ({names}): add the group to one of them, "
+            "optimizer.base.optimizers[0].add_param_group(...)"
+        )
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for one in self.optimizers:
+            one.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for one in self.optimizers:
+            one.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """In the form of one optimizer's: parameters are numbered through."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        state: dict[int, Any] = {}
+        groups: list[dict[str, Any]] = []
+        first = 0
+        for one in self.optimizers:
+            part = one.state_dict()
+            state.update({first + number: value for number, value in part["state"].items()})
+            groups += [{**group, "params": [first + n for n in group["params"]]} for group in part["param_groups"]]
+            first += sum(len(group["params"]) for group in one.param_groups)
+        state_dict: dict[str, Any] = {"state": state, "param_groups": groups}
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            state_dict = post_hook(self, state_dict) or state_dict
+        return state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, state_dict) or state_dict
+        groups = state_dict["param_groups"]
+        if [len(group["params"]) for group in groups] != [len(group["params"]) for group in self.param_groups]:
+            raise ValueError(
+                f"the checkpoint has {_sizes(groups)}, and the base optimizers have {_sizes(self.param_groups)}: "
+                "build them as they were when it was saved"
+            )
+        first = 0
+        for one in self.optimizers:
+            count = len(one.param_groups)
+            own, groups = groups[:count], groups[count:]
+            size = sum(len(group["params"]) for group in own)
+            numbers = range(first, first + size)
+            one.load_state_dict({
+                "state": {n - first: value for n, value in state_dict["state"].items() if n in numbers},
+                "param_groups": [{**group, "params": [n - first for n in group["params"]]} for group in own],
+            })  # fmt: skip
+            first += size
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(repr, self.optimizers))}]"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"optimizers": self.optimizers, "defaults": self.defaults}
+
+
+class _States(MutableMapping[Tensor, Any]):
+    """What several optimizers keep for their parameters, as one mapping."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+
+    def __getitem__(self, param: Tensor) -> Any:
+        for one in self._optimizers:
+            if param in one.state:
+                return one.state[param]
+        raise KeyError(param)
+
+    def __setitem__(self, param: Tensor, value: Any) -> None:
+        for one in self._optimizers:
+            if any(param is owned for group in one.param_groups for owned in group["params"]):
+                one.state[param] = value
+                return
+        raise KeyError(f"no optimizer has this parameter, of shape {tuple(param.shape)}")
+
+    def __delitem__(self, param: Tensor) -> None:
+        for one in self._optimizers:
+            if param in one.state:
+                del one.state[param]
+                return
+        raise KeyError(param)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (param for one in self._optimizers for param in one.state)
+
+    def __len__(self) -> int:
+        return sum(len(one.state) for one in self._optimizers)
+
+
+def _sizes(groups: Sequence[dict[str, Any]]) -> str:
+    """
+    >>> _sizes([{"params": [0, 1]}, {"params": [2]}])
+    'parameter groups of 2 and 1 tensors'
+    """
+    return f"parameter groups of {' and '.join(str(len(group['params'])) for group in groups)} tensors"

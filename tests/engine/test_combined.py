@@ -1,0 +1,207 @@
+"""Several base optimizers in one step: as if each stepped by itself with the gradient at w + ε."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import bisam
+from bisam.engine.combined import Combined
+
+from family import assert_close, assert_identical, batch, mlp
+
+
+def split(model):
+    """The matrices of a model, and its other parameters."""
+    params = [*model.parameters()]
+    return [p for p in params if p.dim() == 2], [p for p in params if p.dim() != 2]
+
+
+def two(model):
+    matrices, others = split(model)
+    return [torch.optim.SGD(matrices, lr=0.1, momentum=0.9), torch.optim.AdamW(others, lr=1e-2)]
+
+
+def built(cls=bisam.SAM, **options):
+    torch.manual_seed(0)
+    model = mlp()
+    return model, cls(two(model), model, **options)
+
+
+def test_one_perturbation_moves_all_and_each_optimizer_steps_with_its_gradients():
+    torch.manual_seed(0)
+    model = mlp().double()
+    alone = copy.deepcopy(model)
+    optimizer = bisam.SAM(two(model), model, rho=0.3)
+    first, second = two(alone)
+    params = [*alone.parameters()]
+    for seed in range(5):
+        x, y = batch(seed)
+        optimizer.minimize(x.double(), y)
+        weights = [p.detach().clone() for p in params]
+        gradient = torch.autograd.grad(nn.functional.cross_entropy(alone(x.double()), y), params)
+        norm = torch.cat([g.flatten() for g in gradient]).norm()
+        with torch.no_grad():
+            for p, g in zip(params, gradient, strict=True):
+                p += 0.3 * g / norm
+        for p, g in zip(
+            params, torch.autograd.grad(nn.functional.cross_entropy(alone(x.double()), y), params), strict=True
+        ):
+            p.grad = g
+        with torch.no_grad():
+            for p, w in zip(params, weights, strict=True):
+                p.copy_(w)
+        first.step()
+        second.step()
+    assert_close([*model.parameters()], params, 1e-10)  # float64
+
+
+def test_the_groups_of_one_optimizer_can_be_left_unperturbed():
+    model, optimizer = built(rho=0.5)
+    optimizer.param_groups[1]["rho"] = 0.0
+    before = [p.detach().clone() for p in model.parameters()]
+    x, y = batch()
+    optimizer.zero_grad()
+    optimizer.criterion(model(x), y).backward()
+    optimizer.ascend()
+    moved = [(p - b).norm().item() for p, b in zip(model.parameters(), before, strict=True)]
+    assert [bool(length) for length in moved] == [p.dim() == 2 for p in model.parameters()]
+    assert torch.tensor(moved).norm().item() == pytest.approx(0.5, rel=1e-5)
+
+
+def test_momentum_sam_follows_the_momentum_of_each():
+    model, optimizer = built(bisam.MSAM)
+    optimizer.minimize(*batch(0))
+    before = [p.detach().clone() for p in model.parameters()]
+    seen = []
+    model.register_forward_pre_hook(
+        lambda *_: seen.extend(p.detach() - b for p, b in zip(model.parameters(), before, strict=True))
+    )
+    optimizer.minimize(*batch(1))
+    assert len(seen) == len(before)
+    assert all(step.norm() > 0 for step in seen)
+
+
+def test_a_checkpoint_resumes_bitwise_and_has_the_form_of_one_optimizer_s():
+    model, optimizer = built(bisam.LookSAM, every=2)
+    for seed in range(3):
+        optimizer.minimize(*batch(seed))
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    numbers = [number for group in saved["optimizer"]["param_groups"] for number in group["params"]]
+    assert numbers == [*range(len([*model.parameters()]))] == sorted(saved["optimizer"]["state"])
+    other, resumed = built(bisam.LookSAM, every=2)
+    other.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    for seed in range(3, 6):
+        optimizer.minimize(*batch(seed))
+        resumed.minimize(*batch(seed))
+    assert_identical([*other.parameters()], [*model.parameters()])
+
+
+def test_a_checkpoint_of_other_groups_is_refused():
+    _, optimizer = built()
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["params"] = saved["param_groups"][0]["params"][:1]
+    with pytest.raises(ValueError, match=r"groups of 1 and 2 tensors, and .* of 2 and 2 tensors"):
+        optimizer.load_state_dict(saved)
+
+
+def test_hooks_of_checkpoints_run():
+    _, optimizer = built()
+    seen = []
+    optimizer.register_state_dict_pre_hook(lambda _: seen.append("before saving"))
+    optimizer.register_state_dict_post_hook(lambda _, saved: {**saved, "more": 1})
+    optimizer.register_load_state_dict_pre_hook(lambda _, saved: {**saved, "loaded": 1})
+    optimizer.register_load_state_dict_post_hook(lambda _: seen.append("loaded"))
+    saved = optimizer.state_dict()
+    assert saved["more"] == 1
+    optimizer.load_state_dict(saved)
+    assert seen == ["before saving", "loaded"]
+
+
+@pytest.mark.parametrize("kind", ["copied", "pickled"])
+def test_a_copy_trains_on_as_the_original(kind):
+    model, optimizer = built()
+    optimizer.minimize(*batch(0))
+    if kind == "copied":
+        other, copied = copy.deepcopy((model, optimizer))
+    else:
+        file = io.BytesIO()
+        torch.save((model, optimizer), file)
+        file.seek(0)
+        other, copied = torch.load(file, weights_only=False)
+    for seed in (1, 2):
+        optimizer.minimize(*batch(seed))
+        copied.minimize(*batch(seed))
+    assert_identical([*other.parameters()], [*model.parameters()])
+
+
+def test_a_scheduler_drives_both_and_a_scaler_skips_both():
+    model, optimizer = built(scaler=torch.amp.GradScaler("cpu", init_scale=4.0))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    x, y = batch()
+    optimizer.minimize(x, y)
+    schedule.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.005]
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.minimize(x * float("inf"), y)
+    assert_identical([*model.parameters()], before)
+    assert optimizer.scaler.get_scale() == 2.0
+
+
+def test_neither_may_step_while_the_weights_are_perturbed():
+    model, optimizer = built()
+    x, y = batch()
+    optimizer.criterion(model(x), y).backward()
+    optimizer.ascend()
+    for one in optimizer.base.optimizers:
+        with pytest.raises(RuntimeError, match="perturbed now"):
+            one.step()
+
+
+def test_what_cannot_be_combined_is_refused():
+    model = mlp()
+    matrices, others = split(model)
+    sgd = torch.optim.SGD(matrices, lr=0.1)
+    with pytest.raises(ValueError, match="parameter in common"):
+        bisam.SAM([sgd, torch.optim.SGD(model.parameters(), lr=0.1)], model)
+    with pytest.raises(ValueError, match="empty list"):
+        bisam.SAM([], model)
+    with pytest.raises(TypeError, match="or a list of them, got list"):
+        bisam.SAM([*model.parameters()], model)
+    with pytest.raises(TypeError, match="LBFGS"):
+        bisam.SAM([sgd, torch.optim.LBFGS(others)], model)
+    optimizer = bisam.SAM([sgd, torch.optim.SGD(others, lr=0.1)], model)
+    with pytest.raises(ValueError, match=r"several base optimizers \(SGD, SGD\): add the group to one"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises(TypeError, match="is the base of a sharpness-aware optimizer already"):
+        bisam.SAM(sgd, model)
+
+
+def test_a_list_of_one_is_that_one():
+    model = mlp()
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert bisam.SAM([base], model).base is base
+
+
+def test_the_state_reads_and_writes_through_to_each_optimizer():
+    model = mlp()
+    first, second = two(model)
+    both = Combined([first, second])
+    weight, bias = model[0].parameters()
+    both.state[weight], both.state[bias] = {"step": 1}, {"step": 2}
+    assert (first.state[weight], second.state[bias]) == ({"step": 1}, {"step": 2})
+    assert (len(both.state), [*both.state]) == (2, [weight, bias])
+    del both.state[bias]
+    assert bias not in second.state
+    assert bias not in both.state
+    assert len(second.state) == 0  # to look at it has made no entry
+    with pytest.raises(KeyError, match="no optimizer has this parameter"):
+        both.state[torch.ones(3)] = {}
+    with pytest.raises(KeyError):
+        del both.state[bias]
