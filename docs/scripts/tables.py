@@ -416,7 +416,10 @@ PAGES = {
     ROOT / "README.md": of_ledger(demo=ledger.demo_table, evidence=ledger.evidence_table),
     ROOT / "docs/index.md": of_ledger(paper=ledger.paper_table),
     ROOT / "docs/results.md": {
-        **of_ledger(tables=ledger.all_tables, verdicts=ledger.verdicts, flips=ledger.flips_table),
+        **of_ledger(
+            evidence=ledger.evidence_table, tables=ledger.all_tables, verdicts=ledger.verdicts,
+            flips=ledger.flips_table,
+        ),
         "ties": ties_table, "cutout": cutout_table,
     },
     ROOT / "docs/runs.md": of_ledger(runs=ledger.all_runs),
