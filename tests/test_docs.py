@@ -16,7 +16,7 @@ from family import ConvNet, TwoInputs, batch, mlp
 ROOT = Path(__file__).parent.parent
 PAGES = [
     "README.md", "docs/index.md", "docs/getting-started.md", "docs/training-loops.md", "docs/speed.md",
-    "docs/diagnostics.md",
+    "docs/diagnostics.md", "docs/idea.md", "docs/design.md",
 ]  # fmt: skip
 
 

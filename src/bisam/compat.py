@@ -8,9 +8,13 @@
     loss_fn(model(x), y).backward()
     optimizer.second_step(zero_grad=True)
 
-What becomes right by changing it: the state dict is the base optimizer's and holds no weights of a step under way;
-schedulers and checkpoints reach the base optimizer; the weights come back also when a parameter has a gradient in only
-one pass; gradients of the first pass never leak into the second; calls out of order are errors.
+What this fixes:
+
+- The state dict is the base optimizer's and holds no weights of an unfinished step.
+- Schedulers and checkpoints reach the base optimizer.
+- The weights are restored even if a parameter has a gradient in only one pass.
+- Gradients of the first pass never leak into the second.
+- Calls out of order raise an error.
 """
 
 from __future__ import annotations

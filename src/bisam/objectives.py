@@ -1,4 +1,4 @@
-"""What each player optimises: cross entropy on the way down, a lower bound of the 0-1 error on the way up.
+"""The objectives: cross entropy for the descent, a lower bound of the 0-1 error for the ascent.
 
 A sample with logits z and label y is misclassified when some margin z_j − z_y is positive. With φ below the
 step function, φ(x) ≤ 1[x > 0], and the smooth maximum (1/μ) log Σ exp(μ ·), the paper's Lemma 3.1 is
@@ -129,7 +129,7 @@ def bound(
 ) -> Tensor:
     """Q − log(K)/μ, which never exceeds the 0-1 error (of the same class weights). Arguments as for `lower_bound`.
 
-    With probabilities as target it is below the error that is to be expected of a label drawn from them.
+    With probabilities as target it is below the expected error of a label drawn from them.
 
     Examples:
         >>> logits, target = torch.tensor([[5.0, 0.0, 0.0], [0.0, 9.0, 0.0]]), torch.tensor([0, 0])
@@ -253,7 +253,7 @@ class LowerBound(nn.Module):
 
 
 class CrossEntropy(nn.CrossEntropyLoss):
-    """`torch.nn.CrossEntropyLoss`, value for value, that explains itself when logits and labels do not fit.
+    """`torch.nn.CrossEntropyLoss` with the same values, and clearer errors where logits and labels do not fit.
 
     Examples:
         >>> CrossEntropy()(torch.zeros(1, 3), torch.tensor([3]))

@@ -87,7 +87,7 @@ Look = Callable[[Batch], Tensor]
 
 
 class Plan:
-    """All samples in both passes. Subclass it for a plan of your own: docs/extending.md has an example."""
+    """All samples in both passes. Subclass it for your own plan: see docs/extending.md."""
 
     chooses = False
     """Whether it ever leaves samples out, so that it needs to see the batch (`minimize`)."""

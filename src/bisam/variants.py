@@ -72,8 +72,8 @@ class SAM(SharpnessAware):
 class ASAM(SharpnessAware):
     """Adaptive SAM: ε = ρ T²∇L/‖T∇L‖ with T = |w| + η, a ball that scales with the weights.
 
-    Kwon, Kim, Park, Choi: ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning, 2021. ρ = 2 is what
-    the BiSAM paper uses; ASAM's has 0.5 with η = 0.01. A parameter group with `"adaptive": False` has T = 1.
+    Kwon, Kim, Park, Choi: ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning, 2021. The
+    BiSAM paper uses ρ = 2, the ASAM paper 0.5 with η = 0.01. A parameter group with `"adaptive": False` has T = 1.
     Other options: see `SharpnessAware`.
 
     Examples:
@@ -98,8 +98,8 @@ class BiSAM(SharpnessAware):
     """Bilevel SAM: ε = ρ ∇Q/‖∇Q‖ ascends a lower bound of the 0-1 error, the update descends cross entropy at w + ε.
 
     Xie, Latorre, Antonakopoulos, Pethick, Cevher: Improving SAM Requires Rethinking its Optimization Formulation, 2024.
-    `phi`, `mu` and `alpha` are those of `bisam.LowerBound`; the defaults are what the paper recommends. What `descent`
-    ignores (`ignore_index`) and how it weights classes (`weight`) holds for Q too. Other options: see `SharpnessAware`.
+    `phi`, `mu` and `alpha` are those of `bisam.LowerBound`; the defaults are what the paper recommends. Q uses the
+    `ignore_index` and the class weights (`weight`) of `descent`. Other options: see `SharpnessAware`.
 
     Examples:
         >>> model = nn.Linear(4, 3)
@@ -211,7 +211,7 @@ class KSAM(SharpnessAware):
     """K-SAM: both passes on the k samples of highest loss at w; k = None is half of the batch. Needs `minimize`.
 
     Ni, Chiang, Geiping, Goldblum, Wilson, Goldstein: K-SAM: Sharpness-Aware Minimization at the Speed of SGD, 2022.
-    The loss that it returns is that of the chosen samples. Other options: see `SharpnessAware`.
+    The returned loss is that of the chosen samples. Other options: see `SharpnessAware`.
 
     Examples:
         >>> model = nn.Linear(4, 3)
@@ -234,8 +234,8 @@ class KSAM(SharpnessAware):
 class RSAM(SharpnessAware):
     """R-SAM: ascend from a random start, ε = δ + ρ g/‖g‖ with g = ∇L(w + δ), δ Gaussian, ‖δ‖ ≈ σ‖w‖ for each filter.
 
-    Liu, Mai, Cheng, Chen, Hsieh, You: Random Sharpness-Aware Minimization, 2022. What it reports as the loss at w is
-    the loss at w + δ. Other options: see `SharpnessAware`.
+    Liu, Mai, Cheng, Chen, Hsieh, You: Random Sharpness-Aware Minimization, 2022. What it reports for w
+    is computed at w + δ. Other options: see `SharpnessAware`.
 
     Examples:
         >>> model = nn.Linear(4, 3)
@@ -258,12 +258,12 @@ class RSAM(SharpnessAware):
 class GSAM(SharpnessAware):
     """Surrogate-gap SAM: g ← g_p − α g_⊥, with g_p = ∇L(w + ε) and g_⊥ the part of ∇L(w) orthogonal to it.
 
-    ρ goes with the learning rate: ρ_t = ρ_min + (ρ − ρ_min) (lr_t − lr_min)/(lr_max − lr_min). `rho_min` = None is half
-    of ρ, as the paper has it for ResNets; lr_min is where the schedule ends; lr_max is each group's `lr_max`, its
-    scheduler's `max_lr` or `initial_lr`, or the largest rate seen.
+    ρ follows the learning rate: ρ_t = ρ_min + (ρ − ρ_min) (lr_t − lr_min)/(lr_max − lr_min). `rho_min` defaults to half
+    of ρ, the paper's value for ResNets. `lr_min` is the final rate of the schedule. lr_max is each group's `lr_max`,
+    its scheduler's `max_lr` or `initial_lr`, or the largest rate seen.
 
     Zhuang, Gong, Yuan, Cui, Adam, Dvornek, Tatikonda, Duncan, Liu: Surrogate Gap Minimization Improves Sharpness-Aware
-    Training, 2022. With another ascent, ∇L(w) takes a pass of its own. Other options: see `SharpnessAware`.
+    Training, 2022. With another ascent objective, ∇L(w) needs a third pass. Other options: see `SharpnessAware`.
 
     Examples:
         >>> model = nn.Linear(4, 3)
@@ -291,8 +291,8 @@ class LookSAM(SharpnessAware):
     """LookSAM: perturb in every k-th step, and reuse g_v, the part of ∇L(w + ε) orthogonal to g = ∇L(w), in between:
     g ← g + α (‖g‖/‖g_v‖) g_v.
 
-    Liu, Mai, Chen, Hsieh, You: Towards Efficient and Scalable Sharpness-Aware Minimization, 2022. Lengths and angles
-    are the whole model's. With another ascent, ∇L(w) takes a pass of its own in the perturbed steps.
+    Liu, Mai, Chen, Hsieh, You: Towards Efficient and Scalable Sharpness-Aware Minimization, 2022. Norms and angles
+    are computed over the whole model. With another ascent objective, ∇L(w) needs a third pass in the perturbed steps.
     Other options: see `SharpnessAware`.
 
     Examples:
@@ -317,8 +317,8 @@ class LookSAM(SharpnessAware):
 class FriendlySAM(SharpnessAware):
     """Friendly SAM: ascend g − σ m, the gradient without the running mean of those before it, m ← λ m + (1 − λ) g.
 
-    m begins as the first gradient, as in the authors' code. The paper's m has g in it already, which for σ = 1 is the
-    same direction.
+    m starts as the first gradient, as in the authors' code. The paper's m already includes g, which gives the same
+    direction for σ = 1.
 
     Li, Zhou, He, Cheng, Huang: Friendly Sharpness-Aware Minimization, 2024. Other options: see `SharpnessAware`.
 
@@ -344,7 +344,7 @@ class FriendlySAM(SharpnessAware):
 class VaSSO(SharpnessAware):
     """Variance-suppressed SAM: ε = ρ d/‖d‖ with d ← (1 − θ) d + θ ∇L(w), a running mean of gradients; θ = 1 is SAM.
 
-    d begins as the first gradient, as in the authors' code, whose defaults these are.
+    d starts as the first gradient, as in the authors' code. The defaults are those of that code.
 
     Li, Giannakis: Enhancing Sharpness-Aware Optimization Through Variance Suppression, 2023.
     Other options: see `SharpnessAware`.
@@ -370,11 +370,11 @@ class VaSSO(SharpnessAware):
 class FisherSAM(SharpnessAware):
     """Fisher SAM: ε = ρ F⁻¹g/√(gᵀF⁻¹g), a ball in the metric of the Fisher information F = 1 + ηg² with g = ∇L(w).
 
-    F is diagonal, from the squared gradient of the batch. η = 0 is SAM. η is for the gradient of a mean over samples:
-    with a loss c times as large use η/c². With another ascent, g is the gradient of that.
+    F is diagonal, from the squared gradient of the batch. η = 0 is SAM. η assumes a loss that is a mean over samples:
+    with a loss c times as large use η/c². With another ascent objective, g is its gradient.
 
-    Kim, Li, Hu, Hospedales: Fisher SAM: Information Geometry and Sharpness Aware Minimisation, 2022. No code of its
-    authors was found: that η stands at g², with a 1 beside it, and the defaults are those of public implementations.
+    Kim, Li, Hu, Hospedales: Fisher SAM: Information Geometry and Sharpness Aware Minimisation, 2022. We found no
+    code by its authors: the form 1 + ηg² and the defaults are those of public implementations.
     Other options: see `SharpnessAware`.
 
     Examples:
@@ -399,8 +399,8 @@ class MSAM(SharpnessAware):
     """Momentum SAM: ε = −ρ v/‖v‖ with v the base optimizer's momentum, so that a step has one pass, at w + ε.
 
     Becker, Altrock, Risse: Momentum-SAM: Sharpness Aware Minimization without Computational Overhead, 2024. v is SGD's
-    momentum or Adam's first moment; the first step, which has none yet, does not perturb. There is no ascent, so there
-    is no bilevel form, and the loss that it returns is that at w + ε. Other options: see `SharpnessAware`.
+    momentum or Adam's first moment; the first step, which has none yet, does not perturb. There is no ascent pass, so
+    there is no bilevel form, and the returned loss is that at w + ε. Other options: see `SharpnessAware`.
 
     Examples:
         >>> model = nn.Linear(4, 3)
@@ -423,8 +423,9 @@ class WSAM(SharpnessAware):
     """Weighted-sharpness SAM: g ← ∇L(w) + γ/(1 − γ) (∇L(w + ε) − ∇L(w)); γ = ½ is SAM, γ = 0 the base optimizer.
 
     Yue, Jiang, Ye, Gao, Liu, Zhang: Sharpness-Aware Minimization Revisited: Weighted Sharpness as a Regularization
-    Term, 2023. This is its coupled form; the other adds the sharpness to the weights beside the base optimizer's
-    update, which for SGD without momentum is the same. With another ascent, ∇L(w) takes a pass of its own.
+    Term, 2023. This is its coupled form. The other form adds the sharpness term to the weights beside the base
+    optimizer's update; for SGD without momentum both are the same. With another ascent objective, ∇L(w) needs a third
+    pass.
     Other options: see `SharpnessAware`.
 
     Examples:

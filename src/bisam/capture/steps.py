@@ -45,15 +45,15 @@ def capture(
         closure: instead of `minimize`, what to run in both passes: called with a batch, it computes
             `optimizer.criterion(…)`, calls `backward` on it and returns it. It must not wait for the device.
         warmup: steps to run eagerly before the first capture.
-        generator: to draw dropout from, on the model's device, in place of torch's own: so that nothing else disturbs
-            this training's random numbers, and a checkpoint can hold them.
-        after: called with the optimizer at the end of each step, inside of the graph: to add telemetry to sums that
-            stay on the device, in place, at the cost of no launch.
+        generator: the source of dropout's random numbers, on the model's device, instead of torch's own. Nothing else
+            then draws from it, and a checkpoint can hold its state.
+        after: called with the optimizer at the end of each step, inside the graph. Use it to add telemetry, in place,
+            to sums that stay on the device; this costs no launch.
 
-    The base optimizer's update runs in its fused form, or else its foreach form. A batch of another shape gets a graph
-    of its own when it comes for the second time. `optimizer.telemetry` is of the last step, until the next one begins.
+    The base optimizer's update runs in its fused form, or else its foreach form. A batch of another shape gets its own
+    graph the second time it comes. `optimizer.telemetry` is that of the last step until the next one begins.
 
-    Under DistributedDataParallel with NCCL the collectives are recorded too: see docs/speed.md for what that takes.
+    Under DistributedDataParallel with NCCL the collectives are recorded too: see docs/scaling.md for the requirements.
     """
     return CapturedStep(CapturedSteps([Branch(optimizer, closure, generator, after)], warmup))
 
@@ -67,8 +67,8 @@ def capture_together(
 ) -> CapturedSteps:
     """A function that takes a batch for each optimizer and does one step of each, in parallel branches of one graph.
 
-    The trainings share nothing but the device: each computes what it computes alone. Small models, which leave most of
-    a large GPU idle, train several times as fast in all. With `generators`, each draws its dropout from its own.
+    The trainings share only the device: each computes what it computes alone. Small models, which leave most of a large
+    GPU idle, train several times as fast together. With `generators`, each draws its dropout from its own generator.
     `after` is called with each optimizer, as in `capture`.
 
     Examples:

@@ -8,9 +8,9 @@ Each is one call on a model and data, `(x, y)` or an iterable of such batches, a
 the mean loss L, cross entropy if None. Batches add up to the loss of all samples together. Only parameters that require
 gradients are moved and differentiated.
 
-The model runs in evaluation mode, unless `train_mode` is set (batch statistics and dropout), and comes back as it was:
-weights bit for bit, buffers, modes, gradients, and torch's random numbers. Every pass over the data starts from the
-same buffers and random numbers, so L is one function of w and a shuffled DataLoader gives the same batches again.
+The model runs in evaluation mode, unless `train_mode` is set (batch statistics and dropout). Afterwards everything is
+restored: weights bit for bit, buffers, modes, gradients, and torch's random state. Every pass over the data starts from
+the same buffers and random state, so L is one function of w and a shuffled DataLoader gives the same batches again.
 
 `progress(done, total)` is called after every batch, or after every pass where the data has no length.
 """

@@ -26,8 +26,8 @@ def average_sharpness(
 ) -> Estimate:
     """Average sharpness, E L(w + ε) − L(w), for ε = ρ T n/‖n‖ with n standard normal.
 
-    So T⁻¹ε is uniform on the sphere of radius ρ: as long as the perturbation of `sharpness`, and not, as with Gaussian
-    noise of variance ρ², √P times longer.
+    T⁻¹ε is uniform on the sphere of radius ρ, so it is as long as that of `sharpness`. Gaussian noise of variance ρ²
+    would be √P times longer, for P parameters.
     """
     check_radius("rho", rho)
     check_radius("eta", eta)

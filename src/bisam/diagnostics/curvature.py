@@ -29,9 +29,10 @@ def hessian_eigenvalues(
 ) -> list[float]:
     """The k largest eigenvalues of H, in descending order, by Lanczos with full reorthogonalisation.
 
-    An iteration is one product H v over all data. It ends when ‖H v − θ v‖ ≤ tolerance · max|θ| for each of the k
-    pairs, and warns if that takes more than `iterations`. Largest is meant algebraically: 1 comes before −2. Of an
-    eigenvalue that repeats exactly, copies may be missed. The basis takes `iterations` times the memory of the weights.
+    An iteration is one product H v over all data. Iterations end when ‖H v − θ v‖ ≤ tolerance · max|θ| for each of the
+    k pairs; a warning appears if that takes more than `iterations`. Eigenvalues are ordered by value, not by magnitude:
+    1 comes before −2. Copies of an exactly repeated eigenvalue may be missed. The basis takes `iterations` times the
+    memory of the weights.
     """
     check_count("k", k, 1)
     check_count("iterations", iterations, k)

@@ -47,13 +47,13 @@ def sharpness(
 ) -> Sharpness:
     """Worst-case sharpness, L(w + ε) − L(w), with the 0-1 error at both ends.
 
-    One step is SAM's own perturbation, wherever it leads. More are projected gradient ascent in the same ball, of which
-    the highest point counts:
+    One step is SAM's own perturbation, even if the loss falls there. More steps are projected gradient ascent in the
+    same ball, and the highest point counts:
 
         ε = ρ T² g/‖T g‖      or      u ← Π_ρ(u + α T g/‖T g‖),   ε = T u,   u = 0 and α = 2ρ at first
 
-    with α falling evenly to 2ρ/steps. The first of these points is SAM's too, so more steps never end lower; the steps
-    together are long enough to get around the ball, which steps of 2ρ/steps throughout are not.
+    with α falling evenly to 2ρ/steps. The first of these points is SAM's too, so more steps never end lower. Together
+    the steps are long enough to get around the ball; constant steps of 2ρ/steps would not be.
 
     Args:
         rho: the radius.

@@ -67,15 +67,15 @@ class Options(TypedDict, total=False):
 
 
 class SharpnessAware(TwoPasses):
-    """A base optimizer that descends from the worst point nearby.
+    """A base optimizer whose updates use the gradient at w + ε, the worst point near the weights w.
 
     Args:
-        base: any torch optimizer but LBFGS and Adadelta, which has another `rho`; its parameter groups, state and
-            schedulers are this optimizer's too. Or a list of optimizers, each with parameters of its own, such as
-            `[Muon(matrices), AdamW(others)]`: one perturbation moves the parameters of all.
-        model: the model that owns the parameters, as it is run: wrapped by DistributedDataParallel, if it will be.
-            Needed by `minimize`, to bring back buffers (batch-norm statistics) that the second pass changes, and to
-            keep DistributedDataParallel from averaging what need not be. May be set later.
+        base: any torch optimizer except LBFGS and Adadelta (whose `rho` is another option). Both optimizers share
+            parameter groups and state, so a scheduler works on either. Or a list of optimizers, each with its own
+            parameters, such as `[Muon(matrices), AdamW(others)]`: one perturbation moves the parameters of all.
+        model: the model to train, wrapped by DistributedDataParallel if it will be. Needed by `minimize`, to restore
+            buffers (batch-norm statistics) that the second pass changes, and to skip all-reduces that a step does not
+            need. May be set later.
         perturbation: from the ascent gradient to ε.
         plan: which samples of a batch feed which pass.
         merge: which gradient reaches the base optimizer, and when the weights are perturbed.
@@ -84,15 +84,15 @@ class SharpnessAware(TwoPasses):
         micro_batch: `minimize` perturbs each micro-batch of this many samples by itself and averages gradients (mSAM).
         vectorize: run the micro-batches as one batched computation (`torch.func`). Faster on a GPU, for several times
             the memory; impossible with batch norm.
-        every: perturb in every k-th step only, beginning with the first, or that of `start`.
-        start: the steps before this one, counted from 0, do not perturb and cost what the base optimizer's do. Or a
-            function of a step's number that returns whether it perturbs.
-        stop: this step and those after it do not perturb. Default: none does so.
+        every: perturb in every k-th step only, beginning with the first step, or with `start`.
+        start: the first step that perturbs, counted from 0. Earlier steps are plain steps of the base optimizer, at its
+            cost. Or a function of a step's number that returns whether the step perturbs.
+        stop: the first step that no longer perturbs. Default: never stop.
         clip_norm: clip the gradient that reaches the base optimizer to this norm.
         sharpness: with several ranks, perturb each by its own gradient ("local") or all alike ("global").
             Default: local for DistributedDataParallel, global for sharded parameters.
-        scaler: a GradScaler. Backward passes run on `scaler.scale(loss)`; unscaling, skipping and `scaler.update()`
-            are done here.
+        scaler: a GradScaler. Closures call `scaler.scale(loss).backward()`; the optimizer unscales, skips updates
+            after an overflow, and calls `scaler.update()`.
         autocast: the type for `torch.autocast` around the forward passes of `minimize`.
         same_dropout: draw the same random numbers (dropout masks) in both passes.
     """
@@ -177,7 +177,7 @@ class SharpnessAware(TwoPasses):
         self._model = model
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients. Closures may call it, or not: in a step each of them starts with none."""
+        """Clear the gradients. A closure need not call it: inside a step each closure starts without gradients."""
         self._stale, self._awaits_update = None, False
         for group in self.base.param_groups:
             for param in group["params"]:
@@ -190,16 +190,17 @@ class SharpnessAware(TwoPasses):
     # The step, in its three forms.
 
     def step(self, closure: Closure | Sequence[Closure] | None = None) -> Any:
-        """One step. The closure computes `criterion(model(x), y)`, calls `backward` on it and returns it, twice.
+        """One step: run the closure in both passes, then update.
 
-        A list of closures, one for each micro-batch, is one step on all of them together: each counts for the labels
-        that it keeps. Clip by `clip_norm=`: a closure sees its own gradients only.
+        The closure computes `criterion(model(x), y)`, calls `backward` on it and returns it. A list of closures, one
+        for each micro-batch, is one step on all of them together: each is weighted by its labels that are not ignored.
+        Clip by `clip_norm=`: a closure sees only its own gradients.
 
-        Returns what the closure returned at w; for the bilevel variants the descent's loss there, if it used
+        Returns what the closure returned at w; for the bilevel variants the descent's loss at w, if the closure called
         `criterion` once. The gradient of the update stays in `.grad` until the next step, or `zero_grad`, clears it.
 
-        After `backward` no closure is needed: the update is all that is left to do. One that is given runs once,
-        without gradients, as frameworks clip in theirs.
+        After `backward`, call `step()` without a closure: only the update is left. A closure given then runs once,
+        without gradients, because frameworks clip in theirs.
         """
         if self._awaits_update:
             return self._update_after_backward(closure)
@@ -226,8 +227,8 @@ class SharpnessAware(TwoPasses):
         """The whole step on one batch: forward and backward passes, accumulation, autocast, clipping, update.
 
         `x` is what the model takes: a tensor, a tuple (`model(*x)`) or a dict (`model(**x)`). `accumulate` cuts the
-        batch, or each micro-batch, into this many parts that run one after the other, for the gradient of the whole: of
-        the inputs those tensors are cut that have as many rows as `y`. Gradients from before are cleared.
+        batch, or each micro-batch, into this many parts, which run one after the other and give the gradient of the
+        whole. Input tensors with as many rows as `y` are cut; others go to every part. Earlier gradients are cleared.
 
         Returns the descent's loss at w; without an ascent pass (MSAM), at w + ε.
         """
@@ -262,7 +263,7 @@ class SharpnessAware(TwoPasses):
         gradients.take(params)
 
     def descend(self, *, zero_grad: bool = True) -> None:
-        """After the second backward pass: bring w back, bit for bit, let the base optimizer step, clear gradients."""
+        """After the second backward pass: restore w, bit for bit, run the base optimizer's step, clear gradients."""
         self._refuse_inside_step("descend()")
         if not self.perturbed:
             raise RuntimeError(
@@ -277,7 +278,7 @@ class SharpnessAware(TwoPasses):
             self.zero_grad()
 
     def restore(self) -> None:
-        """Give a step up: weights and buffers as before `ascend`, no gradients. Does nothing between steps."""
+        """Abandon a step: restore weights and buffers, clear gradients. Does nothing between steps."""
         self._refuse_inside_step("restore()")
         if self.perturbed:
             self._bring_back()

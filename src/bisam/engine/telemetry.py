@@ -70,9 +70,12 @@ class Observation:
 class Telemetry:
     """What one step measured. Values are device tensors; reading one does not wait for the device.
 
-    A value is None while its pass has not run, where the criterion was not used, where several terms of one loss were
-    computed before `backward`, and, for counts of errors, where the task is not known to be a classification (neither
-    objective is cross entropy or a lower bound).
+    A value is None if
+
+    - its pass has not run yet
+    - the criterion was not used
+    - several terms of one loss were computed before `backward`
+    - it counts errors, and neither objective is cross entropy or a lower bound: the task may not be a classification
     """
 
     descent_norm: Tensor | None = None
@@ -114,8 +117,11 @@ class Telemetry:
 
     @property
     def bound(self) -> Tensor | None:
-        """Q − log(K)/μ at w: never above `error`. None where that is another error: where Q has class weights, or the
-        targets are probabilities, of which `error` takes the most probable class."""
+        """Q − log(K)/μ at w: never above `error`.
+
+        None if Q has class weights or the targets are probabilities: the bound is then below another error than
+        `error`, which counts each sample once and takes the most probable class as its label.
+        """
         return _merged(self._players.ascent, [(o.bound, o.ascent_divisor) for o in self._at_weights])
 
     @property

@@ -281,4 +281,4 @@ def _options(optimizer: SharpnessAware) -> dict[str, Any]:
 
 @keras.saving.register_keras_serializable("bisam")
 class SharpnessAwareModel(SharpnessAwareMixin, keras.Model):
-    """`keras.Model` with sharpness-aware steps. A model that is there becomes one: (model.inputs, model.outputs)."""
+    """`keras.Model` with sharpness-aware steps. To convert a model, pass (model.inputs, model.outputs)."""

@@ -65,8 +65,8 @@ class SharpnessAwareModule(lightning.LightningModule):
     def sharpness_loss(self, output: Any, target: Tensor, optimizer: Any = None) -> Tensor:
         """The loss to return from `training_step`: each pass has the gradients of its own objective.
 
-        Its value is the descent's loss (cross entropy) in both, so it can be logged. `optimizer` is that whose loss it
-        is, one of `self.optimizers()`. Default: the first that is sharpness-aware.
+        Its value is the descent's loss (cross entropy) in both, so it can be logged. `optimizer` is one of
+        `self.optimizers()`. Default: the first that is sharpness-aware.
         """
         optimizer = self._sharpness_aware() if optimizer is None else _unwrapped(optimizer)
         if optimizer is None:

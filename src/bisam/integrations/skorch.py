@@ -36,8 +36,9 @@ class SharpnessAwareNet:
     """A net whose optimizer is sharpness-aware. Put it before the class of the net.
 
     `optimizer` is one of the family (`bisam.BiSAM`), `optimizer__base` the class of its base optimizer (SGD);
-    `optimizer__<name>` are the options of both. A name that both have, such as `alpha` of RMSprop, is the variant's:
-    `functools.partial(torch.optim.RMSprop, alpha=0.9)` is a base too. The net's criterion is the descent's objective.
+    `optimizer__<name>` are the options of both. A name that both have, such as `alpha` of RMSprop, is the variant's;
+    set the base optimizer's by `functools.partial(torch.optim.RMSprop, alpha=0.9)`. The net's criterion is the
+    descent's objective.
     `accumulate` cuts each batch into this many parts that run one after the other, for the gradient of the whole.
 
     The history has the loss at w. Callbacks get `on_grad_computed` once a step, with the gradient of the update.

@@ -92,10 +92,9 @@ def _tensor_dot(x: Tensor, y: Tensor) -> Tensor:
 class Bucket:
     """Parameters of one group that share device and type, with their ascent gradients; together one foreach call.
 
-    `params`, `gradients` and `weights`, the saved copies of the parameters, are this rank's shards where there are
-    shards; `whole_gradients` are the tensors that a norm is taken of. `owners` are the parameters themselves, and
-    `states` what the base optimizer keeps for each of them. A perturbation may write to `params`: what it leaves there
-    is what ε is added to.
+    `params`, `gradients` and `weights` (the saved copies of the parameters) are this rank's shards, where parameters
+    are sharded. Compute norms from `whole_gradients`. `owners` are the parameters themselves, and `states` is the base
+    optimizer's state of each. A perturbation may write to `params`: ε is added to what it leaves there.
     """
 
     options: dict[str, Any]

@@ -28,20 +28,20 @@ def find_rho(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> RhoSweep:
-    """Train a short while with each ρ, and compare on the validation data: the best ρ, and those that did as well.
+    """Train briefly with each ρ and compare on the validation data: the best ρ, and those that did as well.
 
-    It ranks ρ after a short training. For a long one, or another schedule of the learning rate, the best ρ may be
-    larger or smaller. Take the choice for a place to begin, not for the end of the search.
+    This ranks ρ after a short training. For a long one, or for another learning-rate schedule, the best ρ may be larger
+    or smaller. Treat the choice as a starting point.
 
-    Each training is on a copy: the model stays as it is, and so do torch's and Python's random numbers. In one repeat
-    every ρ starts from the same weights and sees the same batches in the same order, with the same augmentation, and
-    the same dropout in the first pass of each step. Repeats differ in these, where the data or the model is random, and
-    in the initial weights if `model` is a function that makes it.
+    Each training uses a copy: the model and the states of torch's and Python's random generators stay as they are.
+    Within one repeat every ρ starts from the same weights and sees the same batches in the same order, with the same
+    augmentation, and the same dropout in the first pass of each step. Repeats differ in these where the data or the
+    model is random, and in the initial weights if `model` is a function.
 
-    The choice is the ρ of the best mean accuracy; of equal ones that of the lowest validation loss, and then the
-    smallest. Another ρ is distinguishable from it when the 95 % interval of their difference excludes 0. This interval
-    (Student's t of paired differences) covers two sources of chance: the repeats, and which samples the validation data
-    happens to have. Of twenty comparisons one may err, and the best of many is flattered.
+    The choice is the ρ with the best mean accuracy. Ties go to the lowest validation loss, then to the smallest ρ.
+    Another ρ is distinguishable from the choice if the 95 % interval of their difference excludes 0. This interval
+    (Student's t of paired differences) covers two sources of chance: the repeats, and which samples are in the
+    validation data. One in twenty comparisons may be wrong, and the best of many is best partly by luck.
 
     Args:
         model: what to train, or a function that makes it.
@@ -52,15 +52,15 @@ def find_rho(
         rhos: the grid. 0 is the base optimizer alone. Adaptive variants and MSAM need larger values, around 1.
         epochs: how long each training is; 1 if neither this nor `steps` is given.
         steps: how long each training is, in steps in place of epochs.
-        repeats: how often each ρ is tried; with one, nothing is known of the scatter.
-        seed: where the random numbers of all repeats come from.
-        progress: called with what is done and how much there is, after every step and training.
+        repeats: how often each ρ is tried; with one, the scatter is not known.
+        seed: the seed of all repeats.
+        progress: called with the work done and the total, after every step and training.
 
-    A training whose weights, or validation loss, are not finite any more is cut short. Its ρ has diverged: it is not
-    tried again and never chosen.
+    A training has diverged if its weights or its validation loss are no longer finite. It is stopped, and its ρ is
+    neither tried again nor chosen.
 
-    With several ranks, all of them call it, each with its own batches, and `make_optimizer` wraps the model. What the
-    first rank finds on its validation data counts in all of them.
+    With several ranks, all of them call this function, each with its own batches, and `make_optimizer` wraps the model.
+    The validation data of the first rank decide for all of them.
 
     Examples:
         >>> import bisam, torch
