@@ -449,13 +449,14 @@ class Holder:
     """An optimizer in an object of a class derived from its own, which reads from it, as frameworks wrap one."""
 
     def __init__(self, optimizer):
-        self.held = optimizer
+        self.held, self.calls = optimizer, 0
         self.__class__ = type("Held", (Holder, type(optimizer)), {})
 
     def __getattr__(self, name):
         return getattr(self.held, name)
 
     def step(self, closure=None):
+        self.calls += 1
         return self.held.step(closure)
 
 
@@ -472,7 +473,9 @@ def test_methods_on_an_object_that_holds_the_optimizer_keep_what_they_note_in_th
         chosen.clip_norm = 0.1
         chosen.minimize(x, y)
         chosen.zero_grad()
-    assert vars(held).keys() == {"held", "step"}
+    assert vars(held).keys() == {"held", "calls", "step"}
+    assert held.calls == 1  # its own attributes stay its own
+    assert "calls" not in vars(optimizer)
     assert optimizer.clip_norm == 0.1
     assert optimizer.state_dict()["sharpness"]["steps"] == 3
     assert_identical(tensors(model, optimizer), tensors(other, plain))
