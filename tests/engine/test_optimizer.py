@@ -449,6 +449,45 @@ def test_rho_is_an_option_of_groups_and_cannot_be_set_beside_them():
     assert repr(optimizer).startswith("BiSAM(rho=0.2 or 0.0, adaptive=False")
 
 
+class Holder:
+    """An optimizer in an object of a class derived from its own, which reads from it, as frameworks wrap one."""
+
+    def __init__(self, optimizer):
+        self.held, self.calls = optimizer, 0
+        self.__class__ = type("Held", (Holder, type(optimizer)), {})
+
+    def __getattr__(self, name):
+        return getattr(self.held, name)
+
+    def step(self, closure=None):
+        self.calls += 1
+        return self.held.step(closure)
+
+
+def test_methods_on_an_object_that_holds_the_optimizer_keep_what_they_note_in_the_optimizer():
+    model, optimizer = build(every=2)
+    other, plain = build(every=2)
+    held = Holder(optimizer)
+    x, y = batch()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(held, 0.9)  # it replaces held.step
+    for chosen, used in ((held, model), (plain, other)):
+        chosen.minimize(x, y)
+        chosen.backward(closure_of(used, chosen, x, y))
+        chosen.step()
+        chosen.clip_norm = 0.1
+        chosen.minimize(x, y)
+        chosen.zero_grad()
+    assert vars(held).keys() == {"held", "calls", "step"}
+    assert held.calls == 1  # its own attributes stay its own
+    assert "calls" not in vars(optimizer)
+    assert optimizer.clip_norm == 0.1
+    assert optimizer.state_dict()["sharpness"]["steps"] == 3
+    assert_identical(tensors(model, optimizer), tensors(other, plain))
+    scheduler.step()
+    with pytest.raises(AttributeError, match="rho is an option of the parameter groups"):
+        held.rho = 0.2
+
+
 def test_an_option_of_groups_may_have_the_name_of_an_attribute_and_any_value():
     perturbation = bisam.perturbation.Ball()
     perturbation.defaults.update(start=[0.1, 0.9])

@@ -20,11 +20,12 @@ SECTIONS = {
 SILENT = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 OPTIONS = {
     "Lightning": {"accelerator": "cpu", "max_epochs": 1, **SILENT},
+    "Lightning Fabric": {"accelerator": "cpu", "devices": 1},
     "skorch": {"max_epochs": 1, "verbose": 0, "train_split": None},
 }
 
 
-@pytest.mark.parametrize("section", ["Lightning", "Accelerate", "skorch", "timm"])
+@pytest.mark.parametrize("section", ["Lightning", "Lightning Fabric", "Accelerate", "skorch", "timm"])
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec", "ignore::UserWarning:lightning")
 def test_the_lines_of_the_page_train(section):
     from accelerate.state import AcceleratorState, GradientState

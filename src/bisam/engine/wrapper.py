@@ -91,7 +91,15 @@ class Wrapper(torch.optim.Optimizer):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse `optimizer.rho = 0.2`: the parameter groups would keep their own."""
+        """Refuse `optimizer.rho = 0.2`: the parameter groups would keep their own.
+
+        A framework may put this optimizer into an object of a class derived from it, which reads attributes from here.
+        Methods that run on that object set them here too: the object would hide their values from the optimizer.
+        """
+        inside = None if "base" in self.__dict__ else _optimizer_inside(self)
+        if inside is not None and name not in self.__dict__ and not hasattr(type(self), name):
+            setattr(inside, name, value)
+            return
         if name not in self.__dict__ and self._is_option_of_groups(name):
             raise AttributeError(
                 f"{name} is an option of the parameter groups, like lr: set it in each of them, "
@@ -224,6 +232,11 @@ class Wrapper(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._attach()
+
+
+def _optimizer_inside(holder: Wrapper) -> Wrapper | None:
+    """The optimizer in an object that has none of its attributes, as frameworks derive from its class."""
+    return next((value for value in vars(holder).values() if isinstance(value, Wrapper)), None)
 
 
 def parts_of(perturbation: Perturbation) -> list[Any]:
