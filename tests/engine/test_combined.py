@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import bisam
 from bisam.engine.combined import Combined
@@ -100,6 +101,20 @@ def test_a_checkpoint_resumes_bitwise_and_has_the_form_of_one_optimizer_s():
     for seed in range(3, 6):
         optimizer.minimize(*batch(seed))
         resumed.minimize(*batch(seed))
+    assert_identical([*other.parameters()], [*model.parameters()])
+
+
+def test_a_checkpoint_by_names_of_parameters_resumes_bitwise():
+    """As torch.distributed.checkpoint has it, for sharded models."""
+    model, optimizer = built()
+    optimizer.minimize(*batch(0))
+    saved = get_optimizer_state_dict(model, optimizer.base)
+    assert saved["state"].keys() == {name for name, _ in model.named_parameters()}
+    other, resumed = built()
+    other.load_state_dict(model.state_dict())
+    set_optimizer_state_dict(other, resumed.base, copy.deepcopy(saved))  # its tensors are the state's own
+    optimizer.minimize(*batch(1))
+    resumed.minimize(*batch(1))
     assert_identical([*other.parameters()], [*model.parameters()])
 
 

@@ -94,17 +94,11 @@ class Combined(torch.optim.Optimizer):
                 f"the checkpoint has {_sizes(groups)}, and the base optimizers have {_sizes(self.param_groups)}: "
                 "build them as they were when it was saved"
             )
-        first = 0
         for one in self.optimizers:
-            count = len(one.param_groups)
-            own, groups = groups[:count], groups[count:]
-            size = sum(len(group["params"]) for group in own)
-            numbers = range(first, first + size)
-            one.load_state_dict({
-                "state": {n - first: value for n, value in state_dict["state"].items() if n in numbers},
-                "param_groups": [{**group, "params": [n - first for n in group["params"]]} for group in own],
-            })  # fmt: skip
-            first += size
+            own, groups = groups[: len(one.param_groups)], groups[len(one.param_groups) :]
+            names = {name for group in own for name in group["params"]}  # numbers, or what a sharded checkpoint has
+            state = {name: value for name, value in state_dict["state"].items() if name in names}
+            one.load_state_dict({"state": state, "param_groups": own})
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
