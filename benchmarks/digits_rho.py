@@ -36,11 +36,26 @@ def cells():
     return found
 
 
-def jobs_of(cell, root):
-    """Jobs of a cell by ρ."""
+def beside(cell):
+    """The ρ of a cell, half of it and twice of it."""
     (config,) = find(cell).cells.values()
-    values = [float(f"{factor * config.rho:.3g}") for factor in FACTORS]
-    return {rho: jobs.jobs_of(find(cell), SEEDS, {"rho": str(rho)}, root) for rho in values}
+    return [float(f"{factor * config.rho:.3g}") for factor in FACTORS]
+
+
+def trained(cell, values, root):
+    """Accuracies of a cell by ρ: of the folder's runs, and of those that it lacks, which are trained."""
+    by_rho = {rho: jobs.jobs_of(find(cell), SEEDS, {"rho": str(rho)}, root) for rho in values}
+    with Progress() as progress:
+        everything = [job for some in by_rho.values() for job in some]
+        jobs.run(everything, partial(open_source, log=progress.note), torch.device("cpu"), progress)
+    results = {rho: [records.read(job.folder).result for job in some] for rho, some in by_rho.items()}
+    found = {
+        str(rho): {key: [result[f"{key}_accuracy"] for result in of_rho] for key in ("validation", "test")}
+        for rho, of_rho in results.items()
+    }
+    means = {rho: round(statistics.fmean(of["validation"]), 2) for rho, of in found.items()}
+    print(cell, means, "best:", max(means, key=means.get), flush=True)
+    return found
 
 
 def main():
@@ -50,21 +65,9 @@ def main():
     parser.add_argument("--save", metavar="NAME", help="write results/NAME.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    known, table = cells(), {}
-    for name in arguments.only.split(",") if arguments.only else known:
-        by_rho = jobs_of(known[name], arguments.runs)
-        with Progress() as progress:
-            everything = [job for some in by_rho.values() for job in some]
-            jobs.run(everything, partial(open_source, log=progress.note), torch.device("cpu"), progress)
-        results = {rho: [records.read(job.folder).result for job in some] for rho, some in by_rho.items()}
-        table[name] = {
-            str(rho): {key: [result[f"{key}_accuracy"] for result in of_rho] for key in ("validation", "test")}
-            for rho, of_rho in results.items()
-        }
-        means = {rho: statistics.fmean(found["validation"]) for rho, found in table[name].items()}
-        print(
-            name, {rho: round(mean, 2) for rho, mean in means.items()}, "best:", max(means, key=means.get), flush=True
-        )
+    known = cells()
+    names = arguments.only.split(",") if arguments.only else known
+    table = {name: trained(known[name], beside(known[name]), arguments.runs) for name in names}
     if arguments.save:
         print("wrote", receipt.save(arguments.save, {"seeds": [*SEEDS], "cells": table}))
 
