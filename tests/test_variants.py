@@ -302,7 +302,7 @@ def test_esam_of_a_compiled_model_leaves_tensors_out_of_an_adaptive_ball():
 
 
 class Checkpointed(nn.Module):
-    """Its second layer is a reentrant checkpoint: it has gradients only if the output of the first layer requires one."""
+    """Its second layer is a reentrant checkpoint: without gradients unless the output of the first requires one."""
 
     def __init__(self):
         super().__init__()
