@@ -193,6 +193,11 @@ def a_folder_of_runs(runs):
     return [runs.sam.parent, runs.sgd], ["is not a run", f"such as {runs.sam}"]
 
 
+def a_folder_of_tables(runs):
+    moved = shutil.move(runs.sam, runs.sam.parent / "ledger" / "table" / "sam")
+    return [runs.sam.parent / "ledger", runs.sgd], ["is not a run", f"such as {moved}"]
+
+
 def the_same_run(runs):
     return [runs.sam, runs.sam.parent / "sgd" / ".." / "sam"], ["are the same run: give two"]
 
@@ -218,8 +223,8 @@ def no_device(runs):
 @pytest.mark.parametrize(
     "case",
     [
-        no_run, not_there, a_file, a_folder_of_runs, the_same_run, a_half_written_config, an_empty_config, no_radius,
-        no_device,
+        no_run, not_there, a_file, a_folder_of_runs, a_folder_of_tables, the_same_run, a_half_written_config,
+        an_empty_config, no_radius, no_device,
     ],
     ids=lambda case: case.__name__,
 )  # fmt: skip
@@ -391,6 +396,17 @@ def test_what_goes_wrong_while_it_is_looked_at_is_a_reason(runs, training, reaso
     for side in found.sides:
         assert side.inspection is None
         assert side.missing.startswith(reason)
+
+
+def test_code_that_a_record_names_is_not_run_unless_that_is_asked_for(runs, tmp_path):
+    code = tmp_path / "model.py"
+    code.write_text("raise SystemExit('it was run')")
+    edit(runs.sam, "config.json", model=f"{code}:net")
+    (runs.sam / "receipt.json").unlink()  # which has the digest of the configuration
+    found = comparison.compare(runs.sam, runs.sgd, digits, CPU, SMALL)
+    assert "code that is not run because a record names it" in found.a.missing
+    found = comparison.compare(runs.sam, runs.sgd, digits, CPU, SMALL, run_code=True)
+    assert "it was run" in found.a.missing
 
 
 def test_without_a_receipt_the_data_are_taken_for_the_runs_and_that_is_said(runs):
