@@ -636,6 +636,21 @@ def close(value):
     return pytest.approx(value, rel=1e-3, abs=1e-6)  # float32, added up in other batches
 
 
+def test_settings_that_measure_nothing_are_refused():
+    InspectionPlan(samples=1, steps=2)
+    with pytest.raises(ValueError, match="samples must be a whole number, at least 1, got 0"):
+        InspectionPlan(samples=0)
+    with pytest.raises(ValueError, match="steps must be a whole number, at least 2, got 1"):
+        InspectionPlan(steps=1)
+
+
+def test_a_run_is_diagnosed_on_one_sample_but_not_on_none(originals):
+    run = trained(records.read(originals["sam"]), digits)
+    assert inspect(run, run.rows[:1], CPU, SMALL).samples == 1
+    with pytest.raises(ValueError, match="there is no training sample to diagnose it on"):
+        inspect(run, run.rows[:0], CPU, SMALL)
+
+
 def test_worst_cases_and_averages_are_those_of_the_diagnostics(compared, by_hand):
     model, samples, _ = by_hand
     found = compared.a.inspection
