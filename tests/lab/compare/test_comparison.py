@@ -374,6 +374,11 @@ def unreadable_files():
     raise OSError("Stale file handle")
 
 
+class TooLittleMemoryForAPass:
+    def __iter__(self):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def images_that_do_not_fit():
     return [(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long))]
 
@@ -382,6 +387,7 @@ def images_that_do_not_fit():
     ("training", "reason"),
     [
         (too_little_memory, "digitsnet does not fit into the memory of cpu: use --device cpu"),
+        (TooLittleMemoryForAPass, "digitsnet does not fit into the memory of cpu: use --device cpu"),
         (unreadable_files, "Stale file handle"),
         (images_that_do_not_fit, "digitsnet does not accept the data, digits: "),
     ],
