@@ -504,6 +504,25 @@ def test_numbers_that_are_none_are_told_as_they_are(runs):
     assert "parameters 30,762 30,762" in said
 
 
+def test_where_and_with_what_each_run_was_made_is_shown(tmp_path, recorded, write_run):
+    receipt = {
+        "cpu": "Xeon",
+        "commit": "abc",
+        "torch": "2.13",
+        "date": "2026-11-18",
+        "data_checksum": "0123456789abcdef",
+    }
+    made = write_run(tmp_path / "sam", recorded("demo/40%/sam", receipt=receipt))
+    bare = write_run(tmp_path / "sgd", recorded("demo/40%/sgd"))
+    found = comparison_tables.sheets(comparison.compare(made, bare, digits, CPU, None))
+    assert [sheet.title for sheet in found if not sheet.rows] == []
+    (results,) = (sheet for sheet in found if sheet.title == "Results")
+    assert [row[:3] for row in results.rows][-5:] == [
+        ["hardware", "Xeon", "–"], ["commit", "abc", "–"], ["torch", "2.13", "–"], ["date", "2026-11-18", "–"],
+        ["data, sha256", "0123456789ab", "–"],
+    ]  # fmt: skip
+
+
 def test_fields_that_an_older_version_did_not_record_are_as_by_default(runs):
     edit(runs.sam, "config.json", cutout=None, padding=None, flip=None)
     done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
