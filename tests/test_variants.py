@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import bisam
@@ -256,6 +257,7 @@ def test_esam_computes_no_weight_gradient_of_what_it_drops_and_perturbs_only_wha
         return nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(20)], mlp())
 
     model, optimizer = build("ESAM", net=net)
+    optimizer.minimize(*batch())  # the first step computes all of them
     before = dict(zip(model.parameters(), weights_of(model), strict=True))
     graded, moved = dict.fromkeys(before, False), {}
 
@@ -297,6 +299,33 @@ def test_esam_of_a_compiled_model_leaves_tensors_out_of_an_adaptive_ball():
         steps(optimizer, range(4))
         results.append(weights_of(model))
     assert_close(*results, 1e-6)
+
+
+class Checkpointed(nn.Module):
+    """Its second layer is a reentrant checkpoint: without gradients unless the output of the first requires one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6), mlp()])
+        self.reentrant = True
+
+    def forward(self, x):
+        first, second = self.layers
+        return checkpoint(second, first(x), use_reentrant=True) if self.reentrant else second(first(x))
+
+
+@pytest.mark.parametrize("sees_the_graph", [True, False])
+def test_esam_with_a_reentrant_checkpoint_is_esam_without_one(sees_the_graph):
+    """With β = 0.2 most steps drop both tensors before the checkpoint."""
+    results = []
+    for reentrant in (False, True):
+        model, optimizer = build("ESAM", net=Checkpointed, beta=0.2, gamma=1.0)
+        model.reentrant = reentrant
+        for seed in range(6):
+            closure = closure_of(model, optimizer, *batch(seed))
+            optimizer.step(closure if sees_the_graph else lambda closure=closure: closure().item())
+        results.append(weights_of(model))
+    assert_identical(*results)
 
 
 def test_what_goes_around_a_ball_does_not_go_around_another():

@@ -66,11 +66,12 @@ class Perturbation:
         """The random generators, on their devices, that a step draws from beside torch's own."""
         return []
 
-    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
+    def before_ascent(self, buckets: Sequence[Bucket], *, may_freeze: bool, captured: bool) -> None:
         """Before the ascent pass: buckets hold all parameters to perturb, no gradients.
 
-        A compiled model computes all gradients, whatever `requires_grad` is. A captured step can decide nothing on
-        the host.
+        `may_freeze` is whether it may set `requires_grad` to False for the pass: a compiled model computes all
+        gradients anyway, and a reentrant checkpoint none if no input requires one. A captured step can decide nothing
+        on the host.
         """
 
     def after_ascent(self) -> None:
@@ -261,8 +262,9 @@ class RandomTensors(Drawing):
     1/β of the radius, ε = (ρ/β) g/‖g‖ of the kept.
 
     The others take no part in the ascent: their weight gradients are not computed, except where the model is compiled,
-    because a compiled graph computes all of its gradients, or where the step is captured, because the choice is made
-    in the graph. At least one tensor is kept.
+    because a compiled graph computes all of its gradients, where it has reentrant checkpoints, which lose the gradients
+    of kept tensors if all before them are frozen, where the step is captured, because the choice is made in the graph,
+    and in the first step, which shows whether there are checkpoints. At least one tensor is kept.
     """
 
     acts_before_ascent = True
@@ -274,7 +276,7 @@ class RandomTensors(Drawing):
         self._dropped: list[Tensor] = []
         self._frozen: list[Tensor] = []
 
-    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
+    def before_ascent(self, buckets: Sequence[Bucket], *, may_freeze: bool, captured: bool) -> None:
         self._dropped, self._captured = [], captured
         if self.beta == 1 or captured:
             return
@@ -283,7 +285,7 @@ class RandomTensors(Drawing):
             return
         kept = self._choice(len(owners), torch.device("cpu")).tolist()
         self._dropped = [param for param, keep in zip(owners, kept, strict=True) if not keep]
-        self._frozen = [] if compiled else self._dropped
+        self._frozen = self._dropped if may_freeze else []
         for param in self._frozen:
             param.requires_grad_(False)
 
@@ -341,7 +343,7 @@ class RandomStart(Drawing):
                 "group or, for the ball of Fisher SAM, eta=0.0"
             )
 
-    def before_ascent(self, buckets: Sequence[Bucket], *, compiled: bool, captured: bool) -> None:
+    def before_ascent(self, buckets: Sequence[Bucket], *, may_freeze: bool, captured: bool) -> None:
         for bucket in buckets:
             generator = self._generator(bucket.params[0].device)
             for param in bucket.params:  # random numbers have no foreach form

@@ -30,6 +30,12 @@ def test_eigenvalues_are_those_of_the_quadratic(k):
     assert hessian_eigenvalues(model, DUMMY, k, objective=loss) == pytest.approx(expected, rel=1e-6)
 
 
+def test_eigenvalues_whose_squares_float32_cannot_hold_are_found():
+    spectrum = torch.tensor([3e25, 1e25, 0.5e25])
+    found = hessian_eigenvalues(Weights(torch.ones(3)), DUMMY, 1, objective=lambda w, _: (spectrum * w**2).sum() / 2)
+    assert found == pytest.approx([3e25], rel=1e-4)  # float32
+
+
 def test_eigenvalues_come_early_from_a_large_quadratic():
     spectrum = [50.0, 40.0, 30.0, *torch.linspace(1, -45, 297).tolist()]
     model, loss = quadratic(spectrum)

@@ -60,6 +60,16 @@ def test_perturbation_has_length_rho_in_its_own_norm(adaptive, rho):
     assert told.norm == pytest.approx(rho, rel=1e-12)
 
 
+@pytest.mark.parametrize(("slope", "rho"), [(1.0, 1e30), (1e-25, 1.0)])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_numbers_whose_squares_float32_cannot_hold_have_their_length(slope, rho, steps):
+    """A linear loss: L(w + ε) − L(w) = ρ‖g‖."""
+    model = Weights(torch.zeros(2))
+    told = sharpness(model, DUMMY, rho, steps=steps, objective=lambda w, _: slope * w.sum())
+    assert told.value == pytest.approx(rho * slope * math.sqrt(2), rel=1e-6)  # float32
+    assert told.norm == pytest.approx(rho, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     "eigenvalues", [(3.0, 1.0, 0.5, -0.2, -2.0), (4.0, 2.0, 1.0, 0.5, 0.1), (-0.1, -0.5, -1.0, -2.0, -4.0)]
 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bisam.diagnostics.arguments import Data, Progress, check_count
 from bisam.diagnostics.estimates import Estimate, estimate
-from bisam.diagnostics.passes import Probe, unit
+from bisam.diagnostics.passes import Probe, length, unit
 from bisam.objectives import Objective
 
 
@@ -90,15 +90,15 @@ def _lanczos(
         diagonal.append(vector.dot(basis[-1]).item())
         if not math.isfinite(diagonal[-1]):
             raise ValueError("the Hessian is not finite at these weights: it has no eigenvalues")
-        vector, length = _orthogonal(vector, basis)
+        vector, left = _orthogonal(vector, basis)
         tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
         for index, entry in enumerate(beside):
             tridiagonal[index, index + 1] = tridiagonal[index + 1, index] = entry
         values, vectors = torch.linalg.eigh(tridiagonal)
         largest = values.abs().max().item()
-        residual = length * vectors[-1, -k:].abs().max().item() / (largest or 1.0)
+        residual = left * vectors[-1, -k:].abs().max().item() / (largest or 1.0)
         # what a start vector reaches may end early, with one copy of each eigenvalue: others need another start
-        ends = length <= 100 * torch.finfo(vector.dtype).eps * largest
+        ends = left <= 100 * torch.finfo(vector.dtype).eps * largest
         exhausted |= ends
         done = len(diagonal) >= k and residual <= tolerance and not (exhausted and k > 1)
         if len(diagonal) == probe.size:
@@ -108,8 +108,8 @@ def _lanczos(
             return values[-k:].flip(0).tolist(), residual
         if ends:
             vector, _ = _orthogonal(probe.normal(random), basis)
-            length = 0.0
-        beside.append(length)
+            left = 0.0
+        beside.append(left)
         basis.append(unit(vector))
 
 
@@ -118,4 +118,4 @@ def _orthogonal(vector: Tensor, basis: Sequence[Tensor]) -> tuple[Tensor, float]
     for _ in range(2):  # once leaves rounding errors, twice is enough
         for other in basis:
             vector = vector - other.dot(vector) * other
-    return vector, vector.norm().item()
+    return vector, length(vector).item()

@@ -248,5 +248,10 @@ class Probe:
 
 def unit(vector: Tensor) -> Tensor:
     """v/‖v‖, or 0 for 0."""
-    norm = vector.norm()
+    norm = length(vector)
     return vector / torch.where(norm == 0, 1.0, norm)
+
+
+def length(vector: Tensor) -> Tensor:
+    """‖v‖, in float64: float32 holds no square of a number above 1e19 or below 1e-23."""
+    return vector.norm(dtype=torch.float64)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bisam.diagnostics.arguments import Data, Progress, check_count, check_radius
-from bisam.diagnostics.passes import Look, Probe, unit
+from bisam.diagnostics.passes import Look, Probe, length, unit
 from bisam.objectives import Objective
 
 
@@ -95,7 +95,7 @@ def sharpness(
         perturbed_error=worst.error,
         flips=_count_flips(before, worst),
         bound=worst.bound,
-        norm=where.norm().item(),
+        norm=length(where).item(),
     )
 
 
@@ -131,7 +131,7 @@ def flips(
 
 
 def _into_ball(point: Tensor, rho: float) -> Tensor:
-    norm = point.norm()
+    norm = length(point)
     return point * torch.where(norm > rho, rho / norm, 1.0)
 
 

@@ -235,6 +235,23 @@ def explain_graph_of_first_pass(error: RuntimeError) -> None:
         ) from error
 
 
+def has_no_reentrant_checkpoint(loss: Tensor) -> bool:
+    """Whether there is no `torch.utils.checkpoint` with use_reentrant=True in its graph; False if it has no graph.
+
+    Such a segment is one node of the graph. Its parameters have gradients only if an input of it requires one.
+    """
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return False
+        seen.add(node)
+        waiting += [before for before, _ in node.next_functions]
+    return bool(seen)
+
+
 class WatchBuffers:
     """Which modules with batch statistics run in the first step of an optimizer that has no model."""
 

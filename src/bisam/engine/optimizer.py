@@ -150,6 +150,7 @@ class SharpnessAware(TwoPasses):
         self._stale = None
         self._awaits_update = False
         self._has_perturbed = False
+        self._may_freeze = True
         self._fixed_radii = None
         super().__init__(combined)
 

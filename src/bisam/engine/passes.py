@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from bisam.engine.checks import (
     RefuseUnknownReplicas,
     WatchBuffers,
     explain_graph_of_first_pass,
+    has_no_reentrant_checkpoint,
     refuse_loss_without_criterion,
 )
 from bisam.engine.criterion import Pass
@@ -43,6 +45,8 @@ class TwoPasses(Moves):
     """Gradients from before the step, until its first closure clears them by `zero_grad`."""
     _has_perturbed: bool
     """Whether this object has done a perturbed step, for what is checked in the first one."""
+    _may_freeze: bool
+    """Whether parameters may be frozen in an ascent pass: no reentrant checkpoint was seen in the first one."""
 
     def _run(self, work: Sequence[Work], *, update: bool = True) -> list[Any]:
         """Both passes of all the work, and the update. Returns the values of the closures at w."""
@@ -176,9 +180,11 @@ class TwoPasses(Moves):
             if self.perturbation.acts_before_ascent:
                 self._save(buckets := self._buckets(None))
                 with torch.no_grad():
-                    compiled = _is_compiled(self.model)
-                    self.perturbation.before_ascent(buckets, compiled=compiled, captured=self._captured)
+                    may_freeze = self._has_perturbed and self._may_freeze and not _is_compiled(self.model)
+                    self.perturbation.before_ascent(buckets, may_freeze=may_freeze, captured=self._captured)
                 torch.clear_autocast_cache()
+                if not self._has_perturbed:
+                    closures = [partial(self._look_for_checkpoints, closure) for closure in closures]
             random = RandomState(self._devices()) if self.same_dropout else None
             # the perturbation may have frozen every parameter that the loss uses: then the descent finds gradients
             may_be_empty = isinstance(part, Planned)
@@ -192,6 +198,11 @@ class TwoPasses(Moves):
         finally:
             if self.perturbation.acts_before_ascent:
                 self.perturbation.after_ascent()
+
+    def _look_for_checkpoints(self, closure: Closure) -> Any:
+        value = closure()
+        self._may_freeze &= isinstance(value, Tensor) and has_no_reentrant_checkpoint(value)
+        return value
 
     def _gradient_at_weights(self, part: Work, params: list[Tensor]) -> Gradients:
         """One more pass. Its batch statistics and random numbers are those of the ascent pass, which follows."""

@@ -40,10 +40,10 @@ def test_a_long_search_for_runs_is_shown_on_the_standard_error(tmp_path, monkeyp
         for name in range(4):
             (folder / f"{name}.jpg").touch()
     done = CliRunner().invoke(app, ["report", str(tmp_path)])
-    assert done.exit_code == 0
     lines = [f"looking for runs in {tmp_path}: {seen} files and folders so far, runs: 0" for seen in (11, 21)]
-    assert done.stderr.splitlines() == lines
-    assert "has no run of a recipe" in done.stdout
+    *shown, error = done.stderr.splitlines()
+    assert shown == lines
+    assert "has no runs" in error
 
 
 def test_a_long_search_in_a_terminal_is_one_line_that_goes(tmp_path):

@@ -193,6 +193,11 @@ def a_folder_of_runs(runs):
     return [runs.sam.parent, runs.sgd], ["is not a run", f"such as {runs.sam}"]
 
 
+def a_folder_of_tables(runs):
+    moved = shutil.move(runs.sam, runs.sam.parent / "ledger" / "table" / "sam")
+    return [runs.sam.parent / "ledger", runs.sgd], ["is not a run", f"such as {moved}"]
+
+
 def the_same_run(runs):
     return [runs.sam, runs.sam.parent / "sgd" / ".." / "sam"], ["are the same run: give two"]
 
@@ -218,8 +223,8 @@ def no_device(runs):
 @pytest.mark.parametrize(
     "case",
     [
-        no_run, not_there, a_file, a_folder_of_runs, the_same_run, a_half_written_config, an_empty_config, no_radius,
-        no_device,
+        no_run, not_there, a_file, a_folder_of_runs, a_folder_of_tables, the_same_run, a_half_written_config,
+        an_empty_config, no_radius, no_device,
     ],
     ids=lambda case: case.__name__,
 )  # fmt: skip
@@ -369,6 +374,11 @@ def unreadable_files():
     raise OSError("Stale file handle")
 
 
+class TooLittleMemoryForAPass:
+    def __iter__(self):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def images_that_do_not_fit():
     return [(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long))]
 
@@ -377,6 +387,7 @@ def images_that_do_not_fit():
     ("training", "reason"),
     [
         (too_little_memory, "digitsnet does not fit into the memory of cpu: use --device cpu"),
+        (TooLittleMemoryForAPass, "digitsnet does not fit into the memory of cpu: use --device cpu"),
         (unreadable_files, "Stale file handle"),
         (images_that_do_not_fit, "digitsnet does not accept the data, digits: "),
     ],
@@ -391,6 +402,17 @@ def test_what_goes_wrong_while_it_is_looked_at_is_a_reason(runs, training, reaso
     for side in found.sides:
         assert side.inspection is None
         assert side.missing.startswith(reason)
+
+
+def test_code_that_a_record_names_is_not_run_unless_that_is_asked_for(runs, tmp_path):
+    code = tmp_path / "model.py"
+    code.write_text("raise SystemExit('it was run')")
+    edit(runs.sam, "config.json", model=f"{code}:net")
+    (runs.sam / "receipt.json").unlink()  # which has the digest of the configuration
+    found = comparison.compare(runs.sam, runs.sgd, digits, CPU, SMALL)
+    assert "code that is not run because a record names it" in found.a.missing
+    found = comparison.compare(runs.sam, runs.sgd, digits, CPU, SMALL, run_code=True)
+    assert "it was run" in found.a.missing
 
 
 def test_without_a_receipt_the_data_are_taken_for_the_runs_and_that_is_said(runs):
@@ -480,6 +502,25 @@ def test_numbers_that_are_none_are_told_as_they_are(runs):
     assert "learning rate – 0.025" in said
     assert "norm of the ascent's gradient" not in said
     assert "parameters 30,762 30,762" in said
+
+
+def test_where_and_with_what_each_run_was_made_is_shown(tmp_path, recorded, write_run):
+    receipt = {
+        "cpu": "Xeon",
+        "commit": "abc",
+        "torch": "2.13",
+        "date": "2026-11-18",
+        "data_checksum": "0123456789abcdef",
+    }
+    made = write_run(tmp_path / "sam", recorded("demo/40%/sam", receipt=receipt))
+    bare = write_run(tmp_path / "sgd", recorded("demo/40%/sgd"))
+    found = comparison_tables.sheets(comparison.compare(made, bare, digits, CPU, None))
+    assert [sheet.title for sheet in found if not sheet.rows] == []
+    (results,) = (sheet for sheet in found if sheet.title == "Results")
+    assert [row[:3] for row in results.rows][-5:] == [
+        ["hardware", "Xeon", "–"], ["commit", "abc", "–"], ["torch", "2.13", "–"], ["date", "2026-11-18", "–"],
+        ["data, sha256", "0123456789ab", "–"],
+    ]  # fmt: skip
 
 
 def test_fields_that_an_older_version_did_not_record_are_as_by_default(runs):
@@ -618,6 +659,21 @@ def by_hand(originals):
 
 def close(value):
     return pytest.approx(value, rel=1e-3, abs=1e-6)  # float32, added up in other batches
+
+
+def test_settings_that_measure_nothing_are_refused():
+    InspectionPlan(samples=1, steps=2)
+    with pytest.raises(ValueError, match="samples must be a whole number, at least 1, got 0"):
+        InspectionPlan(samples=0)
+    with pytest.raises(ValueError, match="steps must be a whole number, at least 2, got 1"):
+        InspectionPlan(steps=1)
+
+
+def test_a_run_is_diagnosed_on_one_sample_but_not_on_none(originals):
+    run = trained(records.read(originals["sam"]), digits)
+    assert inspect(run, run.rows[:1], CPU, SMALL).samples == 1
+    with pytest.raises(ValueError, match="there is no training sample to diagnose it on"):
+        inspect(run, run.rows[:0], CPU, SMALL)
 
 
 def test_worst_cases_and_averages_are_those_of_the_diagnostics(compared, by_hand):

@@ -161,12 +161,22 @@ def test_killed_at_any_write_a_push_leaves_a_run_that_resumes_or_is_whole(finish
     assert (steps, wholes) == (({2}, {False, True}) if finished else ({2, 4}, {False}))
 
 
-def test_weights_of_the_same_size_are_replaced(storage, tmp_path):
-    """A worker that was killed before it pushed its result has left weights; a GPU may give others the next time."""
+def test_tensors_of_the_same_size_are_replaced_and_the_same_are_not_sent_again(storage, tmp_path, monkeypatch):
+    """A worker that was killed may leave a checkpoint and weights; a GPU may give others the next time."""
+    sent, really = [], Storage._put
+    monkeypatch.setattr(
+        Storage, "_put", lambda self, path, target: sent.append(path.name) or really(self, path, target)
+    )
+    tensors = ["best.safetensors", "checkpoint-000000002.safetensors"]
     for value in (1.0, 2.0):
+        state = {"weight": torch.full((3,), value)}
         with records.RunFolder.open(tmp_path / "a", CONFIG) as run:
-            run.save_weights({"weight": torch.full((3,), value)})
-        storage.push(tmp_path / "a", "run")
+            run.save_weights(state)
+            save(run.checkpoints, 2, state)
+        for expected in (tensors, []):
+            sent.clear()
+            storage.push(tmp_path / "a", "run")
+            assert [name for name in sent if name in tensors] == expected
     storage.fetch("run", tmp_path / "b")
     assert contents(tmp_path / "b") == contents(tmp_path / "a")
 

@@ -276,14 +276,42 @@ def test_the_tables_of_the_paper_without_runs_are_shown_as_published(ledger):
 # Folders.
 
 
-def test_an_empty_folder_is_told_and_has_a_page(tmp_path):
+def test_a_folder_without_runs_is_refused_and_gets_no_page(tmp_path):
+    given = (tmp_path, "--out", tmp_path / "page.html", "--markdown", tmp_path / "tables.md")
+    remedy = "Give the folder that has them; a first one takes two minutes, bisam demo"
+    done = report(*given)
+    assert (done.exit_code, done.stderr) == (1, f"Error: {tmp_path} has no runs. {remedy}\n")
+    write_raw(tmp_path / "bert", '{"hidden_size": 768}')
+    done = report(*given)
+    others = f"1 folder has a config.json of another program: {tmp_path / 'bert'}"
+    assert (done.exit_code, done.stderr) == (1, f"Error: {tmp_path} has no runs; {others}. {remedy}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["bert"]
+
+
+def test_a_folder_of_damaged_runs_alone_has_a_page_that_names_them(tmp_path):
+    folder = write_raw(tmp_path / "a", "{")
     done = report(tmp_path)
     assert done.exit_code == 0, done.output
-    assert f"{tmp_path} has no run of a recipe: a first one takes two minutes, bisam demo" in done.output
+    named = f"{folder}: config.json: it is half-written or foreign"
+    first, second = done.output.splitlines()[:2]
+    assert first.startswith(named)
+    assert second == f"{tmp_path} has no run that counts for a table"
     page = Page(tmp_path / "report.html")
-    assert f"There are no runs in {tmp_path}." in page.text
-    assert page.data.keys() == {"charts", "datasets", "exports"}
+    assert named in page.text
+    assert f"No run in {tmp_path} can be read." in page.text
     assert page.data["charts"] == []
+
+
+def test_configurations_of_other_programs_are_one_line(tmp_path, recorded, write_run):
+    write_run(tmp_path / "sam", recorded("demo/40%/sam"))
+    for name in "abcde":
+        write_raw(tmp_path / name, '{"hidden_size": 768}')
+    damaged = write_raw(tmp_path / "damaged", "{}", DONE, receipt={"commit": "1"})
+    first = ", ".join(str(tmp_path / name) for name in "abc")
+    assert report(tmp_path).output.splitlines()[:2] == [
+        f"{damaged}: config.json: it is not a run's configuration",
+        f"5 folders have a config.json of another program: {first} and 2 more",
+    ]
 
 
 def test_a_folder_that_is_not_there_is_an_error_in_a_line(tmp_path):
@@ -490,7 +518,7 @@ def test_a_foreign_log_of_many_lines_is_told_in_one(tmp_path):
     done = report(tmp_path)
     lines = "metrics.jsonl: line 1 has no epoch; metrics.jsonl: line 2 has no epoch; "
     assert f"{tmp_path / 'a'}: {lines}metrics.jsonl: line 3 has no epoch; 997 more\n" in done.output
-    assert f"{tmp_path / 'b'}: config.json: it is not a run's configuration; {lines}998 more\n" in done.output
+    assert f"1 folder has a config.json of another program: {tmp_path / 'b'}\n" in done.output
 
 
 def test_a_half_written_result_is_told_and_its_run_is_not_done(tmp_path, recorded, write_run):

@@ -137,6 +137,11 @@ def test_an_effect_of_ones_own_takes_the_place_of_the_papers():
     assert {one.comparison.effect for one in plan(effect=0.25).choices} == {0.25}
 
 
+def test_an_effect_of_nearly_0_has_no_number_of_seeds_runs_or_hours():
+    sheet = plan_sheets.sheet_of_choices(plan(effect=1e-9))
+    assert {tuple(row[3:]) for row in sheet.rows} == {("too many", "–", "–", "beyond")}
+
+
 # What was measured.
 
 

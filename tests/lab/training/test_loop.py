@@ -23,7 +23,7 @@ from bisam.lab.config import Config, rate
 from bisam.lab.recipes import find
 from bisam.lab.records import RunFolder, checkpoint
 from bisam.lab.training.jobs import jobs_of, twins
-from bisam.lab.training.trackers import Service
+from bisam.lab.training.trackers import Service, trackers
 
 import forked
 
@@ -405,6 +405,40 @@ def test_tensorboard_has_each_epoch_once_of_a_run_that_was_killed_and_went_on(tm
     assert [event.value for event in curve] == pytest.approx([row["loss"] for row in rows])
 
 
+def test_tensorboard_has_a_folder_for_each_run_and_every_number_but_the_epoch(monkeypatch, tmp_path):
+    """A module that writes down its calls stands in for TensorBoard's, which flushes when it likes."""
+    module, calls = ModuleType("torch.utils.tensorboard"), []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            self.folder = Path(folder).relative_to(tmp_path).as_posix()
+            calls.append((self.folder, "from", purge_step))
+
+        def add_scalar(self, *curve):
+            calls.append((self.folder, *curve))
+
+        def close(self):
+            calls.append((self.folder, "closed"))
+
+    module.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    (tracker,) = trackers(tmp_path, tensorboard=True, service=None, together=2)
+    for name, epoch in (("a", 3), ("b", 0), ("a", 4)):
+        tracker.log(tmp_path / "demo" / name, Config(), {"epoch": epoch, "loss": 0.5})
+    tracker.close()
+    a, b = "tensorboard/demo/a", "tensorboard/demo/b"
+    assert calls == [
+        *((a, "from", 3), (a, "loss", 0.5, 3), (b, "from", 0), (b, "loss", 0.5, 0), (a, "loss", 0.5, 4)),
+        *((a, "closed"), (b, "closed")),
+    ]
+
+
+def test_tensorboard_that_is_not_installed_is_refused_with_the_remedy(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match="--tensorboard needs the package tensorboard: pip install tensorboard"):
+        trackers(tmp_path, tensorboard=True, service=None, together=1)
+
+
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
 def test_a_service_gets_every_epoch_as_a_step(service, tmp_path, monkeypatch):
     """A module that writes down its calls stands in for the service, which needs a network and an account."""
@@ -440,6 +474,17 @@ def test_a_service_has_one_run_open_and_a_run_that_is_resumed_is_the_same_there(
     assert (first["project"], first["name"], first["config"]) == ("bisam", "demo-seed0", Config(seed=0).as_dict())
     assert first == again
     assert first["id"] != second["id"]
+
+
+def test_two_runs_whose_names_in_a_service_are_the_same_are_two_there(monkeypatch, tmp_path):
+    module, calls = ModuleType("trackio"), []
+    module.init = lambda **options: calls.append(options["name"])
+    module.log, module.finish = lambda metrics, step: None, lambda: calls.append("finish")
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    (tracker,) = trackers(tmp_path, tensorboard=False, service="trackio", together=1)
+    for folder in (Path("a-b/c"), Path("a/b-c")):
+        tracker.log(tmp_path / folder, Config(), {"epoch": 0})
+    assert calls == ["a-b-c", "finish", "a-b-c"]
 
 
 def test_a_run_of_the_same_name_in_another_folder_is_another_one_in_wandb(monkeypatch, tmp_path):

@@ -53,6 +53,12 @@ def report(
     with errors_in_one_line():
         roots = folders or [RUNS]
         collection = _verified(roots, without_weights=without_weights)
+        if collection.is_empty:
+            others = f"; {summary.of_others(collection.foreign)}" if collection.foreign else ""
+            raise ValueError(
+                f"{_listed(roots)} has no runs{others}. Give the folder that has them; a first one takes two minutes, "
+                "bisam demo"
+            )
         groups, sweeps = sort_out(collection)
         sheets = [*summary.sheets(groups), *map(sheet_of_sweep, sweeps)]
         page, wrote = out or roots[0] / "report.html", []
@@ -78,10 +84,8 @@ def _show(collection: cells.Collection, sheets: Sequence[summary.Sheet], roots: 
         print_line(line)
     for sheet in sheets:
         console().print(sheet)
-    if not sheets and collection.runs:
+    if not sheets:
         print_line(f"{_listed(roots)} has no run that counts for a table")
-    elif not sheets:
-        print_line(f"{_listed(roots)} has no run of a recipe: a first one takes two minutes, bisam demo")
 
 
 def figure(

@@ -140,6 +140,10 @@ def groups(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _distinct(names: Sequence[str], otherwise: tuple[str, str]) -> tuple[str, str]:
+    """
+    >>> _distinct(["sam", "sam"], ("sam-seed0", "sam")), _distinct(["", "sgd"], ("seed0", "sgd"))
+    (('sam-seed0', 'sam'), ('seed0', 'sgd'))
+    """
     a, b = names
     return (a, b) if a and b and a != b else otherwise
 
@@ -223,6 +227,8 @@ def _names(first: Path, second: Path) -> tuple[str, str]:
 
     >>> _names(Path("runs/sam"), Path("runs/sam+rho=1")), _names(Path("old/sam"), Path("new/sam"))
     (('sam', 'sam+rho=1'), ('old', 'new'))
+    >>> _names(Path("/disk1/runs/sam"), Path("/disk2/runs/sam"))
+    ('disk1', 'disk2')
     """
     ends = Path(os.path.realpath(first)).parts, Path(os.path.realpath(second)).parts
     for count in range(1, max(map(len, ends)) + 1):

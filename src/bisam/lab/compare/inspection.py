@@ -107,8 +107,8 @@ class WorstCase:
     @property
     def name(self) -> str:
         """
-        >>> WorstCase("cross entropy", True, 10, Sharpness(0, 0, 0, 0, 0, 0, None, 0)).name
-        'cross entropy, adaptive, 10 steps'
+        >>> WorstCase("cross entropy", True, 2, Sharpness(0, 0, 0, 0, 0, 0, None, 0)).name
+        'cross entropy, adaptive, 2 steps'
         """
         ball = "adaptive" if self.adaptive else "L2"
         return f"{self.objective}, {ball}, {self.steps} step{'s' if self.steps > 1 else ''}"

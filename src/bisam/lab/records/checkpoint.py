@@ -146,6 +146,13 @@ def unpack(file: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
     return safetensors.torch.load(file), metadata
 
 
+def head_of(path: Path) -> bytes:
+    """The first bytes of a file that `pack` made, with the header: they have the digest of the whole."""
+    with path.open("rb") as file:
+        length = file.read(8)
+        return length + file.read(min(int.from_bytes(length, "little"), LARGEST_STATE))
+
+
 def portable(tensor: Any, place: Place) -> Tensor:
     """The same values on the CPU, one after the other; TypeError for what safetensors cannot hold."""
     if type(tensor) not in (Tensor, torch.nn.Parameter):

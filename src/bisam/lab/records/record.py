@@ -26,6 +26,9 @@ ENVIRONMENT = "pyvenv.cfg"
 """The file that makes a folder a virtual environment of Python, which is not searched either."""
 
 
+NOT_OURS = f"{CONFIG}: it is not a run's configuration"
+
+
 @dataclass(frozen=True)
 class Record:
     """The contents of a run folder, as far as they can be read; `problems` describes the rest."""
@@ -38,6 +41,11 @@ class Record:
     problems: list[str] = field(default_factory=list)
     not_counted: str = ""
     """The contents of not-counted.txt; empty if the run counts."""
+
+    @property
+    def foreign(self) -> bool:
+        """Whether its config.json is that of another program, such as a model's, and no other file is of a run."""
+        return NOT_OURS in self.problems and not self.metrics and self.receipt is None
 
     @property
     def commits(self) -> str:
@@ -135,7 +143,7 @@ def read_config(folder: Path, problems: list[str]) -> dict[str, Any]:
         return {}
     version, config = wrapper.get("format"), wrapper.get("config")
     if not isinstance(version, int) or not isinstance(config, dict):
-        problems.append(f"{CONFIG}: it is not a run's configuration")
+        problems.append(NOT_OURS)
         return {}
     if version != FORMAT:
         problems.append(f"{CONFIG}: it has format {version}, and this version reads format {FORMAT}")

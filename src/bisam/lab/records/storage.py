@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bisam.lab.files import new_draft
+from bisam.lab.records.checkpoint import head_of
 from bisam.lab.records.layout import CHECKPOINTS, LOCK, RESULT, WEIGHTS
 
 PART = ".part"
@@ -90,11 +91,11 @@ class Storage:
         there = self._sizes(name)
         with self._explained("write"):
             for relative in sorted(here, key=lambda one: (one == RESULT, "/." in one, one)):
+                path, target = here[relative], self._path(name, relative)
                 if _is_text(relative):
-                    self._put_text(here[relative], self._path(name, relative))
-                elif relative == WEIGHTS or there.get(relative) != here[relative].stat().st_size:
-                    # weights of another training have the same size
-                    self._put(here[relative], self._path(name, relative))
+                    self._put_text(path, target)
+                elif there.get(relative) != path.stat().st_size or not self._has(path, target):
+                    self._put(path, target)
             for relative in there.keys() - here.keys():
                 self._system.rm_file(self._path(name, relative))
 
@@ -116,6 +117,11 @@ class Storage:
     def _put(self, path: Path, target: str) -> None:
         self._make_folder(target.rpartition("/")[0])
         self._system.put_file(str(path), target)
+
+    def _has(self, path: Path, target: str) -> bool:
+        """Whether the tensors there, in a file of the same size, are those here: another training may give others."""
+        head = head_of(path)
+        return bool(self._system.cat_file(target, start=0, end=len(head)) == head)
 
     def _make_folder(self, path: str) -> None:
         """Make a folder, where a storage has some, but no bucket: a misspelt one would be made as well."""

@@ -253,7 +253,7 @@ def _open_tables(collection: Collection) -> list[Block]:
 
 def _nothing(roots: Sequence[Path]) -> Block:
     places = ", ".join(map(str, roots))
-    return Sentences([f"There are no runs in {places}. A first one takes two minutes: bisam demo"])
+    return Sentences([f"No run in {places} can be read."])
 
 
 def _printed(cell: published.PublishedCell | None) -> str:

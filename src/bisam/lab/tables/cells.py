@@ -127,6 +127,16 @@ class Collection:
     """Lines about several records."""
 
     @property
+    def foreign(self) -> list[Record]:
+        """Those of the unreadable that are no runs: their config.json is that of another program."""
+        return [record for record, _ in self.unreadable if record.foreign]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no run, readable or not."""
+        return not self.runs and len(self.foreign) == len(self.unreadable)
+
+    @property
     def runs(self) -> list[Run]:
         """Each once, though it may be in two tables."""
         grouped = (run for group in self.groups for runs in group.runs.values() for run in runs.values())

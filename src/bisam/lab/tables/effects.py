@@ -109,14 +109,13 @@ def sheet_of_plans(plans: Sequence[SeedPlan], measure: str = "test accuracy") ->
     head = ["difference", "paper's effect", "scatter of a pair", "pairs now", "pairs needed", "GPU hours", "command"]
     rows = []
     for plan in plans:
-        few, many = plan.needed_range
-        spent = plan.hours
+        spent = None if plan.needed >= MOST_SEEDS else plan.hours
         rows.append([
             f"{plan.group.recipe.name}, {plan.name}",
             signed(plan.effect),
             f"{plan.deviation:.2f}, from {plan.pairs}" + (f"\nwith {plan.group.changes}" if plan.group.changes else ""),
             str(plan.present),
-            f"{count_text(plan.needed)}\n95 %: {count_text(few)} to {count_text(many)}",
+            count_text(plan.needed) + _range(*plan.needed_range),
             OPEN if spent is None else f"{spent:.1f}" if spent < 100 else f"{spent:,.0f}",
             plan.command if plan.present < plan.needed < MOST_SEEDS else OPEN,
         ])  # fmt: skip
@@ -126,3 +125,13 @@ def sheet_of_plans(plans: Sequence[SeedPlan], measure: str = "test accuracy") ->
         "pairs measure poorly. Hours are those of the missing runs on one H200."
     ]
     return Sheet("Seeds needed to resolve the paper's effect", head, rows, notes)
+
+
+def _range(few: int, many: int) -> str:
+    """
+    >>> _range(12, 1234), _range(12, MOST_SEEDS), _range(MOST_SEEDS, MOST_SEEDS)
+    ('\\n95 %: 12 to 1,234', '\\n95 %: 12 or more', '')
+    """
+    if few >= MOST_SEEDS:
+        return ""
+    return f"\n95 %: {few:,} " + ("or more" if many >= MOST_SEEDS else f"to {many:,}")

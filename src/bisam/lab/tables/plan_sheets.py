@@ -10,7 +10,7 @@ from bisam.lab.config import Config
 from bisam.lab.tables.footprint import estimated_mib
 from bisam.lab.tables.gpus import Gpu
 from bisam.lab.tables.planning import Choice, Comparison, Plan, end_of, hours_on, missing_seeds
-from bisam.lab.tables.power import MOST_SEEDS, POWER
+from bisam.lab.tables.power import MOST_SEEDS, POWER, count_text
 from bisam.lab.tables.statistics import signed
 from bisam.lab.tables.summary import OPEN, Sheet
 
@@ -57,7 +57,7 @@ def sheet_of_choices(made: Plan) -> Sheet | None:
     if not made.choices and not made.unknown:
         return None
     head = ["difference", "effect", "scatter of a pair", "seeds", "more runs", "GPU hours", "done after"]
-    rows = [[*_described(c.comparison), str(c.runs), _hours_text(c.gpu_hours), _outcome(c)] for c in made.choices]
+    rows = [[*_described(c.comparison), *_effort(c), _outcome(c)] for c in made.choices]
     rows += [[*_described(one), OPEN, OPEN, "unknown"] for one in made.unknown]
     few = made.affordable
     count = len(made.choices) + len(made.unknown)
@@ -92,8 +92,15 @@ def commands(made: Plan) -> list[str]:
 def _described(one: Comparison) -> list[str]:
     source = f", {one.pairs} pairs" if one.pairs else " *"
     scatter = OPEN if one.deviation is None else f"{one.deviation:.2f}{source}"
-    needed = OPEN if one.deviation is None or one.needed >= MOST_SEEDS else f"{one.needed:,}"
+    needed = OPEN if one.deviation is None else count_text(one.needed)
     return [one.name, signed(one.effect), scatter, needed]
+
+
+def _effort(choice: Choice) -> list[str]:
+    """More runs and GPU hours."""
+    if not choice.comparison.is_resolved and choice.comparison.needed >= MOST_SEEDS:
+        return [OPEN, OPEN]
+    return [str(choice.runs), _hours_text(choice.gpu_hours)]
 
 
 def _outcome(choice: Choice) -> str:

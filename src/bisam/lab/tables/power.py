@@ -10,7 +10,7 @@ POWER = 0.8
 """Chance to resolve an effect that is there, as sample sizes are usually planned."""
 
 MOST_SEEDS = 100_000
-"""Larger numbers of seeds are shown as more than this."""
+"""This many or more are shown as too many."""
 
 
 def seeds_to_resolve(effect: float, deviation: float) -> int:
@@ -65,9 +65,9 @@ def count_text(count: int) -> str:
     """A number of seeds, for a table.
 
     >>> count_text(1234), count_text(MOST_SEEDS)
-    ('1,234', 'over 100,000')
+    ('1,234', 'too many')
     """
-    return f"over {count:,}" if count >= MOST_SEEDS else f"{count:,}"
+    return "too many" if count >= MOST_SEEDS else f"{count:,}"
 
 
 def _power(size: float, count: int) -> float:

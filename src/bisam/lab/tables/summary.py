@@ -16,8 +16,9 @@ from rich.text import Text
 from bisam.lab.data import DATA_SETS
 from bisam.lab.files import printable
 from bisam.lab.methods import baseline_of, perturbs, title_of
+from bisam.lab.records import Record
 from bisam.lab.tables import published
-from bisam.lab.tables.cells import Collection, Group, Run, command, damage
+from bisam.lab.tables.cells import MOST_PROBLEMS, Collection, Group, Run, command, damage
 from bisam.lab.tables.statistics import Difference, difference, signed
 
 OPEN = "–"
@@ -221,10 +222,19 @@ def sheets(groups: Iterable[Group]) -> list[Sheet]:
 
 def left_out(collection: Collection) -> list[str]:
     """Runs that are not in the tables or are damaged, with the reason: one line for each folder; and the notes."""
-    lines = [f"{record.folder}: {why}" for record, why in collection.unreadable]
+    lines = [f"{record.folder}: {why}" for record, why in collection.unreadable if not record.foreign]
+    lines += [of_others(collection.foreign)] if collection.foreign else []
     lines += [f"{run.record.folder}: {_why_not(run)}" for run in collection.others]
     damaged = [run.record for run in collection.runs if run.record.problems]
     return [*lines, *(f"{record.folder}: {damage(record)}" for record in damaged), *collection.notes]
+
+
+def of_others(foreign: Sequence[Record]) -> str:
+    """A line for all folders with a config.json of another program."""
+    first = ", ".join(str(record.folder) for record in foreign[:MOST_PROBLEMS])
+    more = f" and {len(foreign) - MOST_PROBLEMS} more" if len(foreign) > MOST_PROBLEMS else ""
+    folders = "1 folder has" if len(foreign) == 1 else f"{len(foreign)} folders have"
+    return f"{folders} a config.json of another program: {first}{more}"
 
 
 def _why_not(run: Run) -> str:

@@ -13,7 +13,7 @@ from bisam.lab.training.progress import Tracker
 SERVICES = ("wandb", "trackio")
 
 
-def trackers(root: Path, *, tensorboard: bool, service: str | None, together: int = 1) -> list[Tracker]:
+def trackers(root: Path, *, tensorboard: bool, service: str | None, together: int) -> list[Tracker]:
     """The trackers that were chosen; ValueError if one is not installed."""
     wanted: list[Tracker] = []
     if tensorboard:
@@ -65,13 +65,12 @@ class Service:
         self._open: str | None = None
 
     def log(self, folder: Path, config: Config, metrics: dict[str, Any]) -> None:
-        name = f"{folder.parent.name}-{folder.name}"
-        if self._open != name:
+        name, place = f"{folder.parent.name}-{folder.name}", str(folder.resolve())
+        if self._open != place:  # runs of the same name in another folder are others
             self.close()
-            place = str(folder.resolve())  # runs of the same name in another folder are others
             same = {"id": hashlib.sha256(place.encode()).hexdigest()[:16]} if self._module.__name__ == "wandb" else {}
             self._module.init(project="bisam", name=name, config=config.as_dict(), resume="allow", **same)
-            self._open = name
+            self._open = place
         self._module.log(metrics, step=metrics["epoch"])
 
     def close(self) -> None:
