@@ -253,5 +253,5 @@ def unit(vector: Tensor) -> Tensor:
 
 
 def length(vector: Tensor) -> Tensor:
-    """‖v‖, in float64: float32 holds no square of a number above 1e19 or below 1e-23."""
-    return vector.norm(dtype=torch.float64)
+    """‖v‖, in float64: float32 holds no square of a number above 1e19 or below 1e-23. MPS has no float64."""
+    return vector.norm(dtype=None if vector.device.type == "mps" else torch.float64)
