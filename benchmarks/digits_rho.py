@@ -42,9 +42,9 @@ def beside(cell):
     return [float(f"{factor * config.rho:.3g}") for factor in FACTORS]
 
 
-def trained(cell, values, root):
+def trained(cell, values, root, seeds=SEEDS):
     """Accuracies of a cell by ρ: of the folder's runs, and of those that it lacks, which are trained."""
-    by_rho = {rho: jobs.jobs_of(find(cell), SEEDS, {"rho": str(rho)}, root) for rho in values}
+    by_rho = {rho: jobs.jobs_of(find(cell), seeds, {"rho": str(rho)}, root) for rho in values}
     with Progress() as progress:
         everything = [job for some in by_rho.values() for job in some]
         jobs.run(everything, partial(open_source, log=progress.note), torch.device("cpu"), progress)

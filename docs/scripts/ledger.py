@@ -1,5 +1,6 @@
 """What the ledger says, as README and docs show it: tables, differences, and in plain words what they settle."""
 
+import json
 import statistics
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -85,6 +86,24 @@ def _beside(gap: Difference | None) -> str:
         return "–"
     mean = f"**{signed(gap.mean)}**" if gap.resolved else signed(gap.mean)
     return f"{mean} ({gap.interval})".replace(" ", "\u00a0") if gap.interval else mean
+
+
+def noise_rho_table(path: Path = ROOT / "benchmarks/results/digits_noise_rho.json") -> str:
+    """Accuracies on digits by ρ, for each rate of wrong labels and method; bold is the best on validation data."""
+    result = json.loads(path.read_text())
+    rows = []
+    for rate, methods in result["rates"].items():
+        for method, by_rho in methods.items():
+            means = {rho: [statistics.fmean(of[part]) for part in ("validation", "test")] for rho, of in by_rho.items()}
+            best = max(means, key=lambda rho: means[rho][0])
+            cells = [f"{rho}: {valid:.1f} ({test:.1f})" for rho, (valid, test) in means.items()]
+            shown = [f"**{cell}**" if rho == best else cell for rho, cell in zip(means, cells, strict=True)]
+            seeds = len(next(iter(by_rho.values()))["validation"])
+            rows.append([rate.replace("%", " %"), title_of(method), str(seeds), ", ".join(shown)])
+    receipt = result["receipt"]
+    table = markdown(["wrong labels", "method", "seeds", "ρ: validation accuracy (test accuracy)"], rows)
+    where = f"{receipt['cpu']}, torch {receipt['torch']}, {receipt['date']}, commits {', '.join(result['commits'])}"
+    return f"{table}\n\nMeans over seeds from 100 on, in per cent. {where}."
 
 
 def paper_table(found: Collection) -> str:
