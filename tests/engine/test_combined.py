@@ -215,8 +215,11 @@ def test_the_state_reads_and_writes_through_to_each_optimizer():
     del both.state[bias]
     assert bias not in second.state
     assert bias not in both.state
+    assert both.state.get(bias, "none") == "none"
     assert len(second.state) == 0  # to look at it has made no entry
+    assert both.state[bias] == {}  # as a torch optimizer's
     with pytest.raises(KeyError, match="no optimizer has this parameter"):
         both.state[torch.ones(3)] = {}
+    del both.state[bias]
     with pytest.raises(KeyError):
         del both.state[bias]

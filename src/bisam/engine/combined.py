@@ -116,24 +116,26 @@ class _States(MutableMapping[Tensor, Any]):
         self._optimizers = optimizers
 
     def __getitem__(self, param: Tensor) -> Any:
-        for one in self._optimizers:
-            if param in one.state:
-                return one.state[param]
-        raise KeyError(param)
+        """As of any optimizer: a parameter without a state gets an empty one."""
+        return self._owner(param).state[param]
 
     def __setitem__(self, param: Tensor, value: Any) -> None:
+        self._owner(param).state[param] = value
+
+    def __contains__(self, param: object) -> bool:
+        return any(param in one.state for one in self._optimizers)
+
+    def get(self, param: Tensor, default: Any = None) -> Any:
+        return next((one.state[param] for one in self._optimizers if param in one.state), default)
+
+    def _owner(self, param: Tensor) -> torch.optim.Optimizer:
         for one in self._optimizers:
-            if any(param is owned for group in one.param_groups for owned in group["params"]):
-                one.state[param] = value
-                return
+            if param in one.state or any(param is owned for group in one.param_groups for owned in group["params"]):
+                return one
         raise KeyError(f"no optimizer has this parameter, of shape {tuple(param.shape)}")
 
     def __delitem__(self, param: Tensor) -> None:
-        for one in self._optimizers:
-            if param in one.state:
-                del one.state[param]
-                return
-        raise KeyError(param)
+        del self._owner(param).state[param]
 
     def __iter__(self) -> Iterator[Tensor]:
         return (param for one in self._optimizers for param in one.state)
