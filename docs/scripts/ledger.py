@@ -102,7 +102,7 @@ def noise_rho_table(path: Path = ROOT / "benchmarks/results/digits_noise_rho.jso
             rows.append([rate.replace("%", " %"), title_of(method), str(seeds), ", ".join(shown)])
     receipt = result["receipt"]
     table = markdown(["wrong labels", "method", "seeds", "ρ: validation accuracy (test accuracy)"], rows)
-    where = f"{receipt['cpu']}, torch {receipt['torch']}, {receipt['date']}, commits {', '.join(result['commits'])}"
+    where = f"{receipt['cpu']}, torch {receipt['torch']}, {receipt['date']}, commit {receipt['commit']}"
     return f"{table}\n\nMeans over seeds from 100 on, in per cent. {where}."
 
 

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +30,7 @@ FAMILIES = {
     "imagenet": ("imagenet/resnet50/bisam-log", {"micro_batch": "2"}),
     "frontier_digits": ("frontier_digits/digitsnet-noise40", {}),
     "demo": ("demo", {}),
+    "label_noise_digits": ("label_noise_digits/60%", {}),
     "finetune": ("finetune/flowers", {"epoch_steps": "2", "size": "16", "padding": "2"}),
     "glue": ("glue/mrpc", {"epoch_steps": "2"}),
 }
@@ -90,6 +93,17 @@ def test_the_frontier_has_one_protocol_and_its_settings_differ_in_one_field_or_t
     assert training_of(cells["resnet32-noise40", "bisam-log"]) == training_of(theirs)
     assert training_of(cells["vgg19bn", "sgd"]) == training_of(find("cifar10").cells["vgg19bn", "sgd"])
     assert len(cells) == 4 * (8 + 1 + 8 * 2 + 5)
+
+
+def test_other_rates_of_wrong_digits_are_the_demo_s_training_with_the_rho_that_validated_best():
+    demo = find("demo").cells
+    searched = json.loads((Path(__file__).parents[2] / "benchmarks/results/digits_noise_rho.json").read_text())["rates"]
+    for (row, method), config in find("label_noise_digits").cells.items():
+        own = replace(demo["40%", method], noise=float(row.rstrip("%")) / 100, rho=config.rho)
+        assert training_of(config) == training_of(own)
+        if method != "sgd":
+            means = {float(rho): fmean(of["validation"]) for rho, of in searched[row][method].items()}
+            assert config.rho == min(rho for rho in means if means[rho] == pytest.approx(max(means.values())))
 
 
 def test_the_frontier_on_digits_is_the_demo_s_training_with_a_rho_for_each_setting():

@@ -22,7 +22,8 @@ PLAIN_STEP_MS = {
     "wrn28-10": 10.82,
 }
 
-ON_A_CPU = {"demo": "2 min, two CPU cores", "frontier_digits": "20 min, one CPU core"}
+ON_A_CPU = {"demo": "2 min, two CPU cores", "frontier_digits": "20 min, one CPU core",
+            "label_noise_digits": "20 min, one CPU core"}  # fmt: skip
 
 
 def hours(recipe: Recipe) -> float | None:
