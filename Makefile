@@ -45,6 +45,7 @@ docs: $(VENV)/.installed  ## figures and tables of the docs, then the site
 	cp build/figures/differences-BiSAM-vs-SAM.svg docs/images/differences.svg
 	$(BIN)/bisam figure lower-bounds --out docs/images/lower-bounds.svg
 	$(BIN)/bisam figure flips results --recipe cifar10/vgg19bn --out docs/images/flips.svg
+	$(BIN)/python docs/scripts/wrong_labels.py
 	$(BIN)/python docs/scripts/frontier.py
 	$(BIN)/python docs/scripts/screenshot.py
 	$(BIN)/python docs/scripts/tables.py

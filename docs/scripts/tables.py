@@ -420,7 +420,7 @@ PAGES = {
             evidence=ledger.evidence_table, tables=ledger.all_tables, verdicts=ledger.verdicts,
             flips=ledger.flips_table,
         ),
-        "ties": ties_table, "cutout": cutout_table,
+        "ties": ties_table, "cutout": cutout_table, "noise_rho": ledger.noise_rho_table,
     },
     ROOT / "docs/runs.md": of_ledger(runs=ledger.all_runs),
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},

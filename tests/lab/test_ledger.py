@@ -1,5 +1,6 @@
 """What README and docs show of the ledger, made from invented records."""
 
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ from bisam.lab.training.jobs import jobs_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs/scripts"))
 import ledger
+import wrong_labels
 
 sys.path.pop(0)
 
@@ -163,11 +165,22 @@ def test_the_evidence_is_bold_where_an_interval_excludes_zero(recorded):
     found = [one for method, some in values.items() for one in runs(recorded, f"label_noise/40%/{method}", some)]
     found += runs(recorded, "demo/40%/sam", [90.0]) + runs(recorded, "demo/40%/bisam-tanh", [91.0])
     _, _, demo, noise = ledger.evidence_table(collect(found)).replace("\u00a0", " ").splitlines()
-    assert demo == "| Digits, small CNN, 40 % | – | – | +1.00 | 1 |"  # no interval from one seed
+    assert demo == "| Digits, 40 % | – | – | +1.00 | 1 |"  # no interval from one seed
     title, sam, log, tanh, seeds = noise.strip("| ").split(" | ")
-    assert (title, tanh, seeds) == ("CIFAR-10, ResNet-32, 40 %", "–", "3")
+    assert (title, tanh, seeds) == ("CIFAR-10, ResNet-32, 40 % wrong labels", "–", "3")
     assert sam.startswith("**+2.00** (+1.")
     assert log.startswith("−0.30 (−")
+
+
+def test_the_picture_of_wrong_labels_has_a_mark_for_each_rate_and_method_with_runs(recorded):
+    found = runs(recorded, "demo/40%/sam", [90.0, 92.0]) + runs(recorded, "label_noise_digits/80%/sgd", [30.0])
+    sgd, sam = sorted(wrong_labels.rows(collect(found), ("demo", "label_noise_digits")), key=lambda row: row["mean"])
+    assert (sgd["method"], sgd["mean"], "low" in sgd) == ("SGD", 30.0, False)
+    assert abs(sgd["x"] - 80) < 2
+    assert (sam["method"], sam["mean"], sam["high"]) == ("SAM", 91.0, 100.0)  # an interval ends at 100
+    assert 0 < sam["low"] < 91
+    drawn, there = wrong_labels.picture(ledger.read()), wrong_labels.PICTURE.read_bytes()
+    assert re.sub(rb"clip\d+", b"clip", drawn) == re.sub(rb"clip\d+", b"clip", there), "run make docs"
 
 
 def test_a_run_that_has_not_ended_has_its_line(recorded):

@@ -1,0 +1,68 @@
+"""The picture of README: test accuracy against the share of wrong training labels, from the ledger.
+
+python docs/scripts/wrong_labels.py    # draws docs/images/wrong-labels.svg
+"""
+
+import statistics
+from typing import Any
+
+import altair as alt
+import ledger
+import vl_convert
+
+from bisam.lab.files import write_atomically
+from bisam.lab.methods import title_of
+from bisam.lab.recipes import FOUR_METHODS
+from bisam.lab.report.charts import COLOURS
+from bisam.lab.tables.cells import Collection
+from bisam.lab.tables.statistics import interval_of_mean
+
+PICTURE = ledger.ROOT / "docs/images/wrong-labels.svg"
+PANELS = {"Handwritten digits, small network": ("label_noise_digits", "demo"), "CIFAR-10, ResNet-32": ("label_noise",)}
+"""The tables that each panel is of."""
+APART = 1.1
+"""Between the marks of one rate, in per cent of wrong labels."""
+
+
+def rows(found: Collection, tables: tuple[str, ...]) -> list[dict[str, Any]]:
+    """A row for each rate and method with runs, and the 95 % interval of its mean if it has one."""
+    made = []
+    for group in (group for group in found.groups if group.name in tables):
+        for place, method in enumerate(FOUR_METHODS):
+            for row in group.rows:
+                accuracies = [*group.measured(row, method).values()]
+                if accuracies:
+                    low, high = interval_of_mean(accuracies)
+                    span = {} if low is None else {"low": max(low, 0.0), "high": min(high, 100.0)}
+                    rate = float(row.rstrip("%"))
+                    x = rate + APART * (place - 1.5)
+                    made.append({"x": x, "mean": statistics.fmean(accuracies), "method": title_of(method), **span})
+    return made
+
+
+def picture(found: Collection) -> bytes:
+    """As SVG, a panel for each network."""
+    panels = [_panel(rows(found, tables), title) for title, tables in PANELS.items()]
+    return vl_convert.vegalite_to_svg(alt.hconcat(*panels).properties(background="white").to_dict()).encode()
+
+
+def _panel(points: list[dict[str, Any]], title: str) -> alt.LayerChart:
+    base = alt.Chart(alt.Data(values=points))
+    scale = alt.Scale(
+        domain=[*map(title_of, FOUR_METHODS)], range=[COLOURS[one] for one in ("plain", "sam", "log", "tanh")]
+    )
+    x = alt.X("x:Q", title="wrong training labels, per cent", axis=alt.Axis(values=[0, 20, 40, 60, 80], grid=False))
+    y = alt.Y("mean:Q", title="test accuracy, per cent", scale=alt.Scale(domain=[0, 100]))
+    colour = alt.Color("method:N", title=None, scale=scale)
+    spans = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2)
+    layers = alt.layer(
+        base.mark_line(strokeWidth=1.5, opacity=0.6).encode(x=x, y=y, color=colour),
+        spans.encode(x=x, y=alt.Y("low:Q", title="test accuracy, per cent"), y2="high:Q", color=colour),
+        base.mark_point(filled=True, size=45, opacity=1).encode(x=x, y=y, color=colour),
+    )
+    return layers.properties(title=title, width=300, height=230)
+
+
+if __name__ == "__main__":
+    write_atomically(PICTURE, picture(ledger.read()))
+    print(f"wrote {PICTURE.relative_to(ledger.ROOT)}")
