@@ -253,7 +253,7 @@ def _open_tables(collection: Collection) -> list[Block]:
 
 def _nothing(roots: Sequence[Path]) -> Block:
     places = ", ".join(map(str, roots))
-    return Sentences([f"No run in {places} can be read."])
+    return Sentences([f"No run in {places} can be read. A first one takes two minutes: bisam demo"])
 
 
 def _printed(cell: published.PublishedCell | None) -> str:
