@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 import bisam
 from bisam.engine.combined import Combined
+from bisam.engine.replay import Replay
 
 from family import assert_close, assert_identical, batch, mlp
 
@@ -124,6 +125,24 @@ def test_a_checkpoint_of_other_groups_is_refused():
     saved["param_groups"][0]["params"] = saved["param_groups"][0]["params"][:1]
     with pytest.raises(ValueError, match=r"groups of 1 and 2 tensors, and .* of 2 and 2 tensors"):
         optimizer.load_state_dict(saved)
+
+
+def test_a_checkpoint_of_one_of_them_leaves_the_options_of_its_groups():
+    model, optimizer = built()
+    optimizer.param_groups[1]["rho"] = 0.0
+    saved = two(model)[1].state_dict()  # of the base optimizer alone, without ρ
+    optimizer.base.optimizers[1].load_state_dict(saved)
+    optimizer.minimize(*batch())
+    assert [group["rho"] for group in optimizer.param_groups] == [0.05, 0.0]
+
+
+def test_hooks_of_a_part_or_of_the_whole_are_noticed():
+    for place in range(3):
+        _, optimizer = built()
+        replay = Replay(optimizer)
+        assert not replay.base_has_hooks()
+        [optimizer.base, *optimizer.base.optimizers][place].register_step_pre_hook(lambda *_: None)
+        assert replay.base_has_hooks()
 
 
 def test_hooks_of_checkpoints_run():

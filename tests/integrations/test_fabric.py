@@ -399,6 +399,24 @@ def test_micro_batches_that_wait_are_not_saved_with_a_warning_and_dropped_by_a_l
     assert_equal_weights(loop.model.module, two_passes.train(start, updates[:1], "BiSAM", clip=None)[0])
 
 
+def test_micro_batches_that_wait_are_dropped_by_zero_grad():
+    """As their gradients would be, had they been computed."""
+    loop = Loop()
+    backward = SharpnessAwareBackward(loop.fabric, loop.model, loop.optimizer)
+    start = copy.deepcopy(loop.model.module)
+    updates = two_passes.windows(*two_passes.samples())
+
+    def loss_of(x, y):
+        return loop.optimizer.criterion(loop.model(x), y) / 2
+
+    backward(loss_of, *updates[1][0], is_accumulating=True)
+    loop.optimizer.zero_grad()
+    backward(loss_of, *updates[0][0], is_accumulating=True)
+    backward(loss_of, *updates[0][1])
+    loop.update(clip=None)
+    assert_equal_weights(loop.model.module, two_passes.train(start, updates[:1], "BiSAM", clip=None)[0])
+
+
 # Two processes
 
 

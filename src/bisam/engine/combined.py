@@ -61,6 +61,8 @@ class Combined(torch.optim.Optimizer):
         )
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            raise TypeError("several optimizers cannot share a closure: step the sharpness-aware one with it")
         for one in self.optimizers:
             one.step()
 

@@ -128,8 +128,10 @@ class Replay:
 
     def base_has_hooks(self) -> bool:
         """Whether the base optimizer's step has hooks beside the engine's own."""
-        bases = leaves(self.optimizer.base)
-        return any(len(one._optimizer_step_pre_hooks) > 1 or one._optimizer_step_post_hooks for one in bases)
+        base, parts = self.optimizer.base, leaves(self.optimizer.base)
+        hooks = [] if base in parts else [base._optimizer_step_pre_hooks, base._optimizer_step_post_hooks]
+        hooks += [one._optimizer_step_post_hooks for one in parts]
+        return any(hooks) or any(len(one._optimizer_step_pre_hooks) > 1 for one in parts)
 
 
 @torch.optim.Optimizer.profile_hook_step

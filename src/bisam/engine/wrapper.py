@@ -59,8 +59,9 @@ class Wrapper(torch.optim.Optimizer):
 
             return hook
 
-        self.base.register_load_state_dict_pre_hook(calling(Wrapper._keep_options))
-        self.base.register_load_state_dict_post_hook(calling(Wrapper._put_options_back), prepend=True)
+        for optimizer in leaves(self.base):
+            optimizer.register_load_state_dict_pre_hook(calling(Wrapper._keep_options))
+            optimizer.register_load_state_dict_post_hook(calling(Wrapper._put_options_back), prepend=True)
 
     # One list of groups and one state, the base optimizer's, also after either optimizer replaces them.
 

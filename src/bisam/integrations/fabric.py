@@ -66,6 +66,7 @@ class SharpnessAwareBackward:
         self._waiting: list[tuple[Callable[..., Tensor], MicroBatch]] = []
         inner.register_state_dict_pre_hook(self._warn_of_waiting)
         inner.register_load_state_dict_post_hook(lambda _: self._waiting.clear())
+        vars(optimizer)["zero_grad"] = partial(self._zero_grad, optimizer.zero_grad)
         if self._scaler is not None:
             vars(optimizer).update(backward=partial(inner.backward, scaler=self._scaler), ascend=_refuse_ascend)
 
@@ -108,6 +109,11 @@ class SharpnessAwareBackward:
         loss = loss_of(*batch, **named)
         self._fabric.backward(loss)
         return loss.detach()
+
+    def _zero_grad(self, zero_grad: Callable[..., None], *args: Any, **options: Any) -> None:
+        """Drop the micro-batches that wait too, as `fabric.backward` would have left them in `.grad`."""
+        self._waiting.clear()
+        zero_grad(*args, **options)
 
     def _warn_of_waiting(self, _: Any) -> None:
         if self._waiting:
