@@ -104,7 +104,8 @@ def noise_rho_table(path: Path = ROOT / "benchmarks/results/digits_noise_rho.jso
     receipt = result["receipt"]
     table = markdown(["wrong labels", "method", "seeds", "ρ: validation accuracy (test accuracy)"], rows)
     where = f"{receipt['cpu']}, torch {receipt['torch']}, {receipt['date']}, commit {receipt['commit']}"
-    return f"{table}\n\nMeans over seeds from 100 on, in per cent. {where}."
+    many = f"the runs are of {len(result['commits'])} commits, which the file lists"
+    return f"{table}\n\nMeans over seeds from 100 on, in per cent. {where}; {many}."
 
 
 def paper_table(found: Collection) -> str:
