@@ -90,7 +90,7 @@ def figures(collection: Collection) -> dict[str, charts.Chart]:
     groups, found = sort_out(collection)
     for kind, part in zip(("differences", "differences-of-changed-recipes"), _parted(verdicts(groups)), strict=True):
         for verdict in part:
-            drawn[_file_name(kind, verdict.title, drawn)] = forest(verdict)
+            drawn[_file_name(kind, verdict.title, drawn)] = forest(verdict, room=None)
     for sweep in found:
         name = f"{sweep.name}, {sweep.changes}" if sweep.changes else sweep.name
         drawn[_file_name(name, sweep.fields[0], drawn)] = grid(sweep)
