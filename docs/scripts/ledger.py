@@ -11,6 +11,7 @@ from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES, Recipe
 from bisam.lab.tables import published, summary
 from bisam.lab.tables.cells import Collection, Group, Run, collect, command
+from bisam.lab.tables.sheets import sheets
 from bisam.lab.tables.statistics import Difference, signed
 
 ROOT = Path(__file__).parents[2]
@@ -214,7 +215,7 @@ def _not_run(recipe: Recipe, groups: Iterable[Group]) -> str:
 
 def all_tables(found: Collection) -> str:
     """Each table that has runs, with its differences."""
-    return "\n\n".join(sheet.markdown() for sheet in summary.sheets(found.groups))
+    return "\n\n".join(sheet.markdown() for sheet in sheets(found.groups))
 
 
 def all_runs(found: Collection) -> str:

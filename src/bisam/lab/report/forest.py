@@ -67,8 +67,7 @@ def forest(verdict: Verdict, room: int | None = ROOM) -> Chart:
     line = LINE if room is None else max(LEAST_LINE, min(LINE, room // counts[0]))
     x = _horizontal(limits, [one.found.mean for one in verdict.differences], verdict.measure)
     wide, narrow = (
-        _layers(rows, x, is_narrow=is_narrow, line=step)
-        for is_narrow, step in ((False, line), (True, NARROW_LINE))
+        _layers(rows, x, is_narrow=is_narrow, line=step) for is_narrow, step in ((False, line), (True, NARROW_LINE))
     )
     return whole(wide, rows, line * counts[0], narrow, NARROW_LINE * counts[1])
 
