@@ -127,6 +127,72 @@ def test_a_checkpoint_of_other_groups_is_refused():
         optimizer.load_state_dict(saved)
 
 
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def adamw(params):
+    return torch.optim.AdamW(params, lr=1e-2)
+
+
+def stepped(*kinds):
+    """Optimizers of these kinds, for the matrices and for the others, after one step."""
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = bisam.SAM([kind(params) for kind, params in zip(kinds, split(model), strict=True)], model)
+    optimizer.minimize(*batch(0))
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("saved", "loading"),
+    [
+        ((sgd, adamw), (adamw, sgd)),  # the list in another order
+        ((sgd, sgd), (sgd, adamw)),  # the first could load it, the second could not
+        ((sgd, torch.optim.RMSprop), (adamw, torch.optim.RMSprop)),
+        ((adamw, adamw), (torch.optim.NAdam, torch.optim.NAdam)),
+    ],
+)
+@pytest.mark.parametrize("through", ["wrapper", "base"])
+def test_a_checkpoint_of_other_kinds_of_optimizers_is_refused_and_nothing_is_lost(saved, loading, through):
+    checkpoint = copy.deepcopy(stepped(*saved).state_dict())
+    checkpoint["param_groups"][0]["lr"] = 7.0
+    optimizer, alike = stepped(*loading), stepped(*loading)
+    with pytest.raises(ValueError, match=r"of another kind of optimizer than (AdamW|SGD|NAdam).*as it was when"):
+        (optimizer if through == "wrapper" else optimizer.base).load_state_dict(checkpoint)
+    assert optimizer.param_groups[0]["lr"] == alike.param_groups[0]["lr"]
+    for seed in (1, 2):
+        optimizer.minimize(*batch(seed))
+        alike.minimize(*batch(seed))
+    assert_identical(optimizer._parameters(), alike._parameters())
+
+
+def test_a_checkpoint_that_the_second_optimizer_refuses_leaves_the_first_as_it_was():
+    optimizer = stepped(sgd, adamw)
+    checkpoint = copy.deepcopy(optimizer.state_dict())
+    checkpoint["param_groups"][0]["lr"] = 7.0
+
+    def refuse(*_):
+        raise RuntimeError("not this one")
+
+    optimizer.base.optimizers[1].register_load_state_dict_pre_hook(refuse)
+    with pytest.raises(RuntimeError, match="not this one"):
+        optimizer.load_state_dict(checkpoint)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_checkpoint_of_an_older_torch_loads():
+    """It lacks options that came later: torch fills them in."""
+    optimizer = stepped(sgd, lambda params: torch.optim.AdamW(params, foreach=True, amsgrad=True))
+    checkpoint = copy.deepcopy(optimizer.state_dict())
+    for group in checkpoint["param_groups"]:
+        for name in ("foreach", "fused", "maximize", "differentiable", "capturable", "amsgrad", "nesterov"):
+            group.pop(name, None)
+        group.pop("decoupled_weight_decay", None)  # of AdamW, where its default is True
+    optimizer.load_state_dict(checkpoint)
+    optimizer.minimize(*batch(1))
+
+
 def test_a_checkpoint_of_one_of_them_leaves_the_options_of_its_groups():
     model, optimizer = built()
     optimizer.param_groups[1]["rho"] = 0.0

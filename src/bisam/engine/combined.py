@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bisam.engine.loading import load, unchanged_on_error
+
 Base = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 """What a sharpness-aware optimizer goes around: an optimizer, or several that have no parameter in common."""
 
@@ -96,11 +98,12 @@ class Combined(torch.optim.Optimizer):
                 f"the checkpoint has {_sizes(groups)}, and the base optimizers have {_sizes(self.param_groups)}: "
                 "build them as they were when it was saved"
             )
-        for one in self.optimizers:
-            own, groups = groups[: len(one.param_groups)], groups[len(one.param_groups) :]
-            names = {name for group in own for name in group["params"]}  # numbers, or what a sharded checkpoint has
-            state = {name: value for name, value in state_dict["state"].items() if name in names}
-            one.load_state_dict({"state": state, "param_groups": own})
+        with unchanged_on_error(self.optimizers):
+            for one in self.optimizers:
+                own, groups = groups[: len(one.param_groups)], groups[len(one.param_groups) :]
+                names = {name for group in own for name in group["params"]}  # numbers, or what a sharded checkpoint has
+                state = {name: value for name, value in state_dict["state"].items() if name in names}
+                load(one, {"state": state, "param_groups": own})
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
