@@ -1,6 +1,7 @@
 """Several base optimizers in one step: as if each stepped by itself with the gradient at w + ε."""
 
 import copy
+import gc
 import io
 
 import pytest
@@ -281,6 +282,49 @@ def test_what_cannot_be_combined_is_refused():
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     with pytest.raises(TypeError, match="is the base of a sharpness-aware optimizer already"):
         bisam.SAM(sgd, model)
+
+
+@pytest.mark.parametrize("of", ["original", "copy"])
+def test_a_group_with_a_parameter_of_another_optimizer_is_refused_and_not_added(of):
+    _, optimizer = built()
+    if of == "copy":
+        optimizer = copy.deepcopy(optimizer)
+    first, second = optimizer.base.optimizers
+    [theirs, _], new = second.param_groups[0]["params"], nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"SGD and AdamW, have a parameter in common, of shape \(\d+,\): give each"):
+        first.add_param_group({"params": iter([new, theirs])})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
+    with pytest.raises(ValueError, match="more than one parameter group"):  # torch's own, within an optimizer
+        first.add_param_group({"params": first.param_groups[0]["params"][:1]})
+    first.add_param_group({"params": new})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1, 2]
+
+
+def test_an_optimizer_that_outlives_its_list_takes_any_parameter():
+    _, optimizer = built()
+    first, second = optimizer.base.optimizers
+    del optimizer
+    gc.collect()
+    first.add_param_group({"params": second.param_groups[0]["params"]})
+
+
+def test_a_checkpoint_taken_after_a_group_was_added_resumes_bitwise():
+    runs = []
+    for _ in range(2):
+        model, optimizer = built()
+        model.scale = nn.Parameter(torch.ones(1, 4))
+        model.register_forward_hook(lambda module, _, output: output * module.scale[:, : output.shape[1]].mean())
+        optimizer.base.optimizers[0].add_param_group({"params": [model.scale], "rho": 0.2})
+        runs.append((model, optimizer))
+    (model, optimizer), (other, resumed) = runs
+    optimizer.minimize(*batch(0))
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert [group["rho"] for group in resumed.param_groups] == [0.05, 0.2, 0.05]
+    for seed in (1, 2):
+        optimizer.minimize(*batch(seed))
+        resumed.minimize(*batch(seed))
+    assert_identical([*other.parameters()], [*model.parameters()])
 
 
 def test_a_list_of_one_is_that_one():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, MutableMapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,11 +43,10 @@ class Combined(torch.optim.Optimizer):
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         if not optimizers:
             raise ValueError("base is an empty list: give an optimizer, or several")
-        params = [param for one in optimizers for group in one.param_groups for param in group["params"]]
-        if len({*params}) < len(params):
-            raise ValueError("two of the base optimizers have a parameter in common: give each its own")
+        for number, one in enumerate(optimizers):
+            _refuse_shared(one, _params(one), optimizers[:number])
         # not Optimizer.__init__, which makes parameter groups and a state
-        super().__setstate__({"optimizers": [*optimizers], "defaults": {}})
+        self.__setstate__({"optimizers": [*optimizers], "defaults": {}})
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -54,6 +55,11 @@ class Combined(torch.optim.Optimizer):
     @property
     def state(self) -> _States:  # type: ignore[override]
         return _States(self.optimizers)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for one in self.optimizers:
+            vars(one)["add_param_group"] = partial(_add_param_group, weakref.ref(one), weakref.ref(self))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         names = ", ".join(type(one).__name__ for one in self.optimizers)
@@ -147,6 +153,38 @@ class _States(MutableMapping[Tensor, Any]):
 
     def __len__(self) -> int:
         return sum(len(one.state) for one in self._optimizers)
+
+
+def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _add_param_group(
+    optimizer: weakref.ref[torch.optim.Optimizer], combined: weakref.ref[Combined], param_group: dict[str, Any]
+) -> None:
+    """The method of an optimizer in a list, which refuses parameters of the others as it does its own."""
+    one, whole = optimizer(), combined()
+    assert one is not None  # its own method is running
+    type(one).add_param_group(one, param_group)
+    if whole is None:
+        return
+    try:
+        _refuse_shared(one, one.param_groups[-1]["params"], [other for other in whole.optimizers if other is not one])
+    except ValueError:
+        one.param_groups.pop()
+        raise
+
+
+def _refuse_shared(
+    optimizer: torch.optim.Optimizer, params: Sequence[Tensor], others: Sequence[torch.optim.Optimizer]
+) -> None:
+    for other in others:
+        shared = {*params} & {*_params(other)}
+        if shared:
+            raise ValueError(
+                f"two of the base optimizers, {type(optimizer).__name__} and {type(other).__name__}, have a parameter "
+                f"in common, of shape {tuple(shared.pop().shape)}: give each its own"
+            )
 
 
 def _sizes(groups: Sequence[dict[str, Any]]) -> str:
