@@ -255,6 +255,67 @@ def test_a_scheduler_drives_both_and_a_scaler_skips_both():
     assert optimizer.scaler.get_scale() == 2.0
 
 
+@pytest.mark.parametrize(
+    ("kinds", "first_momentum"),
+    [((sgd, sgd), lambda group: group["momentum"]), ((adamw, adamw), lambda group: group["betas"][0])],
+)
+def test_a_schedule_of_one_cycle_drives_the_momentum_of_all_where_it_has_one_name(kinds, first_momentum):
+    optimizer = stepped(*kinds)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.01], total_steps=4)
+    seen = []
+    for seed in range(3):
+        seen.append([first_momentum(group) for group in optimizer.param_groups])
+        optimizer.minimize(*batch(seed))
+        schedule.step()
+    assert seen[0] == [0.95, 0.95]
+    assert seen[1] == pytest.approx([0.85, 0.85], abs=0.03)  # total_steps=4: the peak lies between two steps
+    assert [group["max_lr"] for group in optimizer.param_groups] == [0.1, 0.01]
+
+
+def test_with_momentum_and_betas_each_optimizer_has_a_schedule_of_one_cycle_of_its_own():
+    optimizer = stepped(sgd, adamw)
+    with pytest.raises(ValueError, match="cycle_momentum"):  # torch's: it would write one option into all groups
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=4)
+    schedules = [
+        torch.optim.lr_scheduler.OneCycleLR(one, max_lr=0.1, total_steps=4) for one in optimizer.base.optimizers
+    ]
+    seen = []
+    for seed in range(3):
+        first, second = optimizer.param_groups
+        seen.append((first["momentum"], second["betas"][0]))
+        optimizer.minimize(*batch(seed))
+        for schedule in schedules:
+            schedule.step()
+    assert seen[0] == (0.95, 0.95)
+    assert seen[1][0] == seen[1][1] < 0.9
+
+
+class ScheduleFree(torch.optim.SGD):
+    """With modes, as schedule-free optimizers have."""
+
+    mode = ""
+
+    def train(self):
+        self.mode = "train"
+
+    def eval(self):
+        self.mode = "eval"
+
+
+def test_the_modes_of_those_that_have_them_are_reached_through_the_wrapper():
+    optimizer = stepped(lambda params: ScheduleFree(params, lr=0.1), adamw)
+    for one in (optimizer, copy.deepcopy(optimizer)):
+        one.eval()
+        assert one.base.optimizers[0].mode == "eval"
+        one.train()
+        assert one.base.optimizers[0].mode == "train"
+    both = stepped(*[lambda params: ScheduleFree(params, lr=0.1)] * 2)
+    both.eval()
+    assert [one.mode for one in both.base.optimizers] == ["eval", "eval"]
+    with pytest.raises(AttributeError, match="'SAM' object has no attribute 'eval'"):
+        stepped(sgd, adamw).eval()
+
+
 def test_neither_may_step_while_the_weights_are_perturbed():
     model, optimizer = built()
     x, y = batch()

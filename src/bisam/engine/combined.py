@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,7 @@ class Combined(torch.optim.Optimizer):
         for number, one in enumerate(optimizers):
             _refuse_shared(one, _params(one), optimizers[:number])
         # not Optimizer.__init__, which makes parameter groups and a state
-        self.__setstate__({"optimizers": [*optimizers], "defaults": {}})
+        self.__setstate__({"optimizers": [*optimizers], "defaults": _in_common([one.defaults for one in optimizers])})
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -60,6 +60,14 @@ class Combined(torch.optim.Optimizer):
         super().__setstate__(state)
         for one in self.optimizers:
             vars(one)["add_param_group"] = partial(_add_param_group, weakref.ref(one), weakref.ref(self))
+
+    def __getattr__(self, name: str) -> Any:
+        """`train` and `eval` of those that have them, as schedule-free ones do."""
+        optimizers = self.__dict__.get("optimizers", []) if name in ("train", "eval") else []
+        methods = [getattr(one, name) for one in optimizers if hasattr(one, name)]
+        if not methods:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return partial(_call_all, methods)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         names = ", ".join(type(one).__name__ for one in self.optimizers)
@@ -153,6 +161,21 @@ class _States(MutableMapping[Tensor, Any]):
 
     def __len__(self) -> int:
         return sum(len(one.state) for one in self._optimizers)
+
+
+def _in_common(defaults: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The options that all have, with the first's values: schedulers look for momentum among them.
+
+    >>> _in_common([{"lr": 0.1, "momentum": 0.9}, {"lr": 0.001, "betas": (0.9, 0.999)}])
+    {'lr': 0.1}
+    """
+    first, *others = defaults
+    return {name: value for name, value in first.items() if all(name in other for other in others)}
+
+
+def _call_all(methods: Sequence[Callable[[], Any]]) -> None:
+    for method in methods:
+        method()
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
