@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+from collections import defaultdict
 
 import pytest
 import torch
@@ -212,6 +213,78 @@ def test_hooks_of_a_part_or_of_the_whole_are_noticed():
         assert replay.base_has_hooks()
 
 
+class Counting(torch.optim.SGD):
+    """Keeps a number that belongs to no parameter in its state, and another beside the state."""
+
+    seen = 0
+
+    def step(self, closure=None):
+        self.seen += 1
+        self.state["updates"] = self.state.get("updates", 0) + 1
+        super().step(closure)
+
+    def state_dict(self):
+        return {**super().state_dict(), "seen": self.seen}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.seen = state_dict["seen"]
+
+
+def test_what_an_optimizer_saves_beside_its_parameters_state_comes_back_to_it():
+    def counting(params):
+        return Counting(params, lr=0.1, momentum=0.9)
+
+    optimizer = stepped(counting, counting)
+    optimizer.base.optimizers[1].seen = 5
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    resumed = stepped(counting, counting)
+    for one in resumed.base.optimizers:
+        one.seen, one.state["updates"] = 100, 100
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    assert [one.seen for one in resumed.base.optimizers] == [1, 5]
+    assert [one.state["updates"] for one in resumed.base.optimizers] == [1, 1]
+    resumed.minimize(*batch(1))
+    saved = resumed.state_dict()
+    with pytest.raises(ValueError, match="of 1 optimizers, and there are 2: build them as they were"):
+        resumed.load_state_dict({**saved, "optimizers": saved["optimizers"][:1]})
+
+
+def test_hooks_on_the_checkpoints_of_one_of_them_run():
+    optimizer = stepped(sgd, adamw)
+    seen = []
+    one = optimizer.base.optimizers[1]
+    one.register_state_dict_post_hook(lambda _, saved: {**saved, "more": 1})
+    one.register_load_state_dict_pre_hook(lambda _, saved: seen.append(saved["more"]))
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == [1]
+
+
+def test_step_hooks_of_one_of_them_run_with_every_update():
+    optimizer = stepped(sgd, adamw)
+    seen = []
+    optimizer.base.optimizers[1].register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.base.optimizers[1].register_step_post_hook(lambda *_: seen.append("after"))
+    optimizer.minimize(*batch(1))
+    assert seen == ["before", "after"]
+
+
+def test_the_state_can_be_replaced_as_that_of_one_optimizer():
+    optimizer = stepped(sgd, adamw)
+    kept = dict(optimizer.state)
+    optimizer.state = defaultdict(dict)
+    assert len(optimizer.state) == 0
+    optimizer.state = kept
+    assert [[*one.state] for one in optimizer.base.optimizers] == [
+        one.param_groups[0]["params"] for one in optimizer.base.optimizers
+    ]
+    optimizer.state = optimizer.state
+    assert {*optimizer.state} == {*kept}
+    optimizer.minimize(*batch(1))
+
+
 def test_hooks_of_checkpoints_run():
     _, optimizer = built()
     seen = []
@@ -223,6 +296,14 @@ def test_hooks_of_checkpoints_run():
     assert saved["more"] == 1
     optimizer.load_state_dict(saved)
     assert seen == ["before saving", "loaded"]
+
+
+def test_a_hook_that_changes_what_is_loaded_leaves_the_caller_s_checkpoint():
+    optimizer = stepped(sgd, adamw)
+    optimizer.register_load_state_dict_pre_hook(lambda _, saved: saved.update(loaded=1))
+    saved = optimizer.base.state_dict()
+    optimizer.base.load_state_dict(saved)
+    assert "loaded" not in saved
 
 
 @pytest.mark.parametrize("kind", ["copied", "pickled"])
@@ -334,15 +415,20 @@ def test_what_cannot_be_combined_is_refused():
         bisam.SAM([sgd, torch.optim.SGD(model.parameters(), lr=0.1)], model)
     with pytest.raises(ValueError, match="empty list"):
         bisam.SAM([], model)
-    with pytest.raises(TypeError, match="or a list of them, got list"):
+    with pytest.raises(TypeError, match="or a list of them, got a list of Parameter"):
         bisam.SAM([*model.parameters()], model)
+    with pytest.raises(TypeError, match="or a list of them, got a list of SGD, list"):
+        bisam.SAM([sgd, [torch.optim.SGD(others, lr=0.1)]], model)
+    with pytest.raises(ValueError, match="have a parameter in common"):
+        bisam.SAM([sgd, sgd], model)
     with pytest.raises(TypeError, match="LBFGS"):
         bisam.SAM([sgd, torch.optim.LBFGS(others)], model)
     optimizer = bisam.SAM([sgd, torch.optim.SGD(others, lr=0.1)], model)
     with pytest.raises(ValueError, match=r"several base optimizers \(SGD, SGD\): add the group to one"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
-    with pytest.raises(TypeError, match="is the base of a sharpness-aware optimizer already"):
-        bisam.SAM(sgd, model)
+    for used in (sgd, optimizer.base, [optimizer.base], [optimizer.base, torch.optim.SGD([torch.ones(2)], lr=0.1)]):
+        with pytest.raises(TypeError, match="is the base of a sharpness-aware optimizer already"):
+            bisam.SAM(used, model)
 
 
 @pytest.mark.parametrize("of", ["original", "copy"])
