@@ -40,6 +40,8 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
         )
     if not isinstance(base, torch.optim.Optimizer):
         given = f"the class {base.__name__}" if isinstance(base, type) else type(base).__name__
+        if isinstance(base, (list, tuple)):
+            given = f"a {given} of {', '.join(sorted({type(one).__name__ for one in base}))}"
         raise TypeError(
             f"base must be a torch optimizer, or a list of them, got {given}. Build it first, such as "
             "torch.optim.SGD(model.parameters(), lr=0.1); bisam.compat.SAM takes parameters and a class"
