@@ -635,6 +635,20 @@ def test_a_checkpoint_of_another_kind_of_optimizer_is_refused_and_nothing_is_los
     optimizer.minimize(*batch())
 
 
+def test_an_option_that_an_optimizer_takes_out_of_its_groups_is_not_missed_in_a_checkpoint():
+    class Own(torch.optim.SGD):
+        def __init__(self, params, lr):
+            super().__init__(params, lr=lr)
+            self.defaults["decay"] = 0.5
+            for group in self.param_groups:
+                group.pop("decay", None)
+
+    optimizer, checkpoint = stepped(Own), stepped(Own).state_dict()
+    checkpoint["param_groups"][0]["lr"] = 0.25
+    optimizer.load_state_dict(checkpoint)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
 def test_a_hook_may_turn_a_checkpoint_of_another_kind_into_one_that_fits():
     optimizer, checkpoint = stepped(torch.optim.AdamW), stepped(torch.optim.SGD).state_dict()
     own = optimizer.base.state_dict()
