@@ -383,9 +383,17 @@ def _explained(error: Exception, labels: Tensor, classes: int) -> Exception:
 
 
 def _outside(labels: Tensor, classes: int) -> IndexError:
+    outside = labels[(labels < 0) | (labels >= classes)].unique().tolist()
+    remedy = ""
+    if len(outside) == 1 and outside[0] != classes and labels.unique().numel() > 1:
+        option = f"ignore_index={outside[0]}"
+        remedy = (
+            f". If {outside[0]} marks labels to ignore, give descent=torch.nn.CrossEntropyLoss({option}), or, beside a "
+            f"descent of your own, ascent=bisam.LowerBound({option})"
+        )
     return IndexError(
         f"labels must lie in 0 … {classes - 1}, for logits of {classes} classes; got labels from "
-        f"{int(labels.min())} to {int(labels.max())}"
+        f"{int(labels.min())} to {int(labels.max())}{remedy}"
     )
 
 

@@ -273,7 +273,7 @@ def test_a_table_without_published_differences_takes_an_effect(monkeypatch):
 def test_a_table_of_a_file_is_planned_and_its_commands_name_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(
-        'methods = ["sam", "bisam-log"]\nseeds = 2\n[settings]\nmodel = "resnet56"\n[rows.clean]\n[rows.noisy]\nnoise = 0.4\n'
+        'methods = ["sam", "bisam-log"]\n[settings]\nmodel = "resnet56"\n[rows.clean]\n[rows.noisy]\nnoise = 0.4\n'
     )
     done = command("mine.toml", "--effect", 1)
     assert done.exit_code == 0, done.output
