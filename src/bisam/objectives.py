@@ -383,12 +383,13 @@ def _explained(error: Exception, labels: Tensor, classes: int) -> Exception:
 
 
 def _outside(labels: Tensor, classes: int) -> IndexError:
-    outside = labels[(labels < 0) | (labels >= classes)].unique().tolist()
+    is_outside = (labels < 0) | (labels >= classes)
+    outside = {*labels[is_outside].tolist()}
     remedy = ""
-    if len(outside) == 1 and outside[0] != classes and labels.unique().numel() > 1:
-        option = f"ignore_index={outside[0]}"
+    if len(outside) == 1 and classes not in outside and not bool(is_outside.all()):
+        option = f"ignore_index={(mark := outside.pop())}"
         remedy = (
-            f". If {outside[0]} marks labels to ignore, give descent=torch.nn.CrossEntropyLoss({option}), or, beside a "
+            f". If {mark} marks labels to ignore, give descent=torch.nn.CrossEntropyLoss({option}), or, beside a "
             f"descent of your own, ascent=bisam.LowerBound({option})"
         )
     return IndexError(
