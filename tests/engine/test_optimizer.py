@@ -410,6 +410,17 @@ def test_base_optimizers_that_cannot_be(make_base, error, message):
         BiSAM(make_base(model), model)
 
 
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+def test_a_parameter_twice_in_a_group_is_refused():  # as by listing encoder and decoder, whose weights are tied
+    weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+    with pytest.raises(ValueError, match=r"of shape \(2,\) is in a parameter group 2 times.*dict.fromkeys"):
+        SAM(torch.optim.SGD([weight, weight], lr=0.1))
+    optimizer = SAM(torch.optim.SGD([weight], lr=0.1))
+    twice = nn.Parameter(torch.zeros(3))
+    with pytest.raises(ValueError, match="2 times"):
+        optimizer.add_param_group({"params": [twice, twice]})
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
