@@ -99,3 +99,23 @@ def test_pictures_are_dark_on_a_dark_page_and_can_be_read_on_a_phone(opened):
     assert width > 600
     scrolls = "image => image.parentElement.scrollWidth > image.parentElement.clientWidth"
     assert page.eval_on_selector("article img[src$='.svg']", scrolls)
+
+
+LABELS = """() => {
+    const sheet = document.documentElement.getBoundingClientRect();
+    const boxes = [...document.querySelectorAll("text")].map((one) => [one.textContent, one.getBoundingClientRect()]);
+    const cut = boxes.filter(([_, box]) => box.width && (box.left < sheet.left || box.right > sheet.right));
+    const over = boxes.flatMap(([text, a], place) => boxes.slice(place + 1)
+        .filter(([_, b]) => Math.min(a.right, b.right) > Math.max(a.left, b.left) + 1
+            && Math.min(a.bottom, b.bottom) > Math.max(a.top, b.top) + 4)
+        .map(([other]) => `${text} / ${other}`));
+    return [cut.map(([text]) => text), over];
+}"""
+
+
+def test_no_label_of_a_picture_is_cut_or_covers_another(browser):
+    """With the wide letters of this system, where pictures are laid out with those of another."""
+    page = browser.new_page()
+    for path in sorted((ROOT / "docs/images").glob("*.svg")):
+        page.goto(path.as_uri())
+        assert page.evaluate(LABELS) == [[], []], path.name

@@ -24,6 +24,12 @@ DASHES = {"plain": [2, 3], "sam": [8, 3], "log": [1, 0], "tanh": [12, 2, 3, 2]}
 NEUTRAL = "#8957e5"
 """Colour of marks that belong to no method."""
 
+APART = 6
+"""Pixels between the numbers along an axis, at least."""
+
+WIDE_LETTERS = 1.23
+"""The width of DejaVu's bold letters, the widest usual ones, relative to those that SVG is laid out with."""
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -84,6 +90,22 @@ def methods_of(found: Iterable[str]) -> list[str]:
 def compiled(drawn: alt.Chart | alt.LayerChart) -> dict[str, Any]:
     """The chart as Vega: a browser draws it faster, and says nothing about how it reads Vega-Lite."""
     return vl_convert.vegalite_to_vega(drawn.to_dict(validate=False))  # its parts were when they were made
+
+
+def svg(spec: Mapping[str, Any]) -> bytes:
+    """A Vega-Lite chart as SVG, with room for the letters of other systems, which a browser does not measure again.
+
+    The layout is that of larger letters, which are then written in the usual size.
+    """
+    usual = {"axis": {"labelFontSize": 10, "titleFontSize": 11}, "legend": {"labelFontSize": 10, "titleFontSize": 11}}
+    sizes = {part: {name: WIDE_LETTERS * size for name, size in of.items()} for part, of in usual.items()}
+    config = dict(spec.get("config", {}))
+    for part, larger in sizes.items():
+        config[part] = {**config.get(part, {}), **larger}
+    drawn = vl_convert.vegalite_to_svg({**spec, "config": config})
+    for size in (10, 11):
+        drawn = drawn.replace(f'font-size="{WIDE_LETTERS * size:g}px"', f'font-size="{size}px"')
+    return drawn.encode()
 
 
 def of(rows: Rows) -> alt.Chart:
