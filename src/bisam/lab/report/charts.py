@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from bisam.lab.tables.curves import Rows
 COLOURS = {"plain": "#7d8590", "sam": "#3b82f6", "log": "#e8590c", "tanh": "#0f9d6b"}
 """Colours by the kind of a method. Each has a contrast of 3 or more with both papers of the page."""
 
-MORE_COLOURS = ["#b8860b", "#c2255c", "#8957e5", "#2b8a3e"]
+MORE_COLOURS = ["#b8860b", "#c2255c", "#8957e5", "#2b8a3e", "#0b7285"]
 """For further methods of one kind in one chart."""
 
 DASHES = {"plain": [2, 3], "sam": [8, 3], "log": [1, 0], "tanh": [12, 2, 3, 2]}
@@ -68,6 +68,15 @@ def styles(methods: Sequence[str], titles: Sequence[str] = ()) -> list[Style]:
         dash = next((one for one in dashes if one not in [style.dash for style in made]), DASHES[kind])
         made.append(Style(name, next(spare) if is_again else COLOURS[kind], dash if is_again else DASHES[kind]))
     return made
+
+
+def styles_in(methods: Sequence[str], titles: Container[str]) -> list[Style]:
+    """Of the methods of a table, those with these titles: a method looks the same in all charts of the table.
+
+    >>> [style.colour for style in styles_in(["sam", "msam"], ["MSAM"])] == [COLOURS["sam"]]
+    False
+    """
+    return [style for style in styles(methods) if style.title in titles]
 
 
 def by_style(found: Sequence[Style], field: str = "method:N", **legend: Any) -> tuple[alt.Color, alt.StrokeDash]:

@@ -7,8 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from bisam.lab.methods import title_of
-from bisam.lab.report.charts import APART, Chart, Style, by_style, methods_of, styles, whole
+from bisam.lab.report.charts import APART, Chart, Style, by_style, methods_of, styles_in, whole
 from bisam.lab.tables import curves
 from bisam.lab.tables.cells import Run
 from bisam.lab.tables.curves import CURVES, Rows
@@ -67,7 +66,7 @@ def drawn(rows: Rows, name: str, methods: Sequence[str]) -> Chart:
     single = [row for row in rows if name in row and "whole" not in row]
     if len({row["epoch"] for row in found}) < 2:  # of one epoch no line can be drawn
         single = [row for row in rows if name in row]
-    looks = styles([method for method in methods if title_of(method) in shown])
+    looks = styles_in(methods, shown)
     made = whole(curve(name, looks, with_means=bool(means), with_runs=bool(single)), means)
     return Chart(made.drawn, {MEANS: means, RUNS: [{**row, "value": row[name]} for row in single]})
 
