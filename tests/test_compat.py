@@ -211,3 +211,21 @@ def test_the_closure_has_gradients_where_the_caller_has_none():
             optimizer.step(lambda model=model: F.cross_entropy(model(x), y).backward())
         trained.append(list(model.parameters()))
     assert_identical(*trained)
+
+
+def test_an_overflow_is_skipped_with_a_scaler_and_batch_norm_counts_once_with_a_model():
+    x, y = batch()
+    model = ConvNet()
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+    optimizer.model = model
+    optimizer.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    before = [p.detach().clone() for p in model.parameters()]
+    for factor in (1e3, 1e-3):  # of which the first overflows
+        scaler.scale(F.cross_entropy(model(x), y) * factor).backward()
+        optimizer.first_step(zero_grad=True)
+        scaler.scale(F.cross_entropy(model(x), y) * factor).backward()
+        optimizer.second_step(zero_grad=True)
+        is_unchanged = all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+        assert is_unchanged == (factor == 1e3)
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert {m.num_batches_tracked.item() for m in model.modules() if hasattr(m, "num_batches_tracked")} == {2}

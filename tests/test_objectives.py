@@ -392,3 +392,16 @@ def test_what_is_not_a_tensor_is_named():
             function((torch.zeros(2, 3), None), torch.tensor([0, 1]))
         with pytest.raises(TypeError, match=r"labels must be a tensor, got list"):
             function(torch.zeros(2, 3), [0, 1])
+
+
+@pytest.mark.parametrize("objective", [CrossEntropy(), LowerBound()])
+def test_a_label_outside_that_may_mark_what_to_ignore_names_the_option(objective):
+    target = torch.tensor([[0, 1], [2, 255]])
+    with pytest.raises(IndexError, match=r"If 255 marks labels to ignore.*CrossEntropyLoss\(ignore_index=255\)"):
+        objective(torch.randn(2, 3, 2), target)
+    with pytest.raises(IndexError, match="If -1 marks labels to ignore"):
+        objective(torch.randn(2, 3, 2), torch.tensor([[0, 1], [2, -1]]))
+    for other in (3, 4):  # one class too many, two labels outside
+        with pytest.raises(IndexError, match="got labels from 0 to") as caught:
+            objective(torch.randn(2, 3, 2), torch.tensor([[0, 3], [2, other]]))
+        assert "ignore" not in str(caught.value)

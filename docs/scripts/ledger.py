@@ -11,6 +11,8 @@ from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES, Recipe
 from bisam.lab.tables import published, summary
 from bisam.lab.tables.cells import Collection, Group, Run, collect, command
+from bisam.lab.tables.levels import levels
+from bisam.lab.tables.sheets import sheets
 from bisam.lab.tables.statistics import Difference, signed
 
 ROOT = Path(__file__).parents[2]
@@ -95,17 +97,29 @@ def noise_rho_table(path: Path = ROOT / "benchmarks/results/digits_noise_rho.jso
     rows = []
     for rate, methods in result["rates"].items():
         for method, by_rho in methods.items():
-            means = {rho: [statistics.fmean(of[part]) for part in ("validation", "test")] for rho, of in by_rho.items()}
-            best = max(means, key=lambda rho: means[rho][0])
-            cells = [f"{rho}: {valid:.1f} ({test:.1f})" for rho, (valid, test) in means.items()]
-            shown = [f"**{cell}**" if rho == best else cell for rho, cell in zip(means, cells, strict=True)]
-            seeds = len(next(iter(by_rho.values()))["validation"])
-            rows.append([rate.replace("%", " %"), title_of(method), str(seeds), ", ".join(shown)])
+            counts = sorted({len(of["validation"]) for of in by_rho.values()}, reverse=True)
+            best = chosen_rho(by_rho)
+            cells = [", ".join(_by_rho(by_rho, count, best)) + f" (n = {count})" for count in counts]
+            rows.append([rate.replace("%", " %"), title_of(method), *cells])
     receipt = result["receipt"]
-    table = markdown(["wrong labels", "method", "seeds", "ρ: validation accuracy (test accuracy)"], rows)
+    head = ["wrong labels", "method", "ρ: validation (test) accuracy, the three best", "the others"]
     where = f"{receipt['cpu']}, torch {receipt['torch']}, {receipt['date']}, commit {receipt['commit']}"
     many = f"the runs are of {len(result['commits'])} commits, which the file lists"
-    return f"{table}\n\nMeans over seeds from 100 on, in per cent. {where}; {many}."
+    return f"{markdown(head, rows)}\n\nMeans over n seeds from 100 on, in per cent. {where}; {many}."
+
+
+def chosen_rho(by_rho: dict[str, dict[str, list[float]]]) -> str:
+    """The best by validation accuracy of those with the most seeds; of equal ones the smallest."""
+    most = max(len(of["validation"]) for of in by_rho.values())
+    sums = {rho: round(sum(of["validation"]), 6) for rho, of in by_rho.items() if len(of["validation"]) == most}
+    return min((rho for rho in sums if sums[rho] == max(sums.values())), key=float)
+
+
+def _by_rho(by_rho: dict[str, dict[str, list[float]]], seeds: int, best: str) -> Iterator[str]:
+    for rho, of in by_rho.items():
+        if len(of["validation"]) == seeds:
+            cell = f"{rho}: {statistics.fmean(of['validation']):.1f} ({statistics.fmean(of['test']):.1f})"
+            yield f"**{cell}**" if rho == best else cell
 
 
 def paper_table(found: Collection) -> str:
@@ -164,6 +178,20 @@ def _differences(found: Collection, outcome: str) -> list[str]:
     return [f"{row}: {', '.join(labels)} ({runs})" for (row, runs), labels in rows.items()]
 
 
+def levels_list(found: Collection) -> str:
+    """Which accuracies are apart from the paper's, and which are not."""
+    lists: dict[str, dict[str, list[str]]] = {"Apart from the paper": {}, "Not apart": {}, "One run, no interval": {}}
+    for group in _of_the_paper(found):
+        for one in levels(group):
+            title = "Apart from the paper" if one.found.resolved else "Not apart"
+            rows = lists["One run, no interval" if one.found.low is None else title]
+            interval = f" ({one.found.interval})" if one.found.interval else ""
+            text = f"{title_of(one.method)} {signed(one.found.mean)}{interval}"
+            rows.setdefault(f"{group.recipe.name}, {one.row}", []).append(text)
+    shown = {title: "; ".join(f"{row}: {', '.join(of)}" for row, of in rows.items()) for title, rows in lists.items()}
+    return "\n".join(f"- **{title}**: {text}." for title, text in shown.items() if text)
+
+
 def _outcome(one: summary.MethodDifference) -> str:
     if one.published is None:
         return "not in the paper"
@@ -214,7 +242,7 @@ def _not_run(recipe: Recipe, groups: Iterable[Group]) -> str:
 
 def all_tables(found: Collection) -> str:
     """Each table that has runs, with its differences."""
-    return "\n\n".join(sheet.markdown() for sheet in summary.sheets(found.groups))
+    return "\n\n".join(sheet.markdown() for sheet in sheets(found.groups))
 
 
 def all_runs(found: Collection) -> str:

@@ -418,7 +418,7 @@ PAGES = {
     ROOT / "docs/results.md": {
         **of_ledger(
             evidence=ledger.evidence_table, tables=ledger.all_tables, verdicts=ledger.verdicts,
-            flips=ledger.flips_table,
+            flips=ledger.flips_table, levels=ledger.levels_list,
         ),
         "ties": ties_table, "cutout": cutout_table, "noise_rho": ledger.noise_rho_table,
     },

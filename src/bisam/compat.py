@@ -15,6 +15,9 @@ What this fixes:
 - The weights are restored even if a parameter has a gradient in only one pass.
 - Gradients of the first pass never leak into the second.
 - Calls out of order raise an error.
+
+Set `optimizer.scaler` to a GradScaler, so that updates after an overflow are skipped, and `optimizer.model` to the
+model, so that batch-norm statistics are updated once a step.
 """
 
 from __future__ import annotations

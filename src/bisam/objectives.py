@@ -383,9 +383,18 @@ def _explained(error: Exception, labels: Tensor, classes: int) -> Exception:
 
 
 def _outside(labels: Tensor, classes: int) -> IndexError:
+    is_outside = (labels < 0) | (labels >= classes)
+    outside = {*labels[is_outside].tolist()}
+    remedy = ""
+    if len(outside) == 1 and classes not in outside and not bool(is_outside.all()):
+        option = f"ignore_index={(mark := outside.pop())}"
+        remedy = (
+            f". If {mark} marks labels to ignore, give descent=torch.nn.CrossEntropyLoss({option}), or, beside a "
+            f"descent of your own, ascent=bisam.LowerBound({option})"
+        )
     return IndexError(
         f"labels must lie in 0 … {classes - 1}, for logits of {classes} classes; got labels from "
-        f"{int(labels.min())} to {int(labels.max())}"
+        f"{int(labels.min())} to {int(labels.max())}{remedy}"
     )
 
 

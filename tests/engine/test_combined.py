@@ -1,7 +1,9 @@
 """Several base optimizers in one step: as if each stepped by itself with the gradient at w + ε."""
 
 import copy
+import gc
 import io
+from collections import defaultdict
 
 import pytest
 import torch
@@ -127,6 +129,72 @@ def test_a_checkpoint_of_other_groups_is_refused():
         optimizer.load_state_dict(saved)
 
 
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def adamw(params):
+    return torch.optim.AdamW(params, lr=1e-2)
+
+
+def stepped(*kinds):
+    """Optimizers of these kinds, for the matrices and for the others, after one step."""
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = bisam.SAM([kind(params) for kind, params in zip(kinds, split(model), strict=True)], model)
+    optimizer.minimize(*batch(0))
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("saved", "loading"),
+    [
+        ((sgd, adamw), (adamw, sgd)),  # the list in another order
+        ((sgd, sgd), (sgd, adamw)),  # the first could load it, the second could not
+        ((sgd, torch.optim.RMSprop), (adamw, torch.optim.RMSprop)),
+        ((adamw, adamw), (torch.optim.NAdam, torch.optim.NAdam)),
+    ],
+)
+@pytest.mark.parametrize("through", ["wrapper", "base"])
+def test_a_checkpoint_of_other_kinds_of_optimizers_is_refused_and_nothing_is_lost(saved, loading, through):
+    checkpoint = copy.deepcopy(stepped(*saved).state_dict())
+    checkpoint["param_groups"][0]["lr"] = 7.0
+    optimizer, alike = stepped(*loading), stepped(*loading)
+    with pytest.raises(ValueError, match=r"of another kind of optimizer than (AdamW|SGD|NAdam).*as it was when"):
+        (optimizer if through == "wrapper" else optimizer.base).load_state_dict(checkpoint)
+    assert optimizer.param_groups[0]["lr"] == alike.param_groups[0]["lr"]
+    for seed in (1, 2):
+        optimizer.minimize(*batch(seed))
+        alike.minimize(*batch(seed))
+    assert_identical(optimizer._parameters(), alike._parameters())
+
+
+def test_a_checkpoint_that_the_second_optimizer_refuses_leaves_the_first_as_it_was():
+    optimizer = stepped(sgd, adamw)
+    checkpoint = copy.deepcopy(optimizer.state_dict())
+    checkpoint["param_groups"][0]["lr"] = 7.0
+
+    def refuse(*_):
+        raise RuntimeError("not this one")
+
+    optimizer.base.optimizers[1].register_load_state_dict_pre_hook(refuse)
+    with pytest.raises(RuntimeError, match="not this one"):
+        optimizer.load_state_dict(checkpoint)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_checkpoint_of_an_older_torch_loads():
+    """It lacks options that came later: torch fills them in."""
+    optimizer = stepped(sgd, lambda params: torch.optim.AdamW(params, foreach=True, amsgrad=True))
+    checkpoint = copy.deepcopy(optimizer.state_dict())
+    for group in checkpoint["param_groups"]:
+        for name in ("foreach", "fused", "maximize", "differentiable", "capturable", "amsgrad", "nesterov"):
+            group.pop(name, None)
+        group.pop("decoupled_weight_decay", None)  # of AdamW, where its default is True
+    optimizer.load_state_dict(checkpoint)
+    optimizer.minimize(*batch(1))
+
+
 def test_a_checkpoint_of_one_of_them_leaves_the_options_of_its_groups():
     model, optimizer = built()
     optimizer.param_groups[1]["rho"] = 0.0
@@ -145,6 +213,78 @@ def test_hooks_of_a_part_or_of_the_whole_are_noticed():
         assert replay.base_has_hooks()
 
 
+class Counting(torch.optim.SGD):
+    """Keeps a number that belongs to no parameter in its state, and another beside the state."""
+
+    seen = 0
+
+    def step(self, closure=None):
+        self.seen += 1
+        self.state["updates"] = self.state.get("updates", 0) + 1
+        super().step(closure)
+
+    def state_dict(self):
+        return {**super().state_dict(), "seen": self.seen}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.seen = state_dict["seen"]
+
+
+def test_what_an_optimizer_saves_beside_its_parameters_state_comes_back_to_it():
+    def counting(params):
+        return Counting(params, lr=0.1, momentum=0.9)
+
+    optimizer = stepped(counting, counting)
+    optimizer.base.optimizers[1].seen = 5
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    resumed = stepped(counting, counting)
+    for one in resumed.base.optimizers:
+        one.seen, one.state["updates"] = 100, 100
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    assert [one.seen for one in resumed.base.optimizers] == [1, 5]
+    assert [one.state["updates"] for one in resumed.base.optimizers] == [1, 1]
+    resumed.minimize(*batch(1))
+    saved = resumed.state_dict()
+    with pytest.raises(ValueError, match="of 1 optimizers, and there are 2: build them as they were"):
+        resumed.load_state_dict({**saved, "optimizers": saved["optimizers"][:1]})
+
+
+def test_hooks_on_the_checkpoints_of_one_of_them_run():
+    optimizer = stepped(sgd, adamw)
+    seen = []
+    one = optimizer.base.optimizers[1]
+    one.register_state_dict_post_hook(lambda _, saved: {**saved, "more": 1})
+    one.register_load_state_dict_pre_hook(lambda _, saved: seen.append(saved["more"]))
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == [1]
+
+
+def test_step_hooks_of_one_of_them_run_with_every_update():
+    optimizer = stepped(sgd, adamw)
+    seen = []
+    optimizer.base.optimizers[1].register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.base.optimizers[1].register_step_post_hook(lambda *_: seen.append("after"))
+    optimizer.minimize(*batch(1))
+    assert seen == ["before", "after"]
+
+
+def test_the_state_can_be_replaced_as_that_of_one_optimizer():
+    optimizer = stepped(sgd, adamw)
+    kept = dict(optimizer.state)
+    optimizer.state = defaultdict(dict)
+    assert len(optimizer.state) == 0
+    optimizer.state = kept
+    assert [[*one.state] for one in optimizer.base.optimizers] == [
+        one.param_groups[0]["params"] for one in optimizer.base.optimizers
+    ]
+    optimizer.state = optimizer.state
+    assert {*optimizer.state} == {*kept}
+    optimizer.minimize(*batch(1))
+
+
 def test_hooks_of_checkpoints_run():
     _, optimizer = built()
     seen = []
@@ -156,6 +296,14 @@ def test_hooks_of_checkpoints_run():
     assert saved["more"] == 1
     optimizer.load_state_dict(saved)
     assert seen == ["before saving", "loaded"]
+
+
+def test_a_hook_that_changes_what_is_loaded_leaves_the_caller_s_checkpoint():
+    optimizer = stepped(sgd, adamw)
+    optimizer.register_load_state_dict_pre_hook(lambda _, saved: saved.update(loaded=1))
+    saved = optimizer.base.state_dict()
+    optimizer.base.load_state_dict(saved)
+    assert "loaded" not in saved
 
 
 @pytest.mark.parametrize("kind", ["copied", "pickled"])
@@ -188,6 +336,67 @@ def test_a_scheduler_drives_both_and_a_scaler_skips_both():
     assert optimizer.scaler.get_scale() == 2.0
 
 
+@pytest.mark.parametrize(
+    ("kinds", "first_momentum"),
+    [((sgd, sgd), lambda group: group["momentum"]), ((adamw, adamw), lambda group: group["betas"][0])],
+)
+def test_a_schedule_of_one_cycle_drives_the_momentum_of_all_where_it_has_one_name(kinds, first_momentum):
+    optimizer = stepped(*kinds)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.01], total_steps=4)
+    seen = []
+    for seed in range(3):
+        seen.append([first_momentum(group) for group in optimizer.param_groups])
+        optimizer.minimize(*batch(seed))
+        schedule.step()
+    assert seen[0] == [0.95, 0.95]
+    assert seen[1] == pytest.approx([0.85, 0.85], abs=0.03)  # total_steps=4: the peak lies between two steps
+    assert [group["max_lr"] for group in optimizer.param_groups] == [0.1, 0.01]
+
+
+def test_with_momentum_and_betas_each_optimizer_has_a_schedule_of_one_cycle_of_its_own():
+    optimizer = stepped(sgd, adamw)
+    with pytest.raises(ValueError, match="cycle_momentum"):  # torch's: it would write one option into all groups
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=4)
+    schedules = [
+        torch.optim.lr_scheduler.OneCycleLR(one, max_lr=0.1, total_steps=4) for one in optimizer.base.optimizers
+    ]
+    seen = []
+    for seed in range(3):
+        first, second = optimizer.param_groups
+        seen.append((first["momentum"], second["betas"][0]))
+        optimizer.minimize(*batch(seed))
+        for schedule in schedules:
+            schedule.step()
+    assert seen[0] == (0.95, 0.95)
+    assert seen[1][0] == seen[1][1] < 0.9
+
+
+class ScheduleFree(torch.optim.SGD):
+    """With modes, as schedule-free optimizers have."""
+
+    mode = ""
+
+    def train(self):
+        self.mode = "train"
+
+    def eval(self):
+        self.mode = "eval"
+
+
+def test_the_modes_of_those_that_have_them_are_reached_through_the_wrapper():
+    optimizer = stepped(lambda params: ScheduleFree(params, lr=0.1), adamw)
+    for one in (optimizer, copy.deepcopy(optimizer)):
+        one.eval()
+        assert one.base.optimizers[0].mode == "eval"
+        one.train()
+        assert one.base.optimizers[0].mode == "train"
+    both = stepped(*[lambda params: ScheduleFree(params, lr=0.1)] * 2)
+    both.eval()
+    assert [one.mode for one in both.base.optimizers] == ["eval", "eval"]
+    with pytest.raises(AttributeError, match="'SAM' object has no attribute 'eval'"):
+        stepped(sgd, adamw).eval()
+
+
 def test_neither_may_step_while_the_weights_are_perturbed():
     model, optimizer = built()
     x, y = batch()
@@ -206,15 +415,63 @@ def test_what_cannot_be_combined_is_refused():
         bisam.SAM([sgd, torch.optim.SGD(model.parameters(), lr=0.1)], model)
     with pytest.raises(ValueError, match="empty list"):
         bisam.SAM([], model)
-    with pytest.raises(TypeError, match="or a list of them, got list"):
+    with pytest.raises(TypeError, match="or a list of them, got a list of Parameter"):
         bisam.SAM([*model.parameters()], model)
+    with pytest.raises(TypeError, match="or a list of them, got a list of SGD, list"):
+        bisam.SAM([sgd, [torch.optim.SGD(others, lr=0.1)]], model)
+    with pytest.raises(ValueError, match="have a parameter in common"):
+        bisam.SAM([sgd, sgd], model)
     with pytest.raises(TypeError, match="LBFGS"):
         bisam.SAM([sgd, torch.optim.LBFGS(others)], model)
     optimizer = bisam.SAM([sgd, torch.optim.SGD(others, lr=0.1)], model)
     with pytest.raises(ValueError, match=r"several base optimizers \(SGD, SGD\): add the group to one"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
-    with pytest.raises(TypeError, match="is the base of a sharpness-aware optimizer already"):
-        bisam.SAM(sgd, model)
+    for used in (sgd, optimizer.base, [optimizer.base], [optimizer.base, torch.optim.SGD([torch.ones(2)], lr=0.1)]):
+        with pytest.raises(TypeError, match="is the base of a sharpness-aware optimizer already"):
+            bisam.SAM(used, model)
+
+
+@pytest.mark.parametrize("of", ["original", "copy"])
+def test_a_group_with_a_parameter_of_another_optimizer_is_refused_and_not_added(of):
+    _, optimizer = built()
+    if of == "copy":
+        optimizer = copy.deepcopy(optimizer)
+    first, second = optimizer.base.optimizers
+    [theirs, _], new = second.param_groups[0]["params"], nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"SGD and AdamW, have a parameter in common, of shape \(\d+,\): give each"):
+        first.add_param_group({"params": iter([new, theirs])})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
+    with pytest.raises(ValueError, match="more than one parameter group"):  # torch's own, within an optimizer
+        first.add_param_group({"params": first.param_groups[0]["params"][:1]})
+    first.add_param_group({"params": new})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1, 2]
+
+
+def test_an_optimizer_that_outlives_its_list_takes_any_parameter():
+    _, optimizer = built()
+    first, second = optimizer.base.optimizers
+    del optimizer
+    gc.collect()
+    first.add_param_group({"params": second.param_groups[0]["params"]})
+
+
+def test_a_checkpoint_taken_after_a_group_was_added_resumes_bitwise():
+    runs = []
+    for _ in range(2):
+        model, optimizer = built()
+        model.scale = nn.Parameter(torch.ones(1, 4))
+        model.register_forward_hook(lambda module, _, output: output * module.scale[:, : output.shape[1]].mean())
+        optimizer.base.optimizers[0].add_param_group({"params": [model.scale], "rho": 0.2})
+        runs.append((model, optimizer))
+    (model, optimizer), (other, resumed) = runs
+    optimizer.minimize(*batch(0))
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert [group["rho"] for group in resumed.param_groups] == [0.05, 0.2, 0.05]
+    for seed in (1, 2):
+        optimizer.minimize(*batch(seed))
+        resumed.minimize(*batch(seed))
+    assert_identical([*other.parameters()], [*model.parameters()])
 
 
 def test_a_list_of_one_is_that_one():

@@ -410,6 +410,17 @@ def test_base_optimizers_that_cannot_be(make_base, error, message):
         BiSAM(make_base(model), model)
 
 
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+def test_a_parameter_twice_in_a_group_is_refused():  # as by listing encoder and decoder, whose weights are tied
+    weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+    with pytest.raises(ValueError, match=r"of shape \(2,\) is in a parameter group 2 times.*dict.fromkeys"):
+        SAM(torch.optim.SGD([weight, weight], lr=0.1))
+    optimizer = SAM(torch.optim.SGD([weight], lr=0.1))
+    twice = nn.Parameter(torch.zeros(3))
+    with pytest.raises(ValueError, match="2 times"):
+        optimizer.add_param_group({"params": [twice, twice]})
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -606,6 +617,75 @@ def test_a_checkpoint_of_the_base_alone_leaves_each_groups_options_as_they_are()
     plain = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.5)
     optimizer.load_state_dict(plain.state_dict())
     assert [(g["lr"], g["rho"], g["adaptive"]) for g in optimizer.param_groups] == [(0.5, 2.0, True), (0.5, 0.0, False)]
+
+
+def stepped(kind):
+    """An optimizer around one of this kind, after a step."""
+    model = mlp()
+    optimizer = SAM(kind(model.parameters(), lr=0.01), model)
+    optimizer.minimize(*batch())
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("saved", "into", "lacks"),
+    [
+        (torch.optim.SGD, torch.optim.AdamW, "betas, eps"),
+        (partial(torch.optim.SGD, momentum=0.9), torch.optim.AdamW, "betas, .*eps"),  # torch fails while it loads
+        (torch.optim.AdamW, torch.optim.SGD, "dampening, momentum"),
+        (torch.optim.Adam, torch.optim.Adagrad, "initial_accumulator_value, lr_decay"),
+    ],
+)
+def test_a_checkpoint_of_another_kind_of_optimizer_is_refused_and_nothing_is_lost(saved, into, lacks):
+    optimizer, checkpoint = stepped(into), stepped(saved).state_dict()
+    groups, state = optimizer.param_groups, optimizer.state
+    with pytest.raises(ValueError, match=f"another kind of optimizer than {into.__name__}: .* no {lacks}"):
+        optimizer.load_state_dict(checkpoint)
+    assert optimizer.param_groups is groups
+    assert optimizer.state is state
+    optimizer.minimize(*batch())
+
+
+def test_an_option_that_an_optimizer_takes_out_of_its_groups_is_not_missed_in_a_checkpoint():
+    class Own(torch.optim.SGD):
+        def __init__(self, params, lr):
+            super().__init__(params, lr=lr)
+            self.defaults["decay"] = 0.5
+            for group in self.param_groups:
+                group.pop("decay", None)
+
+    optimizer, checkpoint = stepped(Own), stepped(Own).state_dict()
+    checkpoint["param_groups"][0]["lr"] = 0.25
+    optimizer.load_state_dict(checkpoint)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_a_hook_may_turn_a_checkpoint_of_another_kind_into_one_that_fits():
+    optimizer, checkpoint = stepped(torch.optim.AdamW), stepped(torch.optim.SGD).state_dict()
+    own = optimizer.base.state_dict()
+    optimizer.register_load_state_dict_pre_hook(lambda *_: own)
+    optimizer.load_state_dict(checkpoint)
+    optimizer.minimize(*batch())
+
+
+class WithLaterOption(torch.optim.SGD):
+    """An optimizer that treats an option of its checkpoints as optional, without a `__setstate__` for it."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr=lr)
+        self.defaults["cautious"] = None
+        for group in self.param_groups:
+            group["cautious"] = None
+
+    def step(self, closure=None):
+        assert all(group.get("cautious") is None for group in self.param_groups)
+        super().step(closure)
+
+
+def test_a_checkpoint_without_an_option_that_came_later_loads():
+    optimizer = stepped(WithLaterOption)
+    optimizer.load_state_dict(stepped(torch.optim.SGD).state_dict())
+    optimizer.minimize(*batch())
 
 
 def test_a_checkpoints_own_rho_is_loaded():

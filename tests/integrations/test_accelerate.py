@@ -1,6 +1,7 @@
 """A loop with Accelerate against a step written by hand."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -197,6 +198,80 @@ def test_micro_batches_that_wait_are_not_saved_with_a_warning_and_dropped_by_a_l
     for x, y in updates[0]:
         run(x, y)
     assert_equal_weights(loop.net, two_passes.train(start, updates[:1], "BiSAM", clip=None)[0])
+
+
+class Accumulation:
+    """Micro-batches that Accelerate accumulates: sharpness-aware, or by `accelerator.backward` as it is."""
+
+    def __init__(self, sharpness_aware):
+        forget()
+        self.loop = Loop()
+        if sharpness_aware:
+            self.backward = SharpnessAwareBackward(self.loop.accelerator, self.loop.net, self.loop.optimizer)
+
+    def run(self, x, y):
+        if hasattr(self, "backward"):
+            self.backward(lambda x, y: self.backward.criterion(self.loop.net(x), y), x, y)
+        else:
+            self.loop.accelerator.backward(torch.nn.functional.cross_entropy(self.loop.net(x), y))
+
+    def micro_batch(self, x, y):
+        with self.loop.accelerator.accumulate(self.loop.net):
+            self.run(x, y)
+
+    def has_dropped(self):
+        """Whether nothing is left of the micro-batches so far."""
+        if hasattr(self, "backward"):
+            return not self.backward._waiting
+        return all(p.grad is None for p in self.loop.net.parameters())
+
+
+def skip_the_update(accumulation):
+    """Where the update is due, but this batch cannot be used."""
+    with accumulation.loop.accelerator.accumulate(accumulation.loop.net):
+        accumulation.loop.optimizer.zero_grad()
+
+
+def clear_before_the_update_is_due(accumulation):
+    """Accelerate's loops call it with every micro-batch."""
+    accumulation.loop.optimizer.zero_grad()
+
+
+def clear_by_the_optimizer_inside(accumulation):
+    accumulation.loop.optimizer.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("clear", "drops"),
+    [(skip_the_update, True), (clear_before_the_update_is_due, False), (clear_by_the_optimizer_inside, True)],
+)
+@pytest.mark.parametrize("sharpness_aware", [False, True])
+def test_zero_grad_drops_micro_batches_where_accelerate_drops_their_gradients(clear, drops, sharpness_aware):
+    accumulation = Accumulation(sharpness_aware)
+    accumulation.micro_batch(*two_passes.samples(8))
+    clear(accumulation)
+    assert accumulation.has_dropped() is drops
+
+
+def test_an_update_after_a_skipped_one_has_its_own_micro_batches_only():
+    accumulation = Accumulation(sharpness_aware=True)
+    loop = accumulation.loop
+    start = copy.deepcopy(loop.net)
+    updates = two_passes.windows(*two_passes.samples())
+    accumulation.micro_batch(*updates[1][0])
+    skip_the_update(accumulation)
+    for x, y in updates[0]:
+        accumulation.micro_batch(x, y)
+    loop.optimizer.step()
+    assert_equal_weights(loop.net, two_passes.train(start, updates[:1], "BiSAM", clip=None)[0])
+
+
+def test_an_optimizer_whose_micro_batches_wait_can_be_copied_and_pickled():
+    accumulation = Accumulation(sharpness_aware=True)
+    accumulation.micro_batch(*two_passes.samples(8))
+    for copied in (copy.deepcopy(accumulation.loop.optimizer), pickle.loads(pickle.dumps(accumulation.loop.optimizer))):
+        copied.optimizer.zero_grad()
+    assert not accumulation.has_dropped()
 
 
 # Two processes

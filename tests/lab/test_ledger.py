@@ -238,3 +238,13 @@ def test_the_first_measure_of_a_run_is_that_of_its_best_epoch():
         values = [row[name] for row in run.record.metrics]
         best = max(values) if run.config.select == "best" else values[-1]
         assert run.measured(name) == best == values[run.record.result["best_epoch"]]
+
+
+def test_levels_are_listed_as_apart_from_the_paper_or_not(recorded):
+    found = runs(recorded, "cifar10/vgg19bn/sgd", [90.0, 90.1, 90.2])  # 94.76 ± 0.10 in the paper
+    found += runs(recorded, "cifar10/vgg19bn/sam", [95.0, 95.2, 95.1])  # 95.09 ± 0.12
+    found += runs(recorded, "label_noise/80%/sam", [40.0])
+    apart, level, single = ledger.levels_list(collect(found)).splitlines()
+    assert apart.startswith("- **Apart from the paper**: cifar10, vgg19bn: SGD −4.66 (−4.8")
+    assert level.startswith("- **Not apart**: cifar10, vgg19bn: SAM +0.01 (")
+    assert single == "- **One run, no interval**: label_noise, 80%: SAM −4.68."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -40,6 +41,8 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
         )
     if not isinstance(base, torch.optim.Optimizer):
         given = f"the class {base.__name__}" if isinstance(base, type) else type(base).__name__
+        if isinstance(base, (list, tuple)):
+            given = f"a {given} of {', '.join(sorted({type(one).__name__ for one in base}))}"
         raise TypeError(
             f"base must be a torch optimizer, or a list of them, got {given}. Build it first, such as "
             "torch.optim.SGD(model.parameters(), lr=0.1); bisam.compat.SAM takes parameters and a class"
@@ -85,6 +88,14 @@ def check_group(group: dict[str, Any], base: torch.optim.Optimizer, perturbation
         raise ValueError(
             "a parameter group of the base optimizer has maximize=True, so that the perturbation would "
             "lead to the best point nearby, not the worst. Minimise the negative instead"
+        )
+    params = group["params"] if isinstance(group.get("params"), list) else []
+    if len({*map(id, params)}) < len(params):
+        most, count = Counter(params).most_common(1)[0]
+        raise ValueError(
+            f"a parameter of shape {tuple(most.shape)} is in a parameter group {count} times, as tied weights are in "
+            "the lists of two modules, and would be perturbed and updated as often. Give it once: "
+            "list(dict.fromkeys(params))"
         )
 
 

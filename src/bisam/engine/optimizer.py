@@ -369,9 +369,10 @@ class SharpnessAware(TwoPasses):
         return f"{type(self).__name__}({', '.join(options)},\nbase={self.base})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what belongs to this object alone: hooks, a scheduler's patch of `step`, copies of weights."""
+        """All but what belongs to this object alone: hooks, patches of its methods, copies of weights."""
         self._refuse_while_perturbed("copying or pickling")
-        state = {name: value for name, value in self.__dict__.items() if "_hooks" not in name and name != "step"}
+        patches = ("step", "zero_grad")  # schedulers put one over `step`
+        state = {name: value for name, value in self.__dict__.items() if "_hooks" not in name and name not in patches}
         return {
             **state,
             "_weights": Snapshot(),

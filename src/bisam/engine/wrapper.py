@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bisam.engine.checks import check_group
-from bisam.engine.combined import leaves
+from bisam.engine.combined import Combined, leaves
+from bisam.engine.loading import load
 from bisam.merge import Merge
 from bisam.numbers import is_of_numpy
 from bisam.perturbation import Perturbation
@@ -148,7 +149,11 @@ class Wrapper(torch.optim.Optimizer):
         steps, params = int(sharpness["steps"]), self._parameters()
         memories = {name: Memory.from_state_dict(entry, params) for name, entry in sharpness["memory"].items()}
         self._keep_options()
-        self.base.load_state_dict({key: value for key, value in state_dict.items() if key != "sharpness"})
+        of_base = {key: value for key, value in state_dict.items() if key != "sharpness"}
+        if isinstance(self.base, Combined):
+            self.base.load_state_dict(of_base)
+        else:
+            load(self.base, of_base)
         self._put_options_back()  # again, for a base with a way of its own to load runs no hooks
         self._steps = steps
         for name, part in self._parts_with_memory().items():

@@ -70,6 +70,8 @@ class SharpnessAwareBackward:
         self._waiting: list[tuple[Callable[..., Tensor], MicroBatch]] = []
         accelerator.register_save_state_pre_hook(self._warn_of_waiting)
         accelerator.register_load_state_pre_hook(lambda *_: self._waiting.clear())
+        # the inner one's, which Accelerate calls where the update is due, and not in the middle of an accumulation
+        vars(inner)["zero_grad"] = partial(self._zero_grad, inner.zero_grad)
 
     @property
     def criterion(self) -> Criterion:
@@ -94,6 +96,11 @@ class SharpnessAwareBackward:
         waiting, self._waiting = self._waiting, []
         runs = [partial(self._run, *one) for one in waiting]
         return self._optimizer.backward(partial(run_all, runs, self._optimizer.model), scaler=self._accelerator.scaler)
+
+    def _zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool = True) -> None:
+        """Drop the micro-batches that wait too, as `accelerator.backward` would have left them in `.grad`."""
+        self._waiting.clear()
+        zero_grad(set_to_none)
 
     def _warn_of_waiting(self, *_: Any) -> None:
         if self._waiting:

@@ -64,7 +64,14 @@ def find(method: str | Build) -> Build:
 
     >>> find("sam").__name__
     'SAM'
+    >>> find("esam")
+    Traceback (most recent call last):
+    ValueError: esam chooses samples of a batch, which a framework does not show: write a loop with minimize(x, y)
     """
+    if method in CHOOSING:
+        raise ValueError(
+            f"{method} chooses samples of a batch, which a framework does not show: write a loop with minimize(x, y)"
+        )
     if isinstance(method, str) and method not in METHODS:
         raise ValueError(f"no method is called {method!r}: there are {', '.join(METHODS)}")
     if not isinstance(method, str) and not callable(method):

@@ -27,12 +27,21 @@ def is_file(name: str) -> bool:
 
 def find(name: str) -> Recipe:
     """The recipe of a file; `file.toml/row/method` is a part of it."""
-    parts = name.split("/")
-    last = next(place for place, part in enumerate(parts) if part.endswith((".toml", ".py")))
-    path, rest = Path("/".join(parts[: last + 1])), parts[last + 1 :]
+    path, rest = split(name)
     if len(rest) > 2:
         raise ValueError(f"a recipe is {path}, {path}/row or {path}/row/method, got {name!r}")
-    return read(path).only(rest[:1], rest[1:])
+    return read(Path(path)).only(rest[:1], rest[1:])
+
+
+def split(name: str) -> tuple[str, list[str]]:
+    """The file, and the row and method behind it.
+
+    >>> split("tables/mine.toml/clean/sam")
+    ('tables/mine.toml', ['clean', 'sam'])
+    """
+    parts = name.split("/")
+    last = next(place for place, part in enumerate(parts) if part.endswith((".toml", ".py")))
+    return "/".join(parts[: last + 1]), parts[last + 1 :]
 
 
 def read(path: Path) -> Recipe:

@@ -35,6 +35,16 @@ def numbers():
     return draws.normal(size=(30, 3)).astype(np.float32), np.arange(30) % 3
 
 
+def test_the_columns_that_are_named_are_the_inputs_in_that_order(numbers, tmp_path):
+    x, y = numbers
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"day": ["monday"] * 30, "a": x[:, 0], "b": x[:, 1], "label": y}), path)
+    task = open_task(f"{path}?columns=b,a")
+    assert (task.kind, task.features) == ("rows", 2)
+    seen = {tuple(row) for row in torch.cat([task.train.inputs, task.test.inputs]).tolist()}
+    assert seen == {(b, a) for a, b, _ in x.tolist()}
+
+
 def test_csv_jsonl_parquet_npz_and_a_function_are_the_same_task(numbers, tmp_path):
     x, y = numbers
     columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "label": y}

@@ -213,6 +213,30 @@ def test_columns_and_options(columns, options, message, refused, tmp_path):
     assert message in refused(table(tmp_path / "a.csv", columns), *options)
 
 
+def test_all_columns_that_are_no_numbers_are_named_at_once_with_those_to_use(refused, tmp_path):
+    columns = {
+        "id": NUMBERS, "day": ["2020-01-01"] * 12, "age": [30, ""] * 6, "city": ["Bern", "Oslo"] * 6,
+        "score": NUMBERS, "tier": ["gold", "silver"] * 6,
+    }  # fmt: skip
+    path = table(tmp_path / "a.csv", columns)
+    assert "has the columns id, day, age, city, score, tier: name that" in refused(path)
+    line = refused(path, "--label", "tier")
+    assert "columns 'day', 'city' have texts, not numbers" in line
+    assert "column 'age' lacks a finite number in 6 rows" in line
+    assert "use the others by --columns id,score" in line
+    assert "no column 'skore': did you mean 'score'?" in refused(path, "--label", "tier", "--columns", "id,skore")
+    assert "is the label and cannot be an input" in refused(path, "--label", "tier", "--columns", "score,tier")
+    assert "column 'city' has texts" in refused(path, "--label", "tier", "--columns", "score,city")
+    assert "give --columns or --text" in refused(path, "--label", "tier", "--columns", "score", "--text", "city")
+
+
+def test_the_last_of_many_columns_is_listed_for_it_may_be_the_label(refused, tmp_path):
+    many = {f"c{number}": NUMBERS for number in range(60)}
+    line = refused(table(tmp_path / "a.csv", {**many, "tier": ["gold", "silver"] * 6}))
+    assert "c0, c1, c2" in line
+    assert "c59, tier: name that of the classes by --label" in line
+
+
 def test_a_path_that_is_not_there_and_a_file_of_another_kind(refused, tmp_path):
     assert "nowhere.csv does not exist: give a folder of class folders" in refused(tmp_path / "nowhere.csv")
     (tmp_path / "notes.log").touch()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bisam.lab import records
 from bisam.lab.recipe_files import read
@@ -56,11 +57,19 @@ def test_the_results_of_single_runs_are_those_of_the_records():
         assert (f"{result['test_accuracy']:.2f}", f"{result['test_macro_f1']:.2f}") == (accuracy, macro_f1)
 
 
-def test_the_snippets_run(tmp_path, monkeypatch, capsys):
+def test_the_snippets_run(bisam, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    rows, notebook = snippets("python")
+    rows, prediction, notebook = snippets("python")
     exec(rows, {})
     assert (tmp_path / "cancer.csv").read_text().count("malignant") == 212
+    options = ["--epochs", 10, "--rho", 0.05, "--seeds", 0, "--device", "cpu", "--name", "cancer-perceptron"]
+    done = bisam("fit", "cancer.csv", *options)
+    assert done.exit_code == 0, done.output
+    names = {}
+    exec(prediction, names)
+    labels = [line.endswith(",malignant") for line in (tmp_path / "cancer.csv").read_text().splitlines()[1:]]
+    right = names["is_malignant"] == torch.tensor(labels)
+    assert right.float().mean() > 0.9  # with the classes exchanged it would be below 0.1
     exec(notebook, {})
     assert "BiSAM (-log)" in capsys.readouterr().out
 

@@ -394,6 +394,22 @@ def test_an_interval_that_leaves_the_plot_ends_with_an_arrow_and_leaves_the_othe
     assert ours[-1]["high"] < 30  # of +394
 
 
+def test_one_large_difference_leaves_the_small_ones_their_width(recorded, tmp_path):
+    runs = []
+    for row, gain in (("0%", 0.2), ("20%", 0.3), ("40%", -0.25), ("80%", 30.0)):
+        for seed in (0, 1, 2):
+            runs.append(recorded(f"label_noise/{row}/sgd", seed, 50.0 + seed / 10))
+            runs.append(recorded(f"label_noise/{row}/sam", seed, 50.0 + seed / 10 + gain + seed / 100))
+    (verdict,) = verdicts(collect(runs).groups)
+    figures.save(forest(verdict), tmp_path / "a.svg")
+    drawing = Drawing(tmp_path / "a.svg")
+    assert "points of test accuracy, symmetric log scale" in drawing.texts
+    (zero,) = (e for e in drawing.root.iter(f"{SVG}line") if e.get("stroke-dasharray") is not None)
+    ours = [at(mark) for mark in drawing.marks("point") if mark.get("opacity") != "0"][:4]
+    places = dict(zip(("0%", "20%", "40%", "80%"), [place - at(zero) for place in ours], strict=True))
+    assert places["40%"] < -20 < 20 < places["0%"] < places["20%"] < places["80%"]  # pixels: 3 with a linear scale
+
+
 def test_in_a_narrow_plot_the_numbers_of_a_long_label_have_a_line_of_their_own(recorded):
     """A phone has room for about 60 letters of this size beside each other."""
     for row, place in (("vgg19bn", 0), ("resnet32-noise40-late50every5", 1)):

@@ -25,7 +25,7 @@ from bisam.lab.recipes import RECIPES, find
 from bisam.lab.report import report as report_page
 from bisam.lab.tables import curves, published
 from bisam.lab.tables.cells import collect
-from bisam.lab.tables.summary import sheets
+from bisam.lab.tables.sheets import sheets
 
 import forked
 

@@ -268,3 +268,16 @@ def test_a_table_without_published_differences_takes_an_effect(monkeypatch):
     monkeypatch.setitem(gpus.GPUS, "h200", replace(gpus.H200, plain_ms={"digitsnet": 1.0}))
     assert "give one to resolve, as in --effect 0.5" in command("demo").output
     assert "resolved" in command("demo", "--effect", 5).output
+
+
+def test_a_table_of_a_file_is_planned_and_its_commands_name_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(
+        'methods = ["sam", "bisam-log"]\n[settings]\nmodel = "resnet56"\n[rows.clean]\n[rows.noisy]\nnoise = 0.4\n'
+    )
+    done = command("mine.toml", "--effect", 1)
+    assert done.exit_code == 0, done.output
+    assert "unknown: for a scatter train two seeds or more of both methods" in done.output
+    scatter = Comparison("clean", "clean", "bisam-log", "sam", 1.0, 0.4, 3, is_resolved=False)
+    monkeypatch.setattr(planning, "comparisons", lambda *_: [scatter])
+    assert "bisam reproduce mine.toml/clean --methods sam,bisam-log" in command("mine.toml/clean", "--effect", 1).output

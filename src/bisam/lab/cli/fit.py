@@ -40,6 +40,7 @@ def fit(
     label: own.Label = "",
     text: own.Text = "",
     image: own.Image = "",
+    columns: own.Columns = "",
     methods: own.Methods = DEFAULT_METHODS,
     rho: own.Rho = "auto",
     seeds: own.Seeds = "",
@@ -65,7 +66,9 @@ def fit(
 
     Finished runs are skipped, interrupted ones resumed: the same command resumes.
     """
-    place_of_data = {"label": label, "text": text, "image": image, "config": config, "test": test}
+    place_of_data = {
+        "label": label, "text": text, "image": image, "columns": columns, "config": config, "test": test,
+    }  # fmt: skip
     fields = {
         "--epochs": ("epochs", epochs), "--batch": ("batch", batch), "--lr": ("lr", lr),
         "--measure": ("measures", measure),

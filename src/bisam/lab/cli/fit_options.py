@@ -24,6 +24,14 @@ Model = Annotated[
 Label = Annotated[str, typer.Option(metavar="COLUMN", help="The column of the classes.")]
 Text = Annotated[str, typer.Option(metavar="COLUMNS", help="The column of texts, or two with a comma.")]
 Image = Annotated[str, typer.Option(metavar="COLUMN", help="The column of images, or of their paths.")]
+Columns = Annotated[
+    str,
+    typer.Option(
+        metavar="COLUMNS",
+        help="Columns of numbers to use, with commas between.",
+        show_default="all but the label, without --text and --image",
+    ),
+]
 Methods = Annotated[str, typer.Option(metavar="NAMES", help="Methods, with commas between.")]
 Rho = Annotated[str, typer.Option(metavar="auto|NUMBER", help="The radius; auto chooses it on validation data.")]
 Seeds = Annotated[

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from bisam.lab import recipe_files
 from bisam.lab.cli import options as cli_options
 from bisam.lab.cli.options import Methods, Name, Rows, errors_in_one_line
 from bisam.lab.cli.output import console, find_runs, print_line
-from bisam.lab.recipes import find
 from bisam.lab.tables import gpus as gpu_measurements
 from bisam.lab.tables import plan_sheets, planning
 from bisam.lab.tables.cells import collect
@@ -37,7 +37,7 @@ def plan(
 ) -> None:
     """Runs, GPU hours and memory of a table, and which differences between methods a budget resolves."""
     with errors_in_one_line():
-        wanted = find(recipe).only(cli_options.names(models), cli_options.names(methods))
+        wanted = cli_options.recipe(recipe).only(cli_options.names(models), cli_options.names(methods))
         budget = planning.Budget(gpu_measurements.find(gpu), gpus, hours)
         folders = runs if runs is not None else [folder for folder in LEDGERS if folder.is_dir()]
         groups = collect(record for folder in folders for record in find_runs(folder)).groups
@@ -49,5 +49,6 @@ def plan(
             print_line("the paper has no differences for this table: give one to resolve, as in --effect 0.5")
         else:
             here.print(choices)
-        for command in plan_sheets.commands(made):
+        file = recipe_files.split(recipe)[0] if recipe_files.is_file(recipe) else None
+        for command in plan_sheets.commands(made, file):
             print_line(f"  {command}")

@@ -16,6 +16,7 @@ from bisam.lab.cli.output import console, drawing_module, find_runs, print_line,
 from bisam.lab.files import refuse_foreign
 from bisam.lab.recipes import find
 from bisam.lab.tables import cells, exports, summary
+from bisam.lab.tables.sheets import sheets as sheets_of
 from bisam.lab.tables.sweeps import sheet as sheet_of_sweep
 from bisam.lab.tables.sweeps import sort_out
 
@@ -60,7 +61,7 @@ def report(
                 "bisam demo"
             )
         groups, sweeps = sort_out(collection)
-        sheets = [*summary.sheets(groups), *map(sheet_of_sweep, sweeps)]
+        sheets = [*sheets_of(groups), *map(sheet_of_sweep, sweeps)]
         page, wrote = out or roots[0] / "report.html", []
         try:  # files first, since the reader of a pipe may stop
             for path, written in ((markdown, summary.Sheet.markdown), (latex, exports.latex)):

@@ -37,7 +37,8 @@ from bisam.lab.cli.options import (
 from bisam.lab.cli.output import console, print_line, quiet_console
 from bisam.lab.data.sources import Source, describe, open_source
 from bisam.lab.recipes import RECIPES, Recipe, find
-from bisam.lab.tables import cells, costs, summary
+from bisam.lab.tables import cells, costs
+from bisam.lab.tables.sheets import sheets
 from bisam.lab.training import jobs as runs
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job
 from bisam.lab.training.progress import Progress
@@ -186,9 +187,8 @@ def _joined(wanted: Sequence[tuple[Recipe, str]]) -> list[tuple[Recipe, str]]:
 
 def _show(recipe: Recipe, jobs: list[Job]) -> None:
     group = cells.fill(recipe, [records.read(job.folder) for job in jobs])
-    for sheet in (summary.sheet(group), summary.sheet_of_comparisons(group)):
-        if sheet is not None and group.runs:
-            console().print(sheet)
+    for sheet in sheets([group] if group.runs else []):
+        console().print(sheet)
 
 
 def _parsed(changes: list[str] | None, model: str, *, partial_data: bool) -> dict[str, str]:

@@ -26,8 +26,8 @@ IMAGES = ("image", "img")
 INDEX = "__index_level_0__"
 """What pandas adds where rows have more commas than the header, as in numbers with a decimal comma."""
 
-MOST_LISTED = 10
-"""Columns that an error lists."""
+MOST_LISTED = 30
+"""Columns that an error lists: the first and the last, since labels are often the last one."""
 
 
 def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind, list[str], str]:
@@ -41,7 +41,7 @@ def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind
         raise DataError(f"{where} has one column, {own[0]!r:.60}: separate its columns by commas (.tsv: by tabs)")
     if not label:
         raise DataError(f"{where} has the columns {_listed(columns)}: name that of the classes by --label")
-    for option in ("label", "text", "image"):
+    for option in ("label", "text", "image", "columns"):
         for name in filter(None, options.get(option, "").split(",")):
             if name not in columns:
                 near = difflib.get_close_matches(name, columns, n=1)
@@ -52,6 +52,11 @@ def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind
                 raise DataError(
                     f"{where}: column {name!r} is the label and cannot be an input: name another by {other}"
                 )
+    kinds = [f"--{option}" for option in ("columns", "text", "image") if options.get(option)]
+    if len(kinds) > 1:
+        raise DataError(f"{where} is read as numbers, texts or images: give {' or '.join(kinds)}")
+    if options.get("columns"):
+        return "rows", options["columns"].split(","), label
     if options.get("image"):
         return "image", [options["image"]], label
     if options.get("text"):
@@ -67,11 +72,12 @@ def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind
 
 def _listed(columns: Sequence[str]) -> str:
     """
-    >>> _listed([f"c{number}" for number in range(20)])
-    'c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 10 more'
+    >>> _listed(["x", "y"]), _listed([f"c{number}" for number in range(100)])[-18:]
+    ('x, y', 'c96, c97, c98, c99')
     """
-    first = ", ".join(columns[:MOST_LISTED])
-    return first if len(columns) <= MOST_LISTED else f"{first} and {len(columns) - MOST_LISTED} more"
+    half = MOST_LISTED // 2
+    shown = columns if len(columns) <= MOST_LISTED else [*columns[:half], "…", *columns[-half:]]
+    return ", ".join(shown)
 
 
 def _content(kind: pa.DataType) -> str:
@@ -98,25 +104,39 @@ def labels(table: pa.Table, name: str) -> list[Any]:
 def _numbers(table: pa.Table, names: Sequence[str], where: str) -> Tensor:
     if not names:
         raise DataError(f"{where} has no column beside the label: add columns of numbers")
-    found = []
+    found: dict[str, Any] = {}
+    others: dict[str, list[str]] = {}
+    faults = []
     for name in names:
         column = table.column(name)
         if not (
             pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
         ):
-            raise DataError(
-                f"{where}: column {name!r} has {_content(column.type)}, not numbers: name a column of texts by --text, "
-                "one of images by --image, or remove it"
-            )
+            others.setdefault(_content(column.type), []).append(name)
+            continue
         numbers = np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float32)
-        faulty = np.flatnonzero(~np.isfinite(numbers))
-        if len(faulty):
-            raise DataError(
-                f"{where}: column {name!r} lacks a finite number in {listed_rows(faulty.tolist())}: fill it in, or "
-                "remove the row"
-            )
-        found.append(numbers)
-    return torch.from_numpy(np.stack(found, axis=1))
+        missing = np.flatnonzero(~np.isfinite(numbers))
+        if len(missing):
+            rows = listed_rows(missing.tolist())
+            faults.append(f"column {name!r} lacks a finite number in {rows}: fill it in, or remove the row")
+        else:
+            found[name] = numbers
+    if others:
+        kinds = " and ".join(f"{_columns(each)} {content}, not numbers" for content, each in others.items())
+        faults.insert(0, f"{kinds}: name a column of texts by --text, one of images by --image")
+    if faults:
+        rest = f". Or use the others by --columns {','.join(found)}" if 0 < len(found) <= MOST_LISTED else ""
+        raise DataError(f"{where}: {'; '.join(faults)}{rest}")
+    return torch.from_numpy(np.stack([*found.values()], axis=1))
+
+
+def _columns(names: Sequence[str]) -> str:
+    """
+    >>> _columns(["day"]), _columns(["day", "city"])
+    ("column 'day' has", "columns 'day', 'city' have")
+    """
+    listed = _listed([repr(name) for name in names])
+    return f"column {listed} has" if len(names) == 1 else f"columns {listed} have"
 
 
 def _texts(table: pa.Table, names: Sequence[str], where: str) -> list[tuple[str, ...]]:

@@ -18,7 +18,7 @@ from bisam.lab.data.images import DataError
 from bisam.lab.data.pictures import ENDINGS, EncodedImage, check_broken
 from bisam.lab.data.task import Kind, Part, Task
 
-OPTIONS = ("label", "text", "image", "config", "test")
+OPTIONS = ("label", "text", "image", "columns", "config", "test")
 """What can follow the place in the name of data: see `bisam.lab.spec.parse_data`."""
 
 

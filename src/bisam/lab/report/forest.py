@@ -41,9 +41,18 @@ LETTERS = 54
 ROOM, LEAST_LINE = 340, 13
 """Pixels that all lines share below the verdicts of a first screen, and of the lowest line that can be read."""
 
+LINEAR = 0.5
+"""Points around 0 in which a symmetric log scale is about linear."""
 
-def forest(verdict: Verdict) -> Chart:
-    """Right of 0 is better. An interval that leaves the plot ends with an arrow."""
+TICKS = [sign * value for value in (1, 2, 5, 10, 20, 50) for sign in (-1, 1)]
+"""Of a symmetric log scale, beside 0."""
+
+
+def forest(verdict: Verdict, room: int | None = ROOM) -> Chart:
+    """Right of 0 is better. An interval that leaves the plot ends with an arrow.
+
+    Lines share `room` pixels, as far as they can be read; None gives each its full height.
+    """
     printed = [_printed(group, one) for group, one in verdict.placed]
     limits = _limits([one.found for one in verdict.differences], [one for one in printed if one is not None])
     rows: Rows = []
@@ -55,10 +64,10 @@ def forest(verdict: Verdict) -> Chart:
         before = group
         rows += _marks(place, one, paper, limits)
     counts = [len({row[field] for row in rows}) for field in ("wide", "line")]
-    line = max(LEAST_LINE, min(LINE, ROOM // counts[0]))
+    line = LINE if room is None else max(LEAST_LINE, min(LINE, room // counts[0]))
+    x = _horizontal(limits, [one.found.mean for one in verdict.differences], verdict.measure)
     wide, narrow = (
-        _layers(rows, limits, verdict.measure, is_narrow=is_narrow, line=step)
-        for is_narrow, step in ((False, line), (True, NARROW_LINE))
+        _layers(rows, x, is_narrow=is_narrow, line=step) for is_narrow, step in ((False, line), (True, NARROW_LINE))
     )
     return whole(wide, rows, line * counts[0], narrow, NARROW_LINE * counts[1])
 
@@ -109,6 +118,18 @@ def _limits(ours: Sequence[Difference], papers: Sequence[Difference]) -> tuple[f
     return min(kept) - room, max(kept) + room
 
 
+def _horizontal(limits: tuple[float, float], means: Sequence[float], measure: str) -> dict[str, Any]:
+    """Scale, title and axis: a symmetric log scale where the largest difference would leave the others no width."""
+    scale: dict[str, Any] = {"domain": [*limits], "nice": False}
+    ticks: dict[str, Any] = {"tickCount": 7}
+    title, reach = f"points of {measure}", max(-limits[0], limits[1])
+    if reach > max(10 * LINEAR, 20 * statistics.median(abs(mean) for mean in means)):
+        scale |= {"type": "symlog", "constant": LINEAR}
+        ticks = {"values": [0, *(tick for tick in TICKS if limits[0] < tick < limits[1])]}
+        title += ", symmetric log scale"
+    return {"scale": alt.Scale(**scale), "title": title, "axis": alt.Axis(labelOverlap="greedy", **ticks)}
+
+
 def _shown(found: Difference, limits: tuple[float, float]) -> dict[str, Any]:
     row: dict[str, Any] = {"at": found.mean}
     if found.low is not None and found.high is not None:
@@ -119,15 +140,9 @@ def _shown(found: Difference, limits: tuple[float, float]) -> dict[str, Any]:
     return row
 
 
-def _layers(rows: Rows, limits: tuple[float, float], measure: str, *, is_narrow: bool, line: int) -> alt.LayerChart:
+def _layers(rows: Rows, x: dict[str, Any], *, is_narrow: bool, line: int) -> alt.LayerChart:
     field = "line" if is_narrow else "wide"
     order = list(dict.fromkeys(row[field] for row in rows))
-    axis = alt.Axis(labelOverlap="greedy", tickCount=7)
-    x: dict[str, Any] = {
-        "scale": alt.Scale(domain=[*limits], nice=False),
-        "title": f"points of {measure}",
-        "axis": axis,
-    }
     base = of(rows)
 
     def y(shown: alt.Axis | None) -> alt.Y:

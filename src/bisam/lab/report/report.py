@@ -29,7 +29,7 @@ from bisam.lab.report.page import (
 from bisam.lab.report.page.series import of_methods
 from bisam.lab.report.runs import listing, names_of
 from bisam.lab.tables import curves as numbers
-from bisam.lab.tables import effects, published, summary
+from bisam.lab.tables import effects, levels, published, summary
 from bisam.lab.tables.cells import Collection, Group, Run, number
 from bisam.lab.tables.summary import OPEN, Sheet
 from bisam.lab.tables.sweeps import Sweep, sheet, sort_out
@@ -90,7 +90,7 @@ def figures(collection: Collection) -> dict[str, charts.Chart]:
     groups, found = sort_out(collection)
     for kind, part in zip(("differences", "differences-of-changed-recipes"), _parted(verdicts(groups)), strict=True):
         for verdict in part:
-            drawn[_file_name(kind, verdict.title, drawn)] = forest(verdict)
+            drawn[_file_name(kind, verdict.title, drawn)] = forest(verdict, room=None)
     for sweep in found:
         name = f"{sweep.name}, {sweep.changes}" if sweep.changes else sweep.name
         drawn[_file_name(name, sweep.fields[0], drawn)] = grid(sweep)
@@ -191,9 +191,8 @@ def _blocks(found: _Report, group: Group) -> list[Block]:
             Figure(f"{row}: {group.recipe.measure}", chart, caption * (row == first)) for row, chart in drawn.items()
         ]
         blocks.append(Figures(plots))
-    differences = summary.sheet_of_comparisons(group)
-    if differences is not None:
-        blocks.append(_titled(group, differences))
+    below = (summary.sheet_of_comparisons(group), levels.sheet_of_levels(group))
+    blocks += [_titled(group, made) for made in below if made is not None]
     series = {row: found.series(group, row) for row in group.rows}
     options = {row: [Curves(one, _captions(group, row))] for row, one in series.items() if one.names}
     if options:

@@ -21,9 +21,9 @@ def paper_difference(recipe: Recipe, label: str, method: str, baseline: str) -> 
     table = published.of(recipe)
     if table is None:
         return None
-    cells = [table.cells.get(label, {}).get(name) for name in (method, baseline)]
-    ours, theirs = cells
-    return None if ours is None or theirs is None else difference_of_means(ours, theirs, table.seeds)
+    both = [table.moments(label, name) for name in (method, baseline)]
+    ours, theirs = both
+    return None if ours is None or theirs is None else difference_of_means(ours, theirs)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ GPUS_OF_A_MACHINE = 8
 
 
 def sheet_of_runs(made: Plan) -> Sheet:
-    """Runs, hours and memory of the whole table, with the paper's number of seeds."""
+    """Runs, hours and memory of the whole table, with the recipe's number of seeds."""
     recipe, budget = made.recipe, made.budget
     rows, total, count, runs = [], 0.0, 0, []
     for row in recipe.rows:
@@ -42,7 +42,7 @@ def sheet_of_runs(made: Plan) -> Sheet:
     rows.append(["all", str(count), "", _hours_text(total), "", "", ""])
     head = ["row", "runs", "minutes a run", "GPU hours", "memory of a run", "runs that fit", "in one graph"]
     notes = [
-        f"{recipe.seeds} seeds of each cell, as the paper, without those that are trained. On {budget.gpus} "
+        f"{recipe.seeds} seeds of each cell, as the recipe has, without those that are trained. On {budget.gpus} "
         f"{budget.gpu.title} they take {_hours_text(end)} hours: {verdict} the {budget.hours:g} of the budget.",
         "Hours are from measured steps, captured and compiled (densenet121 not compiled), without evaluation. "
         "~ marks memory that is counted from weights and saved activations; the other was measured. Runs that fit are "
@@ -69,14 +69,16 @@ def sheet_of_choices(made: Plan) -> Sheet | None:
         f"{100 * POWER:.0f} %, if the effect is the true one. * marks a scatter that is not of pairs of runs here: it "
         "is that of the paper's two standard deviations, as if pairs had nothing in common.",
     ]
+    if made.unknown:
+        notes.append("unknown: for a scatter train two seeds or more of both methods, and name their folder by --runs.")
     return Sheet("Differences, cheapest first", head, rows, notes)
 
 
-def commands(made: Plan) -> list[str]:
-    """Those that train what the budget allows, in order; finished runs are skipped by them."""
-    found = []
+def commands(made: Plan, file: str | None = None) -> list[str]:
+    """Those that train what the budget allows, in order; finished runs are skipped by them. `file` has the table."""
+    table, found = file or made.recipe.name, []
     for one in (choice.comparison for choice in made.affordable if choice.runs):
-        parts = ["bisam", "reproduce", f"{made.recipe.name}/{one.row}", "--methods", f"{one.baseline},{one.method}"]
+        parts = ["bisam", "reproduce", f"{table}/{one.row}", "--methods", f"{one.baseline},{one.method}"]
         parts += ["--seeds", f"0-{one.needed - 1}"]
         model = made.recipe.cells[one.row, one.method].model
         if model != "densenet121":  # whose hours are those without

@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from bisam.lab.recipes import Recipe
+from bisam.lab.tables.statistics import Moments
 
 
 class PublishedCell(NamedTuple):
@@ -32,6 +33,11 @@ class PublishedTable:
     dataset: str | None = None
     model: str | None = None
     hardware: str | None = None
+
+    def moments(self, row: str, method: str) -> Moments | None:
+        """What a cell prints, with its number of runs; None for a cell that is not there."""
+        cell = self.cells.get(row, {}).get(method)
+        return None if cell is None else Moments(*cell, self.seeds)
 
 
 @cache

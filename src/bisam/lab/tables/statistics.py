@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 LEVEL = 0.95
 
@@ -93,21 +94,26 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Differ
     return Difference(mean, low, high, runs, paired=False)
 
 
-def difference_of_means(
-    ours: tuple[float, float | None], theirs: tuple[float, float | None], runs: int | None
-) -> Difference:
-    """The difference of two printed means with standard deviations over `runs` each (Welch's t).
+class Moments(NamedTuple):
+    """Mean and standard deviation over runs, as a table prints them."""
 
-    >>> difference_of_means((95.22, 0.13), (95.09, 0.12), 6).interval
+    mean: float
+    deviation: float | None
+    runs: int | None
+
+
+def difference_of_means(ours: Moments, theirs: Moments) -> Difference:
+    """The difference of two means with standard deviations (Welch's t).
+
+    >>> difference_of_means(Moments(95.22, 0.13, 6), Moments(95.09, 0.12, 6)).interval
     '−0.03 to +0.29'
     """
-    (mean, deviation), (other, others) = ours, theirs
-    counts = (runs or 1, runs or 1)
-    if deviation is None or others is None or counts[0] < 2:
-        return Difference(mean - other, None, None, counts, paired=False)
-    squares = (deviation**2 / counts[0], others**2 / counts[1])
-    low, high = _welch(mean - other, squares, counts, [mean, other])
-    return Difference(mean - other, low, high, counts, paired=False)
+    mean, runs = ours.mean - theirs.mean, (ours.runs or 1, theirs.runs or 1)
+    if ours.deviation is None or theirs.deviation is None or min(runs) < 2:
+        return Difference(mean, None, None, runs, paired=False)
+    squares = (ours.deviation**2 / runs[0], theirs.deviation**2 / runs[1])
+    low, high = _welch(mean, squares, runs, [ours.mean, theirs.mean])
+    return Difference(mean, low, high, runs, paired=False)
 
 
 def interval_of_mean(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:

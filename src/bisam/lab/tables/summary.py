@@ -214,12 +214,6 @@ def diverged(group: Group, row: str, methods: Iterable[str]) -> str:
     return ", ".join(parts)
 
 
-def sheets(groups: Iterable[Group]) -> list[Sheet]:
-    """The tables, each with its differences."""
-    made = [each for group in groups for each in (sheet(group), sheet_of_comparisons(group))]
-    return [each for each in made if each is not None]
-
-
 def left_out(collection: Collection) -> list[str]:
     """Runs that are not in the tables or are damaged, with the reason: one line for each folder; and the notes."""
     lines = [f"{record.folder}: {why}" for record, why in collection.unreadable if not record.foreign]
