@@ -95,8 +95,8 @@ def test_pictures_are_dark_on_a_dark_page_and_can_be_read_on_a_phone(opened):
     assert [is_dark for is_dark, _ in shown(opened("idea", scheme="dark"))] == [True, True]
     assert [is_dark for is_dark, _ in shown(opened("idea"))] == [False, False]
     page = opened("", "phone")
-    ((_, width),) = shown(page)
-    assert width > 600
+    widths = [width for _, width in shown(page)]
+    assert min(widths) > 600
     scrolls = "image => image.parentElement.scrollWidth > image.parentElement.clientWidth"
     assert page.eval_on_selector("article img[src$='.svg']", scrolls)
 
