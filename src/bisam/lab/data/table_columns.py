@@ -141,11 +141,12 @@ def _reason_against(column: pa.ChunkedArray) -> str:
         return content
     if content == "texts" and pc.all(pc.match_substring_regex(column, DATE)).as_py():
         return "dates"
-    different = column.drop_null().unique()
+    present = column.drop_null()
+    different = present.unique()
     if len(different) == 1 and not missing:
         return f"always {_shown(different[0].as_py())}"
-    if content == "texts" and len(different) > min(MOST_CATEGORIES, len(column) / ROWS_OF_A_CATEGORY):
-        return f"{len(different)} different texts in {len(column)} rows"
+    if content == "texts" and len(different) > min(MOST_CATEGORIES, len(present) / ROWS_OF_A_CATEGORY):
+        return f"{len(different)} different texts in {len(present)} rows"
     return ""
 
 
