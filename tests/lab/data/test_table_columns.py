@@ -50,7 +50,7 @@ def test_a_missing_category_is_a_category_of_its_own(tmp_path):
     task = open_task(parts(tmp_path, train={"city": city}, test={"city": [None, "Oslo"]}))
     assert task.columns.names == ["city=Bern", "city=Oslo", "city missing"]
     assert task.test.inputs.tolist() == [[0, 0, 1], [0, 1, 0]]
-    assert "city in 6 of 12 training rows (a category of its own)" in said(task)
+    assert "missing in training rows: city in 6 (a category of its own)" in said(task)
 
 
 def test_a_missing_number_is_the_median_of_the_training_part_and_is_marked(tmp_path):
@@ -59,7 +59,7 @@ def test_a_missing_number_is_the_median_of_the_training_part_and_is_marked(tmp_p
     assert task.columns.names == ["age", "age missing"]
     assert task.train.inputs.tolist() == [[10, 0], [20, 0], [90, 0], [20, 1], [20, 0], [20, 1]]
     assert task.test.inputs.tolist() == [[20, 1], [500, 0]]
-    assert "age in 2 of 6 training rows (filled with the median 20, and marked)" in said(task)
+    assert "missing in training rows: age in 2 (filled with the median 20, and marked)" in said(task)
 
 
 def test_a_number_that_only_test_data_lack_is_filled_and_not_marked(tmp_path):
@@ -214,7 +214,7 @@ def test_the_summary_names_numbers_categories_and_what_is_left_out_once(tmp_path
     }  # fmt: skip
     lines = OwnData(open_task(csv(tmp_path / "t.csv", columns) + "?label=tier")).described()
     assert lines.count("5 inputs: numbers age; categories city") == 1
-    assert any(line.startswith("missing: age in ") for line in lines)
+    assert any(line.startswith("missing in training rows: age in ") for line in lines)
     (left,) = (line for line in lines if line.startswith("left out: "))
     assert "name (" in left
     assert "day (dates)" in left

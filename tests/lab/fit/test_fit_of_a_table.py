@@ -63,7 +63,7 @@ def test_what_was_read_is_printed_once_and_kept_in_plan_receipts_and_page(fitted
     lines = output.splitlines()
     (inputs,) = (line for line in lines if line.startswith("11 inputs: "))
     assert inputs == "11 inputs: numbers PassengerId, Pclass, Age, Fare; categories Sex, Embarked"
-    (missing,) = (line for line in lines if line.startswith("missing: "))
+    (missing,) = (line for line in lines if line.startswith("missing in training rows: "))
     assert "Age in " in missing
     assert "Embarked in " in missing
     (left,) = (line for line in lines if line.startswith("left out: "))

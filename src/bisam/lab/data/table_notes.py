@@ -24,12 +24,12 @@ def summary(inputs: TableInputs, left_out: Mapping[str, str], train: pa.Table) -
     count = len(inputs.names)
     lines = [f"{count} input{'s' * (count != 1)}: {read}"]
     missing = [
-        f"{column.name} in {missing_in(train.column(column.name))} of {len(train)} training rows ({_remedy(column)})"
+        f"{column.name} in {missing_in(train.column(column.name))} ({_remedy(column)})"
         for column in inputs.columns
         if f"{column.name} missing" in column.names
     ]
     if missing:
-        lines.append(f"missing: {_shortened(missing)}")
+        lines.append(f"missing in training rows: {_shortened(missing)}")
     if left_out:
         lines.append(f"left out: {_shortened([f'{name} ({reason})' for name, reason in left_out.items()])}")
     return lines
