@@ -87,6 +87,8 @@ def test_booleans_and_whole_numbers_may_lack_some_too(tmp_path):
         (pa.array([1, 2] * 6, pa.time32("s")), "times"),
         ([f"note {number}" for number in range(12)], "12 different texts in 12 rows"),
         ([f"note {number // 2}" for number in range(12)], "6 different texts in 12 rows"),
+        ([*map(str, range(11)), "?"], "numbers mixed with texts such as '?': leave these empty"),
+        ([f"{number},5 %" for number in range(12)], "numbers written as texts, such as '0,5 %': write plain numbers"),
         ([7.0] * 12, "always 7"),
         (["CH"] * 12, "always 'CH'"),
         ([None] * 12, "empty"),

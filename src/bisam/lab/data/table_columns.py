@@ -27,6 +27,9 @@ DATE = (
 )
 """A text that is a date, with or without a time."""
 
+NUMBER = r"^\s*[-+$€£]?\s*\d[\d.,' ]*([eE][-+]?\d+)?\s*[%$€£]?\s*$"
+"""A text that a person reads as a number."""
+
 
 @dataclass(frozen=True)
 class NumberColumn:
@@ -146,8 +149,23 @@ def _reason_against(column: pa.ChunkedArray) -> str:
     if len(different) == 1 and not missing:
         return f"always {_shown(different[0].as_py())}"
     if content == "texts" and len(different) > min(MOST_CATEGORIES, len(present) / ROWS_OF_A_CATEGORY):
-        return f"{len(different)} different texts in {len(present)} rows"
+        return _unlike_numbers(present) or f"{len(different)} different texts in {len(present)} rows"
     return ""
+
+
+def _unlike_numbers(texts: pa.ChunkedArray) -> str:
+    """What keeps texts from being numbers, if most of them are; else empty.
+
+    >>> _unlike_numbers(pa.chunked_array([["1.5", "2", "?"]]))
+    "numbers mixed with texts such as '?': leave these empty"
+    """
+    is_number = pc.match_substring_regex(texts, NUMBER)
+    others = texts.filter(pc.invert(is_number))
+    if len(others) > len(texts) / 2:
+        return ""
+    if len(others):
+        return f"numbers mixed with texts such as {_shown(others[0].as_py())}: leave these empty"
+    return f"numbers written as texts, such as {_shown(texts[0].as_py())}: write plain numbers"
 
 
 def _shown(value: Any) -> str:
