@@ -54,12 +54,12 @@ def test_a_missing_category_is_a_category_of_its_own(tmp_path):
 
 
 def test_a_missing_number_is_the_median_of_the_training_part_and_is_marked(tmp_path):
-    age = [10.0, 20.0, 90.0, None, 20.0, float("nan")]
+    age = [10.0, 20.0, 90.0, None, 20.0, float("nan"), None, 20.0]
     task = open_task(parts(tmp_path, train={"age": age}, test={"age": [None, 500.0]}))
     assert task.columns.names == ["age", "age missing"]
-    assert task.train.inputs.tolist() == [[10, 0], [20, 0], [90, 0], [20, 1], [20, 0], [20, 1]]
+    assert task.train.inputs.tolist() == [[10, 0], [20, 0], [90, 0], [20, 1], [20, 0], [20, 1], [20, 1], [20, 0]]
     assert task.test.inputs.tolist() == [[20, 1], [500, 0]]
-    assert "missing in training rows: age in 2 (filled with the median 20, and marked)" in said(task)
+    assert "missing in training rows: age in 3 (filled with the median 20, and marked)" in said(task)
 
 
 def test_a_number_that_only_test_data_lack_is_filled_and_not_marked(tmp_path):
@@ -67,6 +67,16 @@ def test_a_number_that_only_test_data_lack_is_filled_and_not_marked(tmp_path):
     task = open_task(parts(tmp_path, train={"age": [1.0, 2.0, 6.0, 2.0]}, test={"age": [None, 5.0]}))
     assert task.columns.names == ["age"]
     assert task.test.inputs.tolist() == [[2], [5]]
+
+
+def test_what_fewer_than_three_training_rows_have_is_no_input_of_its_own(tmp_path):
+    """A seed may validate on all of these rows: the input would then have untrained weights, and decide at random."""
+    age, city = [1.0, 2.0, 6.0, 2.0] * 4, ["Bern", "Oslo"] * 8
+    age[3:5], city[0], city[1:3] = [None, None], "Rome", [None, None]
+    task = open_task(parts(tmp_path, train={"age": age, "city": city}, test={"age": [None, 5], "city": ["Rome", None]}))
+    assert task.columns.names == ["age", "city=Bern", "city=Oslo"]
+    assert task.test.inputs.tolist() == [[2, 0, 0], [5, 0, 0]]
+    assert "age in 2 (filled with the median 2), city in 2 (0 in all inputs)" in said(task)
 
 
 def test_booleans_and_whole_numbers_may_lack_some_too(tmp_path):

@@ -18,8 +18,12 @@ from bisam.lab.data.images import DataError
 MOST_CATEGORIES = 50
 """Different texts of a column that is read as categories."""
 
-ROWS_OF_A_CATEGORY = 3
-"""Training rows that a category must have on average: fewer are texts of their own, such as names."""
+FEWEST_ROWS = 3
+"""Training rows that a category needs, and missing numbers to be marked.
+
+A seed may validate on all rows of a rarer one: its input would have untrained weights. A column whose texts have fewer
+on average has texts of their own, such as names.
+"""
 
 DATE = (
     r"^(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}|\d{1,2}/\d{1,2}/\d{2})"
@@ -33,7 +37,7 @@ NUMBER = r"^\s*[-+$€£]?\s*\d[\d.,' ]*([eE][-+]?\d+)?\s*[%$€£]?\s*$"
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """One input; a second one is 1 where the number is missing, if the training part lacks some."""
+    """One input; with `is_marked` a second one, which is 1 where the number is missing."""
 
     name: str
     median: float
@@ -57,7 +61,7 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class CategoryColumn:
-    """One input for each category of the training part, 1 for the one that a row has. Others are 0 in all of them."""
+    """One input for each category, 1 for the one that a row has. Rare and unknown ones are 0 in all of them."""
 
     name: str
     categories: tuple[str | None, ...]
@@ -128,11 +132,21 @@ def learn(train: pa.Table) -> tuple[TableInputs, dict[str, str]]:
             left_out[name] = reason
         elif content_of(column) == "numbers":
             numbers = numbers_of(column)
-            used.append(NumberColumn(name, float(np.nanmedian(numbers)), bool(np.isnan(numbers).any())))
+            used.append(NumberColumn(name, float(np.nanmedian(numbers)), missing_in(column) >= FEWEST_ROWS))
         else:
-            present = sorted(column.drop_null().unique().to_pylist())
-            used.append(CategoryColumn(name, (*present, *([None] if column.null_count else []))))
+            used.append(CategoryColumn(name, _categories(column)))
     return TableInputs(tuple(used)), left_out
+
+
+def _categories(column: pa.ChunkedArray) -> tuple[str | None, ...]:
+    """Those that have `FEWEST_ROWS` or more, by name; a missing one is the last.
+
+    >>> _categories(pa.chunked_array([["b", "a", None] * 3 + ["c"]]))
+    ('a', 'b', None)
+    """
+    counts = {one["values"]: one["counts"] for one in column.value_counts().to_pylist()}
+    found = [category for category, count in counts.items() if count >= FEWEST_ROWS]
+    return (*sorted(one for one in found if one is not None), *(one for one in found if one is None))
 
 
 def _reason_against(column: pa.ChunkedArray) -> str:
@@ -146,9 +160,9 @@ def _reason_against(column: pa.ChunkedArray) -> str:
         return "dates"
     present = column.drop_null()
     different = present.unique()
-    if len(different) == 1 and not missing:
+    if len(different) == 1 and missing < FEWEST_ROWS:
         return f"always {_shown(different[0].as_py())}"
-    if content == "texts" and len(different) > min(MOST_CATEGORIES, len(present) / ROWS_OF_A_CATEGORY):
+    if content == "texts" and len(different) > min(MOST_CATEGORIES, len(present) / FEWEST_ROWS):
         return _unlike_numbers(present) or f"{len(different)} different texts in {len(present)} rows"
     return ""
 

@@ -21,12 +21,12 @@ def summary(inputs: TableInputs, left_out: Mapping[str, str], train: pa.Table) -
     categories = [column.name for column in inputs.columns if isinstance(column, CategoryColumn)]
     kinds = {"numbers": numbers, "categories": categories}
     read = "; ".join(f"{kind} {_listed(names)}" for kind, names in kinds.items() if names)
-    count = len(inputs.names)
-    lines = [f"{count} input{'s' * (count != 1)}: {read}"]
+    size = len(inputs.names)
+    lines = [f"{size} input{'s' * (size != 1)}: {read}"]
     missing = [
-        f"{column.name} in {missing_in(train.column(column.name))} ({_remedy(column)})"
+        f"{column.name} in {count} ({_remedy(column)})"
         for column in inputs.columns
-        if f"{column.name} missing" in column.names
+        if (count := missing_in(train.column(column.name)))
     ]
     if missing:
         lines.append(f"missing in training rows: {_shortened(missing)}")
@@ -37,8 +37,8 @@ def summary(inputs: TableInputs, left_out: Mapping[str, str], train: pa.Table) -
 
 def _remedy(column: NumberColumn | CategoryColumn) -> str:
     if isinstance(column, CategoryColumn):
-        return "a category of its own"
-    return f"filled with the median {column.median:g}, and marked"
+        return "a category of its own" if None in column.categories else "0 in all inputs"
+    return f"filled with the median {column.median:g}{', and marked' if column.is_marked else ''}"
 
 
 def identifiers(table: pa.Table) -> list[str]:
