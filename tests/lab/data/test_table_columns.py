@@ -158,11 +158,10 @@ def test_a_column_that_looks_like_an_identifier_is_used_with_a_note_how_to_leave
 
 def leaking(path, rows, held):
     """A table whose held-out rows have other numbers and categories: if these were learnt, the inputs would change."""
-    x = [1.0 if row % 3 else "" for row in range(rows)]
+    x = [row / 2 if row % 3 else "" for row in range(rows)]
     city = [CITIES[row % 3] for row in range(rows)]
     for row in held:
-        x[row], city[row] = 1e6, f"only here {row}"
-    x[0] = 2.0
+        x[row], city[row] = 1e6, "only here"
     return csv(path, {"x": x, "city": city, "label": [row % 2 for row in range(rows)]})
 
 
