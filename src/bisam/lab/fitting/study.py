@@ -7,6 +7,7 @@ differences with intervals (`bisam.lab.tables`).
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,7 @@ METHODS_OF_A_STUDY = ("base", "sam", "bisam-log")
 
 SEEDS, REPEATS = 3, 2
 CODE = "train.py"
+INPUTS = "inputs.json"
 
 NOT_CHANGED = {
     "data": "DATA", "model": "--model", "method": "--methods", "seed": "--seeds", "rho": "--rho",
@@ -147,7 +149,7 @@ class Study:
         costs = _built_alike({method: self._cost(method) for method in open_})
         if plan is None:
             budget, lost = self.ranks.of_first(self._budget(costs, note, uncounted))
-            plan = plans.Plan(self.source.checksum, self.fingerprint, budget, lost)
+            plan = plans.Plan(self.source.checksum, self.fingerprint, budget, lost, data=self.source.described())
         for method in open_:
             if uses(method, "rho"):
                 self._set_rho(plan, method, costs[method], note, progress)
@@ -226,7 +228,7 @@ class Study:
         return self.source
 
     def conclude(self, plan: plans.Plan) -> Answer:
-        """Answer from the records. Writes the best weights and the lines of Python into the folder."""
+        """Answer from the records. Writes the best weights, and what predicting and training again need."""
         found = answer(cells.fill(self.recipe(plan), [records.read(job.folder) for job in self.jobs(plan)]))
         if found.best is not None:
             weights = found.best.record.folder / records.WEIGHTS
@@ -234,6 +236,9 @@ class Study:
                 write_atomically(self.folder / records.WEIGHTS, weights.read_bytes(), follow_links=False)
             code = lines_of_code(found.best.config) + "\n"
             write_atomically(self.folder / CODE, code.encode(), follow_links=False)
+            if (columns := self.source.task.columns) is not None:
+                text = json.dumps(columns.as_dict(), ensure_ascii=False, indent=1)
+                write_atomically(self.folder / INPUTS, text.encode() + b"\n", follow_links=False)
         return found
 
     def _refuse_unlike_ranks(self) -> None:
@@ -280,7 +285,10 @@ class Study:
     def _default_name(self) -> str:
         """Data and model, and what was chosen by options: another choice is another folder."""
         place, options = spec.parse_data(self.source.task.name)
-        chosen = {**{key: value for key, value in options.items() if key in ("label", "config")}, **self.changes}
+        chosen = {
+            **{key: value for key, value in options.items() if key in ("label", "columns", "config")},
+            **self.changes,
+        }
         for method in self.methods:
             if (micro_batch := self.config(method).micro_batch) is not None:  # of ranks that perturb by themselves
                 chosen["micro_batch"] = str(micro_batch)
