@@ -3,7 +3,8 @@
 First a grid of ρ for each cell of `label_noise_digits` and `demo`, with the seeds from 100 on: five, and ten for the
 demo's 40 %. Then, with `--closer`, the three best of each cell by validation accuracy get 20 seeds, and so do values
 that the grid got later: the 120 validation images of five seeds leave about two points of chance. Keeps validation and
-test accuracies. Finished runs in the folder are not trained again: `--only` names the rates of one of several processes.
+test accuracies. Finished runs in the folder are not trained again: `--only` names the rates of one of several
+processes.
 
     python benchmarks/digits_noise_rho.py --runs FOLDER [--closer] [--only 20%,60%] [--save NAME]
 """
