@@ -47,7 +47,8 @@ def grid(cell, rate, root):
 
 def closer(cell, rate, found, root):
     """Accuracies of a cell, as the grid found them; its best values of ρ, and new ones, with all seeds."""
-    best = sorted(found, key=lambda rho: -fmean(found[rho]["validation"]))[:BEST]
+    seeds = SEEDS.get(rate, 5)
+    best = sorted(found, key=lambda rho: -fmean(found[rho]["validation"][:seeds]))[:BEST]
     fewer = {rho: found.get(rho, NOTHING) for rho in map(str, GRIDS[rate]) if rho in best or rho not in found}
     for rho, of in fewer.items():
         missing = range(FIRST_SEED + len(of["validation"]), FIRST_SEED + MOST_SEEDS)

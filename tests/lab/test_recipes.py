@@ -103,7 +103,7 @@ def test_other_rates_of_wrong_digits_are_the_demo_s_training_with_the_rho_that_v
         assert training_of(config) == training_of(own)
         if method != "sgd":
             values = {float(rho): of["validation"] for rho, of in searched[row][method].items()}
-            means = {rho: fmean(of) for rho, of in values.items() if len(of) == 20}  # the three best of the grid
+            means = {rho: fmean(of) for rho, of in values.items() if len(of) == 20}
             assert config.rho == min(rho for rho in means if means[rho] == pytest.approx(max(means.values())))
 
 

@@ -462,7 +462,7 @@ def test_a_link_opens_the_drawer_of_a_run_with_all_that_is_recorded_of_it(open_p
         assert name in shown
         if isinstance(value, str):
             assert value in shown[name]
-    assert shown["rho"] == "0.1"
+    assert shown["rho"] == "0.07"
     assert shown["test, %"] == f"{record.result['test_accuracy']:.2f}"
     assert shown["commit"] == record.receipt["commit"]
     assert shown["data"] == f"digits {record.receipt['data_checksum'][:12]}"  # its name, and that of the receipt
