@@ -97,6 +97,18 @@ def values(table: pa.Table, kind: Kind, names: Sequence[str], where: str, folder
     return _images(table, names[0], where, folder)
 
 
+def read_again(table: pa.Table, kind: Kind, how: Mapping[str, Any], where: str, folder: Path) -> Any:
+    """The inputs of another table, as those of a `Task` were read: `how` is its `columns`."""
+    missing = [name for name in how["inputs"] if name not in table.column_names]
+    if missing:
+        names = f"column{'s' * (len(missing) > 1)} {_listed([repr(name) for name in missing])}"
+        raise DataError(
+            f"{where} has no {names}, which the model was trained with: it has {_listed(table.column_names)}. Add or "
+            "rename columns"
+        )
+    return values(table, kind, how["inputs"], where, folder)
+
+
 def labels(table: pa.Table, name: str) -> list[Any]:
     return list(table.column(name).to_pylist())
 

@@ -32,7 +32,7 @@ def open_task(name: str) -> Task:
         return _from_function(name, place)
     path = Path(place).expanduser()
     if path.suffix.lower() == ".npz" and path.is_file():
-        return from_arrays(name, _load_npz(path), place)
+        return from_arrays(name, load_npz(path), place)
     if tabular.is_table(path):
         return _from_tables(name, tabular.read_tables(path), options, place)
     if path.is_dir():
@@ -65,9 +65,9 @@ def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Tas
     """Inputs and labels of each part, as arrays, tensors or lists of texts."""
     kinds, inputs, labels = set(), {}, {}
     for part, (x, y) in raw.items():
-        kind, inputs[part] = _inputs(x, f"{where}, {part}")
+        kind, inputs[part] = inputs_of(x, f"{where}, {part}")
         kinds.add(kind)
-        labels[part] = _labels(y, f"{where}, {part}")
+        labels[part] = label_values(y, f"{where}, {part}")
         if len(labels[part]) != len(inputs[part]):
             raise DataError(f"{where}, {part}: {len(inputs[part])} inputs have {len(labels[part])} labels: one of each")
     if len(kinds) > 1:
@@ -76,7 +76,7 @@ def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Tas
     return _task(name, only, inputs, labels, where, [])
 
 
-def _labels(y: Any, where: str) -> list[Any]:
+def label_values(y: Any, where: str) -> list[Any]:
     """One label for each sample, from an array with one axis, or a second one of length 1."""
     if not isinstance(y, (Tensor, np.ndarray)):
         return list(y)
@@ -88,7 +88,8 @@ def _labels(y: Any, where: str) -> list[Any]:
     return y.reshape(-1).tolist()
 
 
-def _inputs(x: Any, where: str) -> tuple[Kind, Any]:
+def inputs_of(x: Any, where: str) -> tuple[Kind, Any]:
+    """The kind of arrays, tensors or lists of texts, and their values as `Part` has them."""
     if isinstance(x, (list, tuple)) and len(x) and all(isinstance(one, str) for one in x):
         return "text", [(one,) for one in x]
     if isinstance(x, (list, tuple)) and len(x) and isinstance(x[0], tuple) and isinstance(x[0][0], str):
@@ -124,7 +125,7 @@ def _pixels(found: Tensor, where: str) -> Tensor:
     return found.expand(-1, 3, -1, -1).contiguous()
 
 
-def _load_npz(path: Path) -> dict[str, Any]:
+def load_npz(path: Path) -> dict[str, Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
@@ -183,7 +184,8 @@ def _from_tables(name: str, tables: tabular.Tables, options: Mapping[str, str], 
         part: columns.values(table, kind, inputs, f"{where}, {part}", tables.folder) for part, table in parts.items()
     }
     labels = {part: columns.labels(table, label) for part, table in parts.items()}
-    return _task(name, kind, found, labels, where, notes, tables.class_names.get(label))
+    how = {"inputs": inputs, "label": label}
+    return _task(name, kind, found, labels, where, notes, tables.class_names.get(label), how)
 
 
 def _from_folder(name: str, folder: Path) -> Task:
@@ -212,7 +214,7 @@ def _from_folder(name: str, folder: Path) -> Task:
 
 def _task(
     name: str, kind: Kind, inputs: Mapping[str, Any], labels: Mapping[str, Sequence[Any]], where: str,
-    notes: list[str], names: Sequence[str] | None = None,
+    notes: list[str], names: Sequence[str] | None = None, how: Mapping[str, Any] | None = None,
 ) -> Task:  # fmt: skip
     """Number the classes, leave out images that do not decode, and decide what is tested."""
     inputs, labels = dict(inputs), {part: list(values) for part, values in labels.items()}
@@ -225,7 +227,7 @@ def _task(
     numbered, classes = number_classes(labels, where, names)
     parts = {part: Part(inputs[part], numbered[part]) for part in inputs}
     train, validation, test = roles(parts, where, notes)
-    return Task(name, kind, train, test, classes, validation, notes)
+    return Task(name, kind, train, test, classes, validation, notes, how or {})
 
 
 def _listed(names: Sequence[str]) -> str:

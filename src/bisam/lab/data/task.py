@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -62,6 +62,8 @@ class Task:
     validation: Part | None = None
     notes: Sequence[str] = field(default_factory=list)
     """Lines about what was assumed or left out."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """How a table was read, in values that JSON has: see `bisam.lab.data.columns.read_again`. Empty for other data."""
 
     @property
     def features(self) -> int | None:

@@ -27,6 +27,7 @@ from bisam.lab.fitting.code import lines as lines_of_code
 from bisam.lab.fitting.rehearsal import Cost, is_out_of_memory, rehearse
 from bisam.lab.methods import BASES, METHODS, RHOS, find, title_of, uses
 from bisam.lab.models.pretraining import expected
+from bisam.lab.predicting import beside_weights
 from bisam.lab.recipes import Recipe
 from bisam.lab.records.storage import Storage
 from bisam.lab.tables import cells
@@ -232,6 +233,9 @@ class Study:
             weights = found.best.record.folder / records.WEIGHTS
             if weights.is_file():
                 write_atomically(self.folder / records.WEIGHTS, weights.read_bytes(), follow_links=False)
+                beside = beside_weights.for_run(found.best.config, self.source)
+                if beside is not None:
+                    write_atomically(self.folder / records.PREDICT, beside, follow_links=False)
             code = lines_of_code(found.best.config) + "\n"
             write_atomically(self.folder / CODE, code.encode(), follow_links=False)
         return found
