@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from bisam.lab.config import Config, recorded
 from bisam.lab.data.pools import Pool
 from bisam.lab.data.randomness import generator
-from bisam.lab.predicting.weights import TrainedError, model_by_name, read_weights
-from bisam.lab.records import WEIGHTS, Record
+from bisam.lab.predicting.weights import TrainedError, model_by_name, read_weights, why_no_weights
+from bisam.lab.records import Record
 
 Load = Callable[[str, bool], Pool]
 """Returns the data set of that name; with True, a part of it is accepted."""
@@ -73,15 +73,7 @@ def _weights(record: Record) -> dict[str, Tensor]:
     try:
         return read_weights(record.folder)
     except FileNotFoundError:
-        raise TrainedError(_why_no_weights(record)) from None
-
-
-def _why_no_weights(record: Record) -> str:
-    if record.result is None:
-        return f"it has no {WEIGHTS}, which is written when a run is finished"
-    if record.result.get("status") == "diverged":
-        return f"it diverged and left no {WEIGHTS}"
-    return f"it has no {WEIGHTS}: put that file back into its folder, or train it again"
+        raise TrainedError(why_no_weights(record)) from None
 
 
 def _is_its_data(record: Record, data: Pool) -> bool:

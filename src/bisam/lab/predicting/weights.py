@@ -11,13 +11,18 @@ from torch import Tensor, nn
 
 from bisam.lab.files import read_file
 from bisam.lab.models import build
+from bisam.lab.records import WEIGHTS, Record
 from bisam.lab.records.checkpoint import unpack
-from bisam.lab.records.layout import LARGEST_STATE, WEIGHTS
+from bisam.lab.records.layout import LARGEST_STATE
 from bisam.lab.spec import is_function
 
 
 class TrainedError(ValueError):
     """A trained model cannot be loaded."""
+
+
+class NoModelError(TrainedError):
+    """The model that the weights belong to cannot be made."""
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -31,6 +36,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     if not all(torch.isfinite(tensor).all() for tensor in weights.values()):
         raise TrainedError(f"its {WEIGHTS} has values that are not finite")
     return weights
+
+
+def why_no_weights(record: Record) -> str:
+    """Why there are none in the folder of a run."""
+    if record.result is None:
+        return f"it has no {WEIGHTS}, which is written when a run is finished"
+    if record.result.get("status") == "diverged":
+        return f"it diverged and left no {WEIGHTS}"
+    return f"it has no {WEIGHTS}: put that file back into its folder, or train it again"
 
 
 def model_by_name(
@@ -53,7 +67,7 @@ def model_with(weights: dict[str, Tensor], name: str, make: Callable[[], nn.Modu
         with torch.random.fork_rng(devices=[]):
             model = make()
     except ValueError as error:
-        raise TrainedError(f"its model cannot be made: {error}") from error
+        raise NoModelError(f"its model cannot be made: {error}") from error
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
