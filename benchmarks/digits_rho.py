@@ -1,8 +1,9 @@
-"""Which ρ is best for each method and setting of the recipes `demo` and `frontier_digits`, on other seeds than theirs?
+"""Which ρ is best for each method and setting of the recipe `frontier_digits`, on other seeds than its own?
 
-Trains the recipe's ρ, half of it and twice of it, with the seeds 100 to 104, and keeps validation and test accuracies.
-The recipe's is to be the best by validation accuracy. Finished runs in the folder are not trained again, so that two
-processes may share the work: `--only` names the cells of one.
+Trains the recipe's ρ, half of it and twice of it, with the seeds 100 to 119, and keeps validation and test accuracies.
+The recipe's is to be the best by validation accuracy. SAM and BiSAM have the demo's ρ: see `digits_noise_rho.py`.
+Finished runs in the folder are not trained again, so that two processes may share the work: `--only` names the cells
+of one.
 
     python benchmarks/digits_rho.py --runs FOLDER [--only esam,late10] [--save NAME]
 """
@@ -22,17 +23,17 @@ from bisam.lab.recipes import find
 from bisam.lab.training import jobs
 from bisam.lab.training.progress import Progress
 
-SEEDS = range(100, 105)
+SEEDS = range(100, 120)
 FACTORS = (0.5, 1.0, 2.0)
 
 
 def cells():
-    """Names of recipes of one cell, by a short name; those that only show SAM's ρ or begin as SAM are left out."""
-    found = {method: f"demo/40%/{method}" for method in find("demo").methods if perturbs(method)}
+    """Names of recipes of one cell, by a short name; the demo's and those that only show SAM's ρ are left out."""
+    found = {}
     for row, method in find("frontier_digits").cells:
         setting = row.removeprefix("digitsnet-noise40").removeprefix("-")
-        if perturbs(method) and "rho" not in setting and "early" not in setting:
-            found.setdefault(setting or method, f"frontier_digits/{row}/{method}")
+        if perturbs(method) and "rho" not in setting and (setting or method not in find("demo").methods):
+            found[setting or method] = f"frontier_digits/{row}/{method}"
     return found
 
 

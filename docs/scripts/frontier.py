@@ -8,7 +8,6 @@ python docs/scripts/frontier.py    # draws docs/images/frontier.svg, once there 
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 
 import altair as alt
 import ledger
-import vl_convert
 from ledger import markdown
 
 from bisam.capture.steps import MOST_GRAPHS
@@ -25,7 +23,7 @@ from bisam.lab.files import write_atomically
 from bisam.lab.methods import passes, title_of
 from bisam.lab.models import build
 from bisam.lab.recipes import DIGITS_SETTINGS, FRONTIER_SETTINGS, find, frontier_row
-from bisam.lab.report.charts import COLOURS, MORE_COLOURS
+from bisam.lab.report.charts import APART, COLOURS, svg
 from bisam.lab.tables.cells import Collection, Group, borrow
 from bisam.lab.tables.statistics import Difference, difference, interval_of_mean, signed
 
@@ -44,24 +42,14 @@ STEPS = {
     "late50every5": "every fifth step of the last 50 %", "early50": "first 50 %", "early25": "first 25 %",
 }  # fmt: skip
 """Which steps perturb, by setting; another ρ than usual follows its name."""
-SHAPES = {
-    "": "circle", "200epochs": "circle", "every5": "square", "late50": "triangle-up", "late25": "diamond",
-    "late14": "triangle-down", "late10": "triangle-right", "late50every5": "cross", "rho0.6": "triangle-left",
-    "rho1.2": "wedge", "early50": "arrow", "early25": "stroke", "late10rho0.4": "M-1,-1L1,1M-1,1L1,-1",
-    "late10rho1.2": "M0,-1L1,0L0,1L-1,0ZM-1,-1L1,1",
-    "every5rho0.4": "M-1,-1L1,-1L-1,1L1,1Z",
-}  # fmt: skip
-"""Of the picture's marks, by setting; SGD has one, whatever its epochs."""
-METHOD_COLOURS = dict(
-    zip(
-        map(title_of, FRONTIER_SETTINGS[""][0]),
-        [COLOURS["plain"], COLOURS["sam"], COLOURS["log"], *MORE_COLOURS, "#0b7285"],
-        strict=True,
-    )
-)
 GOAL = 1.15
-BESIDE = 0.02
-"""How far marks of the picture stand apart at least, in SGD's times."""
+KINDS = {
+    "SAM": ("square", COLOURS["sam"]),
+    "above SAM": ("triangle-up", COLOURS["tanh"]),
+    "not separated from SAM": ("circle", COLOURS["plain"]),
+    "below SAM": ("triangle-down", "#c2255c"),
+}
+"""Shape and colour of the picture's marks: no two differ in colour alone."""
 BUDGETS = (1.0, 1.1, GOAL, 1.25, 1.5, 2.1)
 
 Timing = Mapping[str, Mapping[str, Any]]
@@ -218,18 +206,24 @@ def table(found: Collection, times: Timing | None = None) -> str:
     without = f" Without any run: {missing}." if missing else ""
     parts = [markdown([*head, *(place_name(*place) for place in ran)], rows), f"– is not run yet.{without}"]
     if not_run:
-        parts += ["Settings of the recipe that have no run yet, and what they cost:", markdown(head, not_run)]
+        words = f"{len(not_run)} settings that have no run yet: what they cost"
+        parts += [f"<details markdown><summary>{words}</summary>", markdown(head, not_run), "</details>"]
     return "\n\n".join(parts)
 
 
-def digits(found: Collection) -> str:
-    """A line for each setting on the demo's digits, cheapest first: cost in gradients, accuracy, difference to SAM."""
+def of_digits(found: Collection) -> list[Point]:
+    """All settings on the demo's digits, with the cost in gradient evaluations as their time."""
     group = filled(found, "frontier_digits")
 
     def cost(config: Config) -> float:
         return passes(config) * config.epochs / EPOCHS_OF_DIGITS
 
-    made = sorted(points(group, "digitsnet", 0.4, cost, DIGITS_SETTINGS), key=lambda one: one.time)
+    return points(group, "digitsnet", 0.4, cost, DIGITS_SETTINGS)
+
+
+def digits(found: Collection) -> str:
+    """A line for each setting on the demo's digits, cheapest first: cost in gradients, accuracy, difference to SAM."""
+    made = sorted(of_digits(found), key=lambda one: one.time)
     rows = [[one.title, _rho(one), f"{one.time:.2f}", one.words, _beside_sam(one)] for one in made]
     return markdown(["setting", "ρ", "gradients ÷ SGD", "test accuracy", "− SAM"], rows)
 
@@ -374,79 +368,67 @@ def pool() -> str:
 
 def shown(found: Collection, times: Timing | None = None) -> str:
     """The picture's line, where it has anything to show."""
-    if not any(map(_drawn, by_place(found, times).values())):
-        return "There is no picture yet: no setting has both a time and runs."
-    return "![Test accuracy against time relative to SGD, with 95 % intervals](images/frontier.svg)"
+    if not panels(found, times):
+        return "There is no picture yet: no setting that is cheaper than SAM has both a cost and runs."
+    return (
+        "![Test accuracy of each setting with its 95 % interval, cheapest first, beside SAM's: a panel for each data "
+        "set](images/frontier.svg)"
+    )
 
 
-def _drawn(settings: Iterable[Point]) -> list[dict[str, Any]]:
-    rows = []
-    for one in settings:
-        if one.time is not None and one.mean is not None:
-            low, high = interval_of_mean([*one.accuracies.values()])
-            span = {} if low is None else {"low": low, "high": high}
-            kind = kind_of("" if one.method == "sgd" else one.setting)
-            rows.append({"time": one.time, "mean": one.mean, "method": title_of(one.method), "kind": kind, **span})
-    return _apart(rows)
+def panels(found: Collection, times: Timing | None = None) -> dict[str, list[Point]]:
+    """The settings that can be drawn, cheapest first: those of each place of which a cheap one was measured."""
+    places = {f"CIFAR-10, {place_name(*place)}": settings for place, settings in by_place(found, times).items()}
+    places["Digits, small network, 40 % wrong labels"] = of_digits(found)
+    drawn = {name: [one for one in settings if None not in (one.mean, one.time)] for name, settings in places.items()}
+    return {name: sorted(of, key=lambda one: one.time) for name, of in drawn.items() if _has_cheap(of)}
 
 
-def _apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With `x`, where each is drawn: those of nearly the same time stand beside each other, around their mean time."""
-    crowds: list[list[dict[str, Any]]] = []
-    for row in sorted(rows, key=lambda row: (row["time"], row["mean"])):
-        if crowds and row["time"] - crowds[-1][-1]["time"] < BESIDE:
-            crowds[-1].append(row)
-        else:
-            crowds.append([row])
-    return [
-        {**row, "x": statistics.fmean(other["time"] for other in crowd) + BESIDE * (place - (len(crowd) - 1) / 2)}
-        for crowd in crowds
-        for place, row in enumerate(crowd)
-    ]
+def _row(one: Point) -> dict[str, Any]:
+    low, high = interval_of_mean([*one.accuracies.values()])
+    span = {} if low is None else {"low": max(low, 0.0), "high": min(high, 100.0)}
+    gap = one.to_sam
+    kind = "SAM" if one.is_sam else "not separated from SAM"
+    if gap is not None and gap.resolved:
+        kind = "below SAM" if gap.mean < 0 else "above SAM"
+    return {"setting": f"{one.title}: {one.time:.2f} ×", "mean": one.mean, "kind": kind, **span}
 
 
 def picture(found: Collection, times: Timing | None = None) -> bytes | None:
-    """The picture as SVG, a panel for each model and noise rate; None where there is nothing to show."""
-    rows = {place: _drawn(settings) for place, settings in by_place(found, times).items()}
-    if not any(rows.values()):
+    """The picture as SVG, a panel for each place; None where there is nothing to show."""
+    made = [_panel(settings, name) for name, settings in panels(found, times).items()]
+    if not made:
         return None
-    drawn = [row for panel in rows.values() for row in panel]
-    colours = _scale(METHOD_COLOURS, {row["method"] for row in drawn})
-    shapes = _scale({kind_of(setting): shape for setting, shape in SHAPES.items()}, {row["kind"] for row in drawn})
-    panels = [_panel(rows[place], place_name(*place), colours, shapes) for place in PLACES if rows[place]]
-    chart = alt.concat(*panels, columns=2).properties(background="white")
-    return vl_convert.vegalite_to_svg(chart.to_dict()).encode()
+    return svg(alt.vconcat(*made).properties(background="white").to_dict())
 
 
-def _scale(marks: Mapping[str, str], drawn: AbstractSet[str]) -> alt.Scale:
-    """Of what is drawn, so that the legend has nothing else."""
-    return alt.Scale(domain=[one for one in marks if one in drawn], range=[marks[one] for one in marks if one in drawn])
-
-
-def _panel(rows: list[dict[str, Any]], title: str, colours: alt.Scale, shapes: alt.Scale) -> alt.LayerChart:
+def _panel(settings: list[Point], name: str) -> alt.LayerChart:
+    rows = [_row(one) for one in settings]
+    counts = sorted({len(one.accuracies) for one in settings})
+    seeds = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
     base = alt.Chart(alt.Data(values=rows))
-    span = alt.Scale(domain=[0.95, 2.2], nice=False)
-    x = alt.X("x:Q", title="time ÷ SGD, 200 epochs", scale=span)
-    scale = alt.Scale(zero=False, padding=12)
-    colour = alt.Color("method:N", title=None, scale=colours)
-    limit = alt.Chart(alt.Data(values=[{"at": GOAL}])).mark_rule(strokeDash=[3, 3], color="#7d8590")
-    intervals = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5)
-    marks = base.mark_point(size=70, filled=True, opacity=1)
-    y = alt.Y("mean:Q", title="test accuracy, per cent", scale=scale)
+    order = [row["setting"] for row in rows]
+    axis = alt.Axis(tickCount=6, labelOverlap="greedy", labelSeparation=APART)
+    x = {"title": "test accuracy, per cent", "scale": alt.Scale(zero=False, nice=False, padding=8), "axis": axis}
+    y = alt.Y("setting:N", sort=order, title=None, axis=alt.Axis(labelLimit=0, grid=True, ticks=False, domain=False))
+    scales = [alt.Scale(domain=[*KINDS], range=[kind[place] for kind in KINDS.values()]) for place in range(2)]
+    legend = alt.Legend(title=None, orient="top", columns=4, labelLimit=0)
+    colour = alt.Color("kind:N", scale=scales[1], legend=legend)
+    shape = alt.Shape("kind:N", scale=scales[0], legend=legend)
+    sam = base.transform_filter("datum.kind === 'SAM'").mark_rule(strokeDash=[3, 3], color=COLOURS["sam"])
+    intervals = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2)
     layers = alt.layer(
-        limit.encode(x=alt.X("at:Q", scale=span)),
-        intervals.encode(
-            x=x, y=alt.Y("low:Q", title="test accuracy, per cent", scale=scale), y2="high:Q", color=colour
-        ),
-        marks.encode(x=x, y=y, color=colour, shape=alt.Shape("kind:N", title=None, scale=shapes)),
+        sam.encode(x=alt.X("mean:Q", **x)),
+        intervals.encode(x=alt.X("low:Q", **x), x2="high:Q", y=y, color=colour),
+        base.mark_point(size=90, filled=True, opacity=1).encode(x=alt.X("mean:Q", **x), y=y, color=colour, shape=shape),
     )
-    return layers.properties(title=title, width=300, height=230)
+    return layers.properties(title=f"{name}, {seeds}", width=400, height=20 * len(rows))
 
 
 if __name__ == "__main__":
     drawn = picture(ledger.read())
     if drawn is None:
-        print("no setting of the frontier has both a time and runs: there is nothing to draw yet")
+        print("no cheap setting of the frontier has both a cost and runs: there is nothing to draw yet")
     else:
         write_atomically(PICTURE, drawn)
         print(f"wrote {PICTURE.relative_to(ROOT)}")

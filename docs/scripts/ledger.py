@@ -246,19 +246,42 @@ def all_tables(found: Collection) -> str:
 
 
 def all_runs(found: Collection) -> str:
-    """Each run, with its first measure in per cent and what it takes to run it again."""
-    head = ["run", "status", "validation", "test", "seconds", "runs at once", "hardware", "commit", "again with"]
-    rows = []
+    """Each run below its table, with its first measure in per cent, and the commands that run them again."""
+    by_table: dict[str, list[Run]] = {}
     for run in found.runs:
+        by_table.setdefault(run.config.recipe, []).append(run)
+    return "\n\n".join(_runs_of(table, runs) for table, runs in sorted(by_table.items()))
+
+
+def _runs_of(table: str, runs: Iterable[Run]) -> str:
+    head = ["run", "status", "validation", "test", "seconds", "at once", "hardware", "commit"]
+    rows = []
+    seeds_of: dict[str, set[int]] = {}
+    for run in runs:
         result = run.record.result or {}
         values = [run.measured(f"{part}_{run.config.primary}") for part in ("validation", "test")]
         rows.append([
-            f"{run.config.recipe}/{run.record.folder.name}", run.status,
-            *("–" if value is None else f"{value:.2f}" for value in values),
-            f"{result['seconds']:.0f}" if result else "–", run.together,
-            run.record.hardware or "–", run.record.commits or "–", f"`{command(run)}`" if command(run) else "–",
+            run.record.folder.name, run.status, *("–" if value is None else f"{value:.2f}" for value in values),
+            f"{result['seconds']:.0f}" if result else "–", run.together, run.record.hardware or "–",
+            run.record.commits or "–",
         ])  # fmt: skip
-    return markdown(head, rows)
+        if command(run):
+            again = command(run).replace(f"--seeds {run.config.seed}", "--seeds {}")
+            seeds_of.setdefault(again, set()).add(run.config.seed)
+    commands = "".join(f"    {again.format(_ranges(seeds))}\n" for again, seeds in seeds_of.items())
+    again_with = f"\n\nAgain with:\n\n{commands.rstrip()}" if commands else ""
+    return f"## {table}\n\n{markdown(head, rows)}{again_with}"
+
+
+def _ranges(seeds: Iterable[int]) -> str:
+    """
+    >>> _ranges([3, 0, 1, 2, 7])
+    '0-3,7'
+    """
+    parts: list[list[int]] = []
+    for seed in sorted(seeds):
+        parts[-1:] = [[parts[-1][0], seed]] if parts and seed == parts[-1][-1] + 1 else [*parts[-1:], [seed, seed]]
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in parts)
 
 
 def flips_table(found: Collection) -> str:

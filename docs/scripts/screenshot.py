@@ -53,4 +53,4 @@ def comparison(folder: Path) -> Path:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         take(browser, DOCS / "report.html", DOCS / "images" / "report.png")
-        take(browser, comparison(Path(folder)), DOCS / "images" / "compare.png", "Around the minima", height=1300)
+        take(browser, comparison(Path(folder)), DOCS / "images" / "compare.png", "Around the minima", height=1400)

@@ -8,12 +8,11 @@ from typing import Any
 
 import altair as alt
 import ledger
-import vl_convert
 
 from bisam.lab.files import write_atomically
 from bisam.lab.methods import title_of
 from bisam.lab.recipes import FOUR_METHODS
-from bisam.lab.report.charts import COLOURS
+from bisam.lab.report.charts import COLOURS, svg
 from bisam.lab.tables.cells import Collection
 from bisam.lab.tables.statistics import interval_of_mean
 
@@ -36,14 +35,15 @@ def rows(found: Collection, tables: tuple[str, ...]) -> list[dict[str, Any]]:
                     span = {} if low is None else {"low": max(low, 0.0), "high": min(high, 100.0)}
                     rate = float(row.rstrip("%"))
                     x = rate + APART * (place - 1.5)
-                    made.append({"x": x, "mean": statistics.fmean(accuracies), "method": title_of(method), **span})
+                    mean = statistics.fmean(accuracies)
+                    made.append({"x": x, "mean": mean, "method": title_of(method), "n": len(accuracies), **span})
     return made
 
 
 def picture(found: Collection) -> bytes:
     """As SVG, a panel for each network."""
     panels = [_panel(rows(found, tables), title) for title, tables in PANELS.items()]
-    return vl_convert.vegalite_to_svg(alt.hconcat(*panels).properties(background="white").to_dict()).encode()
+    return svg(alt.hconcat(*panels).properties(background="white").to_dict())
 
 
 def _panel(points: list[dict[str, Any]], title: str) -> alt.LayerChart:
@@ -53,13 +53,18 @@ def _panel(points: list[dict[str, Any]], title: str) -> alt.LayerChart:
     )
     x = alt.X("x:Q", title="wrong training labels, per cent", axis=alt.Axis(values=[0, 20, 40, 60, 80], grid=False))
     y = alt.Y("mean:Q", title="test accuracy, per cent", scale=alt.Scale(domain=[0, 100]))
-    colour = alt.Color("method:N", title=None, scale=scale)
+    legend = alt.Legend(symbolOpacity=1, symbolSize=60)
+    colour = alt.Color("method:N", title=None, scale=scale, legend=legend)
+    shapes = alt.Scale(domain=scale.domain, range=["circle", "square", "triangle-up", "diamond"])
+    shape = alt.Shape("method:N", title=None, scale=shapes, legend=legend)
     spans = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2)
     layers = alt.layer(
         base.mark_line(strokeWidth=1.5, opacity=0.6).encode(x=x, y=y, color=colour),
         spans.encode(x=x, y=alt.Y("low:Q", title="test accuracy, per cent"), y2="high:Q", color=colour),
-        base.mark_point(filled=True, size=45, opacity=1).encode(x=x, y=y, color=colour),
+        base.mark_point(filled=True, size=45, opacity=1).encode(x=x, y=y, color=colour, shape=shape),
     )
+    seeds = sorted({point["n"] for point in points})
+    title += f", n = {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))}" if seeds else ""
     return layers.properties(title=title, width=300, height=230)
 
 

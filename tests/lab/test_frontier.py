@@ -62,7 +62,8 @@ def test_the_time_of_a_training_is_that_of_its_plain_steps_and_its_perturbed_one
 
 
 def test_every_setting_has_a_line_and_those_without_runs_have_a_table_of_their_own(frontier, found):
-    table, missing, _, of_others = frontier.table(found, TIMES).split("\n\n")
+    table, missing, summary, of_others, _ = frontier.table(found, TIMES).split("\n\n")
+    assert "24 settings that have no run yet" in summary  # folded
     rows, others = by_setting(table), by_setting(of_others)
     assert {*rows} == {"MSAM", "SAM", "SGD, 200 epochs", "SAM, last 10 %", "SAM, last 25 %", "SAM, last 50 %"}
     assert len(others) == 24
@@ -136,26 +137,28 @@ def test_digits_have_their_cost_in_gradients_and_the_difference_to_sam(frontier,
     assert costs == sorted(costs)
 
 
-def test_the_picture_has_a_mark_for_each_setting_with_a_time_and_runs(frontier, found):
+def test_the_picture_has_a_line_for_each_setting_with_a_cost_and_runs_cheapest_first(frontier, found):
     drawn = frontier.picture(found, TIMES).decode()
-    assert drawn.count('aria-roledescription="point"') == 6  # four times and SGD's with ResNet-32, one with VGG19-BN
-    shapes = [shape for setting, shape in frontier.SHAPES.items() if setting != "200epochs"]
-    assert len({*shapes}) == len(shapes)
-    assert len({*frontier.METHOD_COLOURS.values()}) == len(frontier.METHOD_COLOURS)
-    assert ">last 10 %<" in drawn
-    assert ">last 14 %<" not in drawn  # the legend has what is drawn
+    assert drawn.count('aria-roledescription="point"') == 5  # of ResNet-32: with VGG19-BN SAM alone has runs
+    labels = ["SGD, 200 epochs: 1.00 ×", "SAM, last 10 %: 1.11 ×", "SAM, last 25 %: 1.27 ×", "SAM, last 50 %: 1.55 ×"]
+    places = [drawn.index(f">{label}<") for label in [*labels, "SAM: 2.10 ×"]]
+    assert places == sorted(places)
+    assert "MSAM" not in drawn  # which is under way
+    assert "CIFAR-10, ResNet-32, 0 % wrong labels, n = 1 to 3" in drawn
+    assert len({shape for shape, _ in frontier.KINDS.values()}) == len(frontier.KINDS)
     assert "images/frontier.svg" in frontier.shown(found, TIMES)
     nothing = collect([])
     assert frontier.picture(nothing, TIMES) is None
     assert "no picture yet" in frontier.shown(nothing, TIMES)
 
 
-def test_marks_of_the_same_time_stand_beside_each_other(frontier):
-    rows = [{"time": time, "mean": mean} for time, mean in [(2.0, 94.6), (1.1, 86.0), (2.0, 94.2), (1.99, 94.1)]]
-    found = {row["mean"]: row["x"] for row in frontier._apart(rows)}
-    middle = (2.0 + 2.0 + 1.99) / 3
-    wanted = {86.0: 1.1, 94.1: middle - 0.02, 94.2: middle, 94.6: middle + 0.02}
-    assert found == pytest.approx(wanted)
+def test_a_mark_says_whether_its_difference_to_sam_is_resolved(frontier, found):
+    (settings,) = frontier.panels(found, TIMES).values()
+    kinds = {one.title: frontier._row(one)["kind"] for one in settings}
+    assert kinds == {
+        "SAM": "SAM", "SAM, last 10 %": "not separated from SAM", "SAM, last 25 %": "below SAM",
+        "SGD, 200 epochs": "below SAM", "SAM, last 50 %": "not separated from SAM",
+    }  # fmt: skip
 
 
 def test_the_picture_of_the_docs_is_up_to_date(frontier):

@@ -105,8 +105,7 @@ def test_a_run_that_does_not_count_is_told_with_the_first_sentence_of_the_reason
     faulty = replace(recorded("cifar10/resnet56/sam", 1, 99.0), not_counted=reason)
     said = lines([*runs(recorded, "cifar10/resnet56/sam", [94.0]), faulty])
     assert said["Not counted"] == "`bisam train cifar10/resnet56/sam --seeds 1` (The labels were wrong)"
-    *_, line = ledger.all_runs(collect([faulty])).splitlines()
-    assert "| not counted | – | – |" in line
+    assert "| not counted | – | – |" in ledger.all_runs(collect([faulty]))
 
 
 def test_an_empty_ledger_has_a_table_of_flips_without_rows():
@@ -184,8 +183,19 @@ def test_the_picture_of_wrong_labels_has_a_mark_for_each_rate_and_method_with_ru
 
 
 def test_a_run_that_has_not_ended_has_its_line(recorded):
-    *_, line = ledger.all_runs(collect([recorded("cifar10/vgg19bn/sam", accuracy=None, trained=7)])).splitlines()
-    assert "| 7 of 200 epochs | – | – | – | 1 | – | – | `bisam train cifar10/vgg19bn/sam --seeds 0` |" in line
+    said = ledger.all_runs(collect([recorded("cifar10/vgg19bn/sam", accuracy=None, trained=7)]))
+    assert "| 7 of 200 epochs | – | – | – | 1 | – | – |" in said
+    assert said.endswith("    bisam train cifar10/vgg19bn/sam --seeds 0")
+
+
+def test_runs_stand_below_their_table_and_seeds_of_a_cell_share_a_command(recorded):
+    found = [*runs(recorded, "demo/40%/sam", [90.0, 91.0, 92.0]), recorded("demo/40%/sam", 7, 93.0)]
+    found += runs(recorded, "cifar10/vgg19bn/sgd", [94.0])
+    said = ledger.all_runs(collect(found))
+    assert re.findall(r"^## (.*)$", said, re.MULTILINE) == ["cifar10", "demo"]
+    commands = [line.strip() for line in said.splitlines() if line.startswith("    ")]
+    assert commands == ["bisam train cifar10/vgg19bn/sgd --seeds 0", "bisam train demo/40%/sam --seeds 0-2,7"]
+    assert sum(line.startswith("| ") for line in said.splitlines()) == 5 + 2 * 2
 
 
 def finished_runs():

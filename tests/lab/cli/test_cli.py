@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bisam.lab.recipes import RECIPES
+
 import forked
 
 
@@ -183,9 +185,49 @@ def test_no_line_of_help_or_list_is_cut_in_eighty_columns(in_process, monkeypatc
 
 
 def test_each_time_in_the_list_has_the_machine_that_it_is_of(in_process):
-    lines = in_process("list").stdout.splitlines()
-    assert any(line.startswith("demo") and "2 min, two CPU cores" in line for line in lines)
-    assert any(line.startswith("label_noise") and "7 h, one H200" in line for line in lines)
+    lines = in_process("list").stdout
+    assert "2 min" in next(line for line in lines.splitlines() if line.startswith("demo "))
+    assert "7 h" in next(line for line in lines.splitlines() if line.startswith("label_noise "))
+    assert "Hours are of one H200" in " ".join(lines.split())
+    assert "4 cells × 3 seeds; 2 min, two CPU cores" in in_process("list", "demo").stdout
+    assert "20 cells × 6 seeds; 7 h, one H200" in in_process("list", "label_noise").stdout
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_the_list_has_one_line_for_each_recipe(columns, in_process, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    table, _ = in_process("list").stdout.split("\n\n")
+    head, *lines = table.splitlines()
+    assert head.split() == ["recipe", "size", "time", "title"]
+    for line, (name, make) in zip(lines, RECIPES.items(), strict=True):
+        recipe = make()
+        is_whole = len(recipe.cells) == len(recipe.rows) * len(recipe.methods)
+        size = f"{len(recipe.rows)}×{len(recipe.methods)}×{recipe.seeds}"
+        assert line.split()[:2] == [name, size if is_whole else f"≤{size}"]
+        assert recipe.title in line
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+@pytest.mark.parametrize("name", ["frontier_digits", "frontier", "glue"])
+def test_the_list_of_one_recipe_has_all_its_cells_and_breaks_no_name(name, columns, in_process, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    done = in_process("list", name)
+    assert done.exit_code == 0
+    recipe, cells = RECIPES[name](), set()
+    for block in done.stdout.split("\n\n")[1:]:
+        methods, rows = block.split("rows ")
+        cells |= {(row, method) for row in rows.split() for method in methods.split()[1:]}
+    assert cells == {*recipe.cells}
+
+
+def test_the_list_of_a_part_a_file_or_a_wrong_name(in_process, tmp_path):
+    assert "1 cell × 6 seeds" in in_process("list", "label_noise/80%/sam").stdout
+    own = tmp_path / "my.toml"
+    own.write_text('title = "Mine"\nmethods = ["sgd", "sam"]\n[settings]\ndata = "digits"\n[rows.clean]\n')
+    assert "Mine" in in_process("list", str(own)).stdout
+    wrong = in_process("list", "frontire")
+    assert wrong.exit_code == 1
+    assert "frontier" in wrong.stderr
 
 
 def test_the_version_is_printed_without_loading_torch(in_process):

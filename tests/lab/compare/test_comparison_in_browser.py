@@ -46,6 +46,12 @@ def test_both_runs_have_the_colours_of_their_methods_everywhere(opened):
         assert {*figures.locator(selector).evaluate_all(value, name)} == expected, selector
 
 
+def test_a_plane_names_its_ends_and_its_centre(opened):
+    figure = opened.page.locator("figure[data-chart]").filter(has_text="on a plane").first
+    names = [axis.locator("text").all_text_contents() for axis in figure.locator(".role-axis-label").all()]
+    assert sorted(map(sorted, names)) == [["0", "1", "−1"]] * 2
+
+
 def test_no_label_is_cut_on_any_screen(opened):
     page = opened.page
     for width in (1200, 390):

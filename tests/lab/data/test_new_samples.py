@@ -11,9 +11,11 @@ from PIL import Image
 from bisam.lab.data.images import DataError
 from bisam.lab.data.new_samples import open_new
 from bisam.lab.data.preparation import Preparation
+from bisam.lab.data.table_columns import NumberColumn, TableInputs
+from bisam.lab.data.table_reading import TableReading
 
 PIXELS = {"size": 8, "mean": (0.5,) * 3, "std": (0.25,) * 3}
-COLUMNS = {"inputs": ["x"], "label": "label"}
+COLUMNS = TableReading(TableInputs((NumberColumn("x", 0.0, is_marked=False),)), "label")
 PETS = Preparation("rows", ("cat", "dog"), COLUMNS, features=1)
 
 
@@ -40,12 +42,22 @@ def test_labels_that_are_all_missing_are_none(tmp_path):
 
 def test_images_of_a_table_are_found_beside_it_and_named_if_they_are_broken(tmp_path):
     Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / "one.png")
-    like = Preparation("image", ("cat", "dog"), {"inputs": ["path"], "label": "label"}, **PIXELS)
+    like = Preparation("image", ("cat", "dog"), TableReading(("path",), "label"), **PIXELS)
     (tmp_path / "t.jsonl").write_text('{"path": "one.png", "label": "dog"}\n')
     found = open_new(str(tmp_path / "t.jsonl"), like)
     assert (found.names, found.labels.tolist()) == (["0"], [1])
     (tmp_path / "t.jsonl").write_text('{"path": "one.png"}\n{"path": "two.png"}\n')
     with pytest.raises(DataError, match=r"t\.jsonl: 1 of 2 images do not decode, the first is two\.png"):
+        open_new(str(tmp_path / "t.jsonl"), like)
+    (tmp_path / "t.jsonl").write_text('{"path": 3}\n')
+    with pytest.raises(DataError, match=r"has int64, not images or paths: give what it had in the training$"):
+        open_new(str(tmp_path / "t.jsonl"), like)
+
+
+def test_a_column_without_texts_is_refused_with_a_remedy_that_prediction_has(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"said": 3}\n')
+    like = Preparation("text", ("cat", "dog"), TableReading(("said",), "label"), length=6)
+    with pytest.raises(DataError, match=r"has int64, not texts: give what it had in the training$"):
         open_new(str(tmp_path / "t.jsonl"), like)
 
 

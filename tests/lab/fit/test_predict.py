@@ -248,8 +248,10 @@ def test_the_file_beside_the_weights_has_no_samples(rows, pictures, texts):
         content = (folder / "predict.json").read_bytes()
         assert content == (best_run(folder).folder / "predict.json").read_bytes()
         assert len(content) < 1000
+    frame = pandas.read_csv(rows[1] / "train.csv", dtype=np.float32, usecols=["a", "b", "c"])
+    columns = {name: {"median": float(np.median(frame[name])), "is_marked": False} for name in "abc"}
     assert json.loads((rows[0] / "predict.json").read_text())["inputs"] == {
-        "kind": "rows", "classes": SORTED, "columns": {"inputs": ["a", "b", "c"], "label": "fruit"}, "features": 3,
+        "kind": "rows", "classes": SORTED, "columns": {"inputs": columns, "label": "fruit"}, "features": 3,
         "size": None, "mean": [], "std": [], "length": None,
     }  # fmt: skip
 
@@ -324,8 +326,8 @@ def test_only_the_flag_runs_code_that_the_folder_names(bisam, rows, predicted, t
             "a,c\n1,2\n",
             "new.csv has no column 'b', which the model was trained with: it has a, c. Add or rename columns",
         ),
-        ("new.csv", "a,b,c\n1,2,x\n", "column 'c' has texts, not numbers"),
-        ("new.csv", "a,b,c\n1,,2\n3,4,5\n", "column 'b' lacks a finite number in row 0"),
+        ("new.csv", "a,b,c\n1,2,x\n", "new.csv: column 'c' has texts, and numbers in the training part: correct it"),
+        ("new.csv", "a,b,c\n1,inf,2\n3,4,5\n", "column 'b' has an infinite number in row 0"),
         ("new.csv", "a,b,c\n", "has no rows"),
         ("new.txt", "a,b,c\n", "new.txt is of a kind that cannot be read, and the model was trained on rows"),
         ("gone.csv", None, "gone.csv does not exist: give a CSV, Parquet or JSONL file"),
@@ -381,6 +383,8 @@ def test_folders_that_cannot_be_loaded_are_refused(rows, bisam, tmp_path):
         {**values, "inputs": {**values["inputs"], "features": -1}},
         {**values, "inputs": {**values["inputs"], "kind": "sound"}},
         {**values, "inputs": {**values["inputs"], "columns": {"inputs": "a"}}},
+        {**values, "inputs": {**values["inputs"], "columns": {"inputs": ["a", "b", "c"], "label": "fruit"}}},
+        {**values, "inputs": {**values["inputs"], "features": 4}},
         {**values, "inputs": 7},
     ):  # fmt: skip
         (broken / "predict.json").write_text(json.dumps(wrong))
@@ -432,7 +436,7 @@ def test_in_python_the_same_from_what_fit_takes_or_a_frame(rows, pictures, texts
     folder, data = texts
     said = pandas.read_csv(data / "test.csv")["said"].tolist()
     assert load(folder).predict(said) == [row["predicted"] for row in predicted(folder, data / "test.csv")[0]]
-    with pytest.raises(ValueError, match="the data has rows of numbers, and the model was trained on texts"):
+    with pytest.raises(ValueError, match="the data has rows, and the model was trained on texts"):
         load(folder).predict(numbers)
     with pytest.raises(ValueError, match="a sample has 2 texts, and the model was trained on 1"):
         load(folder).predict([("the cat", "sat")])
@@ -449,6 +453,8 @@ def test_in_python_the_function_that_fit_was_given_makes_the_model(tmp_path):
     found = fit(network, (x, y), methods="sam", rho=0.05, seeds=1, epochs=2, runs=tmp_path, quiet=True)
     expected = (torch.tensor(x) @ found.weights["weight"].T + found.weights["bias"]).softmax(1)
     assert torch.allclose(load(found.folder, network).probabilities(x), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="the data is a data frame, and the model was not trained on columns"):
+        load(found.folder, network).predict(frame)
     with pytest.raises(
         ValueError, match=r"no model is called 'network'.*load\(folder, model\) also takes the function"
     ):
@@ -469,7 +475,7 @@ def test_each_class_has_a_column_up_to_twenty(bisam, tmp_path, count, columns):
     assert done.exit_code == 0, done.output
     head, *found = csv.reader((tmp_path / "out.csv").read_text().splitlines())
     assert (len(head), len(found)) == (columns, 3)
-    assert "3 samples (rows of numbers)" in done.output
+    assert "3 samples (rows)" in done.output
 
 
 def test_equal_probabilities_predict_the_class_with_the_larger_logit():

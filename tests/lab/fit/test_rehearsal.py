@@ -63,10 +63,14 @@ class LoadedSlowly:
     def __init__(self, clock):
         self._clock, self._images = clock, tiny_images(tested=30)
         self.classes, self.checksum = self._images.classes, self._images.checksum
+        self.notes = self._images.notes
 
     def parts(self, config, device):
         parts = self._images.parts(config, device)
         return Parts(Waiting(parts.train, self._clock), parts.validation, parts.test)
+
+    def preparation(self, config):
+        return None
 
 
 class Waiting:

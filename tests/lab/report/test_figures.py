@@ -23,6 +23,7 @@ from bisam.lab.report import figures, report
 from bisam.lab.report.bounds import lower_bounds
 from bisam.lab.report.curves import MEANS, RUNS
 from bisam.lab.report.curves import drawn as drawn_curve
+from bisam.lab.report.dots import dots
 from bisam.lab.report.forest import KINDS, forest
 from bisam.lab.tables import curves
 from bisam.lab.tables.cells import collect
@@ -554,3 +555,19 @@ def test_of_a_single_epoch_points_are_drawn(tmp_path, recorded):
     rows = curves.points(collect([recorded("demo/40%/sam", seed, trained=1) for seed in (0, 1)]).runs)
     figures.save(drawn_curve(rows, "loss", ["sam"]), tmp_path / "loss.svg")
     assert len(Drawing(tmp_path / "loss.svg").marks("point")) == 2
+
+
+def test_a_method_has_one_colour_in_all_rows_of_a_table_and_no_other_method_has_it(recorded):
+    cells = {"resnet32": ["sam", "msam", "esam"], "resnet32-late10": ["sam", "bisam-log"]}
+    cells |= {"resnet32-noise40": ["msam"], "vgg19bn": ["looksam", "ksam", "ebisam-log", "sgd"]}
+    runs = [recorded(f"frontier/{row}/{method}", 0) for row, methods in cells.items() for method in methods]
+    (group,) = collect(runs).groups
+    colours = defaultdict(set)
+    for row in cells:
+        spec = dots(group, row).to_dict()
+        scale = next(layer["encoding"]["color"]["scale"] for layer in spec["layer"] if "color" in layer["encoding"])
+        for title, colour in zip(scale["domain"], scale["range"], strict=True):
+            colours[title].add(colour)
+    assert len(colours) == 8
+    assert all(len(each) == 1 for each in colours.values())
+    assert len({*map(min, colours.values())}) == 8

@@ -555,6 +555,55 @@ def test_no_screen_scrolls_sideways(width, phone, open_page, ledger_page):
         assert box is None or box["x"] + box["width"] <= width + 1
 
 
+TITLES_CUT = """() => [...document.querySelectorAll(".chart")].flatMap((chart) => {
+    const frame = chart.getBoundingClientRect();
+    return [...chart.querySelectorAll(".role-axis-title text")].filter((one) => {
+        const box = one.getBoundingClientRect();
+        return box.left < frame.left - 1 || box.right > frame.right + 1;
+    }).map((one) => one.textContent);
+})"""
+LABELS_TOUCH = """() => [...document.querySelectorAll(".role-axis-label")].flatMap((labels) => {
+    const boxes = [...labels.querySelectorAll("text")].filter((one) => one.getAttribute("opacity") !== "0")
+        .map((one) => [one.textContent, one.getBoundingClientRect()]).filter(([_, box]) => box.width)
+        .sort(([_, a], [__, b]) => a.left - b.left);
+    const pairs = boxes.slice(1).map(([text, box], place) => [`${boxes[place][0]} ${text}`, boxes[place][1], box]);
+    return pairs.filter(([_, a, b]) => b.left < a.right + 2 && Math.abs(a.top - b.top) < 2).map(([text]) => text);
+})"""
+
+
+@pytest.mark.parametrize("axis", ["epoch", "gradients", "seconds"])
+def test_titles_and_numbers_of_axes_are_whole_and_apart_on_a_phone(axis, phone):
+    page = phone.page
+    axes = page.locator(".curves .axis").first
+    before = axes.input_value()
+    axes.select_option(axis)
+    phone.drawn()
+    assert page.evaluate(TITLES_CUT) == []
+    assert page.evaluate(LABELS_TOUCH) == []
+    axes.select_option(before)
+    phone.drawn()
+
+
+def test_a_long_table_scrolls_by_itself_on_a_phone(phone):
+    heights = phone.page.eval_on_selector_all("main .grid .scroll", "all => all.map((one) => one.clientHeight)")
+    assert max(heights) <= 844
+
+
+def test_no_option_of_a_command_is_broken_at_the_end_of_a_line(wide):
+    script = """() => [...document.querySelectorAll("td.command code")].flatMap((code) => {
+        const range = document.createRange(), broken = [];
+        const walk = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
+        while (walk.nextNode()) for (const word of walk.currentNode.data.matchAll(/\\S+/g)) {
+            range.setStart(walk.currentNode, word.index);
+            range.setEnd(walk.currentNode, word.index + word[0].length);
+            if (new Set([...range.getClientRects()].map((box) => box.top)).size > 1) broken.push(word[0]);
+        }
+        return broken;
+    })"""
+    assert wide.page.evaluate(script) == []
+    assert wide.page.locator("td.command code").first.inner_text().startswith("bisam reproduce cifar10/")
+
+
 def test_a_phone_shows_all_methods_of_a_table(phone):
     page = phone.page
     table = page.locator("#section-2 table").first

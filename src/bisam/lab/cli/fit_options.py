@@ -28,7 +28,7 @@ Columns = Annotated[
     str,
     typer.Option(
         metavar="COLUMNS",
-        help="Columns of numbers to use, with commas between.",
+        help="Columns of numbers or categories to use, with commas between.",
         show_default="all but the label, without --text and --image",
     ),
 ]

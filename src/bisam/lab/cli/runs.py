@@ -1,4 +1,4 @@
-"""The commands about runs: list, train, reproduce, demo, data."""
+"""The commands about runs: train, reproduce, demo, data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.table import Table
 
 from bisam.lab import records
 from bisam.lab.cli import options as cli_options
@@ -36,33 +35,14 @@ from bisam.lab.cli.options import (
 )  # fmt: skip
 from bisam.lab.cli.output import console, print_line, quiet_console
 from bisam.lab.data.sources import Source, describe, open_source
-from bisam.lab.recipes import RECIPES, Recipe, find
-from bisam.lab.tables import cells, costs
+from bisam.lab.recipes import Recipe, find
+from bisam.lab.tables import cells
 from bisam.lab.tables.sheets import sheets
 from bisam.lab.training import jobs as runs
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import device_of_rank, unlike_fields
 from bisam.lab.workers import watch as workers_watch
-
-
-def list_recipes() -> None:
-    """All recipes, and what each costs."""
-    table = Table(box=None, padding=(0, 2, 1, 0), header_style="bold")
-    for column in ("recipe", "time for all", "seeds"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("rows and methods", overflow="fold")
-    for name, make in RECIPES.items():
-        recipe = make()
-        cells = f"{recipe.title}\n{' '.join(recipe.rows)}\n{' '.join(recipe.methods)}"
-        table.add_row(name, costs.describe(recipe), str(recipe.seeds), cells)
-    here = console()
-    here.print(table)
-    here.print(
-        "bisam train RECIPE trains a table; a part of it is RECIPE/ROW/METHOD, such as label_noise/80%/bisam-log. "
-        "Times are those of all cells and seeds, one after the other, from the measured milliseconds of a step with "
-        "--set compile=true (densenet121 without)."
-    )
 
 
 @with_groups

@@ -30,7 +30,8 @@ def along(comparison: RunComparison, name: str) -> Chart:
                 row = {"side": side.name, "run": one.name, "distance": round(distance, 4)}
                 rows.append({**row, **finite({"value": value})})
     colour, dash = by_style(looks(comparison), "side:N", columns=1)
-    base = of(rows).transform_filter("isValid(datum.value)").encode(x=alt.X("distance:Q", title="distance from w"))
+    x = alt.X("distance:Q", title="distance from w", axis=alt.Axis(tickCount=4))
+    base = of(rows).transform_filter("isValid(datum.value)").encode(x=x)
     y: dict[str, Any] = {"title": name}
     means = base.mark_line(strokeWidth=2.5, clip=True).encode(
         y=alt.Y("mean(value):Q", **y), color=colour, strokeDash=dash
@@ -81,7 +82,8 @@ def worst_cases(comparison: RunComparison) -> Chart:
 
 
 def plane(rows: Rows, scale: list[float]) -> Chart:
-    axis = alt.Axis(labelOverlap="greedy", format=".1f")
+    ends = {row["a"] for row in rows}
+    axis = alt.Axis(values=sorted({min(ends), *({0.0} & ends), max(ends)}), labelAngle=0, format="~g")
     drawn = (
         of(rows)
         .mark_rect()

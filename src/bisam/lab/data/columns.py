@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import torch
-from torch import Tensor
 
 from bisam.lab.data.classes import listed_rows
 from bisam.lab.data.images import DataError
 from bisam.lab.data.pictures import EncodedImage
+from bisam.lab.data.table_columns import TableInputs, check_finite, column_of
+from bisam.lab.data.table_reading import TableReading
 from bisam.lab.data.tabular import Tables
 from bisam.lab.data.task import Kind
 
@@ -54,7 +53,7 @@ def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind
                 )
     kinds = [f"--{option}" for option in ("columns", "text", "image") if options.get(option)]
     if len(kinds) > 1:
-        raise DataError(f"{where} is read as numbers, texts or images: give {' or '.join(kinds)}")
+        raise DataError(f"{where} is read as rows, texts or images: give {' or '.join(kinds)}")
     if options.get("columns"):
         return "rows", options["columns"].split(","), label
     if options.get("image"):
@@ -80,85 +79,54 @@ def _listed(columns: Sequence[str]) -> str:
     return ", ".join(shown)
 
 
-def _content(kind: pa.DataType) -> str:
-    """
-    >>> _content(pa.large_string()), _content(pa.int64())
-    ('texts', 'int64')
-    """
-    return "texts" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else str(kind)
+def values(
+    table: pa.Table, kind: Kind, names: Sequence[str], where: str, folder: Path, remedy: str | None = None
+) -> Any:
+    """The inputs of a part, as `Part` has them; of rows, a table that `bisam.lab.data.table_columns` reads.
 
-
-def values(table: pa.Table, kind: Kind, names: Sequence[str], where: str, folder: Path) -> Any:
-    """The inputs of a part, as `Part` has them."""
+    `remedy` is for a column that has no texts or images. Default: to name another one by an option.
+    """
     if kind == "rows":
-        return _numbers(table, names, where)
+        return _rows(table, names, where)
     if kind == "text":
-        return _texts(table, names, where)
-    return _images(table, names[0], where, folder)
+        return _texts(table, names, where, remedy or "name another by --text")
+    return _images(table, names[0], where, folder, remedy or "name another by --image")
 
 
-def read_again(table: pa.Table, kind: Kind, how: Mapping[str, Any], where: str, folder: Path) -> Any:
+def read_again(table: pa.Table, kind: Kind, how: TableReading, where: str, folder: Path) -> Any:
     """The inputs of another table, as those of a `Task` were read: `how` is its `columns`."""
-    missing = [name for name in how["inputs"] if name not in table.column_names]
+    missing = [name for name in how.names if name not in table.column_names]
     if missing:
         names = f"column{'s' * (len(missing) > 1)} {_listed([repr(name) for name in missing])}"
         raise DataError(
             f"{where} has no {names}, which the model was trained with: it has {_listed(table.column_names)}. Add or "
             "rename columns"
         )
-    return values(table, kind, how["inputs"], where, folder)
+    read = values(table, kind, how.names, where, folder, remedy="give what it had in the training")
+    return how.inputs.read(read, where) if isinstance(how.inputs, TableInputs) else read
 
 
-def labels(table: pa.Table, name: str) -> list[Any]:
-    return list(table.column(name).to_pylist())
+def labels(table: pa.Table, name: str, where: str) -> list[Any]:
+    return list(column_of(table, name, where).to_pylist())
 
 
-def _numbers(table: pa.Table, names: Sequence[str], where: str) -> Tensor:
+def _rows(table: pa.Table, names: Sequence[str], where: str) -> pa.Table:
+    """These columns as they are: what they become as inputs is learnt from the training part."""
     if not names:
-        raise DataError(f"{where} has no column beside the label: add columns of numbers")
-    found: dict[str, Any] = {}
-    others: dict[str, list[str]] = {}
-    faults = []
-    for name in names:
-        column = table.column(name)
-        if not (
-            pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
-        ):
-            others.setdefault(_content(column.type), []).append(name)
-            continue
-        numbers = np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float32)
-        missing = np.flatnonzero(~np.isfinite(numbers))
-        if len(missing):
-            rows = listed_rows(missing.tolist())
-            faults.append(f"column {name!r} lacks a finite number in {rows}: fill it in, or remove the row")
-        else:
-            found[name] = numbers
-    if others:
-        kinds = " and ".join(f"{_columns(each)} {content}, not numbers" for content, each in others.items())
-        faults.insert(0, f"{kinds}: name a column of texts by --text, one of images by --image")
-    if faults:
-        rest = f". Or use the others by --columns {','.join(found)}" if 0 < len(found) <= MOST_LISTED else ""
-        raise DataError(f"{where}: {'; '.join(faults)}{rest}")
-    return torch.from_numpy(np.stack([*found.values()], axis=1))
+        raise DataError(f"{where} has no column beside the label: add columns of inputs")
+    found = pa.table({name: column_of(table, name, where) for name in names})
+    check_finite(found, where)
+    return found
 
 
-def _columns(names: Sequence[str]) -> str:
-    """
-    >>> _columns(["day"]), _columns(["day", "city"])
-    ("column 'day' has", "columns 'day', 'city' have")
-    """
-    listed = _listed([repr(name) for name in names])
-    return f"column {listed} has" if len(names) == 1 else f"columns {listed} have"
-
-
-def _texts(table: pa.Table, names: Sequence[str], where: str) -> list[tuple[str, ...]]:
+def _texts(table: pa.Table, names: Sequence[str], where: str, remedy: str) -> list[tuple[str, ...]]:
     if len(names) > 2:
         raise DataError(f"{where}: a tokenizer takes one text or a pair, got the columns {', '.join(names)}: name two")
     columns = []
     for name in names:
-        column = table.column(name)
+        column = column_of(table, name, where)
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            raise DataError(f"{where}: column {name!r} has {column.type}, not texts: name another by --text")
+            raise DataError(f"{where}: column {name!r} has {column.type}, not texts: {remedy}")
         found = column.to_pylist()
         missing = [row for row, text in enumerate(found) if text is None]
         if missing:
@@ -169,9 +137,9 @@ def _texts(table: pa.Table, names: Sequence[str], where: str) -> list[tuple[str,
     return list(zip(*columns, strict=True))
 
 
-def _images(table: pa.Table, name: str, where: str, folder: Path) -> list[EncodedImage]:
+def _images(table: pa.Table, name: str, where: str, folder: Path, remedy: str) -> list[EncodedImage]:
     found = []
-    for row, value in enumerate(table.column(name).to_pylist()):
+    for row, value in enumerate(column_of(table, name, where).to_pylist()):
         label = f"row {row}"
         if isinstance(value, Mapping):  # the hub's way
             value = value.get("bytes") or value.get("path")
@@ -181,7 +149,5 @@ def _images(table: pa.Table, name: str, where: str, folder: Path) -> list[Encode
             found.append(EncodedImage(value, path=folder / value))
         else:
             kind = table.column(name).type
-            raise DataError(
-                f"{where}, {label}: column {name!r} has {kind}, not images or paths: name another by --image"
-            )
+            raise DataError(f"{where}, {label}: column {name!r} has {kind}, not images or paths: {remedy}")
     return found

@@ -17,6 +17,7 @@ from bisam.lab.data.images import DataError
 from bisam.lab.data.own import inputs_of, label_values, load_npz
 from bisam.lab.data.pictures import ENDINGS, EncodedImage, broken
 from bisam.lab.data.preparation import WORDS, Preparation
+from bisam.lab.data.table_columns import TableInputs, as_table, has_columns
 
 NO_CLASS = -1
 """In the place of a label that is missing, or is no class of the model."""
@@ -56,12 +57,24 @@ def open_new(place: str, like: Preparation) -> NewSamples:
 
 
 def inputs_like(x: Any, like: Preparation) -> Any:
-    """Inputs in memory, checked: arrays, tensors or texts, or a data frame with the columns of the training."""
+    """Inputs in memory, checked: arrays, tensors or texts, or a data frame with the columns of the training.
+
+    Rows of a table that has nothing but numbers may also be an array.
+    """
     where = "the data"
-    if like.columns and hasattr(x, "columns"):
-        table = x if isinstance(x, pa.Table) else pa.Table.from_pandas(x, preserve_index=False)
-        return _read_again(table, like, where, Path())
+    if has_columns(x):
+        if like.columns is None:
+            raise DataError(
+                f"{where} is a data frame, and the model was not trained on columns: give an array or a list"
+            )
+        return _read_again(as_table(x), like, where, Path())
     kind, inputs = inputs_of(x, where)
+    table = like.columns and like.columns.inputs
+    if kind == "rows" and isinstance(table, TableInputs) and not table.are_numbers:
+        raise DataError(
+            f"{where} is an array, and the model was trained on columns with categories or missing numbers: give a "
+            "data frame"
+        )
     like.check(kind, inputs, where)
     return inputs
 
@@ -89,18 +102,20 @@ def _from_arrays(path: Path, like: Preparation) -> NewSamples:
 
 
 def _from_table(path: Path, like: Preparation) -> NewSamples:
-    if not like.columns:
+    if like.columns is None:
         raise DataError(f"{path} is a table, and the model was not trained on columns: give {_wanted(like)}")
     tables = tabular.read_tables(path)
-    table, label = tables.parts["train"], like.columns["label"]
+    table, label = tables.parts["train"], like.columns.label
     inputs = _read_again(table, like, str(path), tables.folder)
-    values = columns.labels(table, label) if label in table.column_names else []
-    if names := tables.class_names.get(label):
+    values = []
+    if label is not None and label in table.column_names:
+        values, names = columns.labels(table, label, str(path)), tables.class_names.get(label, [])
         values = [names[value] if isinstance(value, int) and 0 <= value < len(names) else value for value in values]
     return _samples([str(row) for row in range(table.num_rows)], inputs, values, like, path)
 
 
 def _read_again(table: pa.Table, like: Preparation, where: str, folder: Path) -> Any:
+    assert like.columns is not None
     inputs = columns.read_again(table, like.kind, like.columns, where, folder)
     if like.kind == "image":
         _refuse_broken(inputs, where)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from bisam.lab import spec
-from bisam.lab.data import columns, tabular
+from bisam.lab.data import columns, table_notes, tabular
 from bisam.lab.data.classes import number_classes
 from bisam.lab.data.held_out import part_of, roles
 from bisam.lab.data.images import DataError
 from bisam.lab.data.pictures import ENDINGS, EncodedImage, check_broken
+from bisam.lab.data.table_columns import as_table, has_columns, learn
+from bisam.lab.data.table_reading import TableReading
 from bisam.lab.data.task import Kind, Part, Task
 
 OPTIONS = ("label", "text", "image", "columns", "config", "test")
@@ -62,7 +66,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any], where: str) -> Task:
 
 
 def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Task:
-    """Inputs and labels of each part, as arrays, tensors or lists of texts."""
+    """Inputs and labels of each part, as arrays, tensors, data frames or lists of texts."""
     kinds, inputs, labels = set(), {}, {}
     for part, (x, y) in raw.items():
         kind, inputs[part] = inputs_of(x, f"{where}, {part}")
@@ -72,8 +76,11 @@ def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Tas
             raise DataError(f"{where}, {part}: {len(inputs[part])} inputs have {len(labels[part])} labels: one of each")
     if len(kinds) > 1:
         raise DataError(f"{where}: its parts are of different kinds, {', '.join(sorted(kinds))}: give one kind")
+    if len({isinstance(x, pa.Table) for x in inputs.values()}) > 1:
+        raise DataError(f"{where}: some parts are data frames and some are arrays: give all of them as data frames")
     (only,) = kinds
-    return _task(name, only, inputs, labels, where, [])
+    task = _task(name, only, inputs, labels, where, [])
+    return _with_inputs(task, inputs["train"], where) if isinstance(inputs["train"], pa.Table) else task
 
 
 def label_values(y: Any, where: str) -> list[Any]:
@@ -89,11 +96,13 @@ def label_values(y: Any, where: str) -> list[Any]:
 
 
 def inputs_of(x: Any, where: str) -> tuple[Kind, Any]:
-    """The kind of arrays, tensors or lists of texts, and their values as `Part` has them."""
+    """The kind of arrays, tensors, data frames or lists of texts, and their values as `Part` has them."""
     if isinstance(x, (list, tuple)) and len(x) and all(isinstance(one, str) for one in x):
         return "text", [(one,) for one in x]
     if isinstance(x, (list, tuple)) and len(x) and isinstance(x[0], tuple) and isinstance(x[0][0], str):
         return "text", list(x)
+    if has_columns(x):
+        return "rows", columns.values(as_table(x), "rows", as_table(x).column_names, where, Path())
     found = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(_array(x, where)))
     if found.dtype == torch.uint8 and found.ndim in (3, 4):
         return "image", _pixels(found, where)
@@ -171,7 +180,7 @@ def _number(label: Any) -> Any:
 def _from_tables(name: str, tables: tabular.Tables, options: Mapping[str, str], where: str) -> Task:
     kind, inputs, label = columns.choose(tables, options, where)
     parts = dict(tables.parts)
-    notes = [f"label: column {label!r}; inputs: {kind}, {_listed(inputs)}"]
+    notes = [f"label: column {label!r}{'' if kind == 'rows' else f'; inputs: {kind}, {_listed(inputs)}'}"]
     if options.get("test"):
         if options["test"] not in parts:
             raise DataError(f"{where} has no part {options['test']!r} to test: it has {', '.join(parts)}")
@@ -183,9 +192,43 @@ def _from_tables(name: str, tables: tabular.Tables, options: Mapping[str, str], 
     found = {
         part: columns.values(table, kind, inputs, f"{where}, {part}", tables.folder) for part, table in parts.items()
     }
-    labels = {part: columns.labels(table, label) for part, table in parts.items()}
-    how = {"inputs": inputs, "label": label}
-    return _task(name, kind, found, labels, where, notes, tables.class_names.get(label), how)
+    labels = {part: columns.labels(table, label, f"{where}, {part}") for part, table in parts.items()}
+    task = _task(name, kind, found, labels, where, notes, tables.class_names.get(label))
+    if kind != "rows":
+        return replace(task, columns=TableReading(tuple(inputs), label))
+    return _with_inputs(task, found["train"], where, label, named=options.get("columns", ""))
+
+
+def _with_inputs(task: Task, whole: pa.Table, where: str, label: str | None = None, *, named: str = "") -> Task:
+    """A task whose parts are columns of a table, with the inputs that these become: learnt from the training part.
+
+    `whole` is the table that the training part was taken from, `label` its column of labels, which a data frame has
+    not; `named` are the columns that were asked for, if any.
+    """
+    inputs, left_out = learn(task.train.inputs)
+    if left_out and named:
+        name, reason = next(iter(left_out.items()))
+        raise DataError(f"{where}: column {name!r} cannot be an input ({reason}): remove it from --columns")
+    if not inputs.columns:
+        reasons = ", ".join(f"{name} ({reason})" for name, reason in [*left_out.items()][: columns.MOST_LISTED])
+        raise DataError(
+            f"{where}: no column can be an input: {reasons}. Add columns of numbers or categories, or name a column of "
+            "texts by --text, one of images by --image"
+        )
+    notes = [
+        *task.notes,
+        *table_notes.summary(inputs, left_out, task.train.inputs),
+        *table_notes.note_of_identifiers(table_notes.identifiers(whole), inputs, by_option=label is not None),
+    ]
+
+    def read(part: Part, name: str) -> Part:
+        return Part(inputs.read(part.inputs, f"{where}, {name}"), part.labels)
+
+    validation = None if task.validation is None else read(task.validation, "validation")
+    train, test = read(task.train, "train"), read(task.test, "test")
+    return replace(
+        task, train=train, validation=validation, test=test, notes=notes, columns=TableReading(inputs, label)
+    )
 
 
 def _from_folder(name: str, folder: Path) -> Task:
@@ -214,7 +257,7 @@ def _from_folder(name: str, folder: Path) -> Task:
 
 def _task(
     name: str, kind: Kind, inputs: Mapping[str, Any], labels: Mapping[str, Sequence[Any]], where: str,
-    notes: list[str], names: Sequence[str] | None = None, how: Mapping[str, Any] | None = None,
+    notes: list[str], names: Sequence[str] | None = None,
 ) -> Task:  # fmt: skip
     """Number the classes, leave out images that do not decode, and decide what is tested."""
     inputs, labels = dict(inputs), {part: list(values) for part, values in labels.items()}
@@ -227,7 +270,7 @@ def _task(
     numbered, classes = number_classes(labels, where, names)
     parts = {part: Part(inputs[part], numbered[part]) for part in inputs}
     train, validation, test = roles(parts, where, notes)
-    return Task(name, kind, train, test, classes, validation, notes, how or {})
+    return Task(name, kind, train, test, classes, validation, notes)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -33,6 +33,7 @@ class OwnData:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.classes, self.checksum, self.features = len(task.classes), task.checksum, task.features
+        self.notes = task.notes
         self._ready: dict[Any, Any] = {}
 
     def prepare(self) -> None:
@@ -45,7 +46,7 @@ class OwnData:
             f"{spec.parse_data(task.name).place}, {name}: {len(part)} samples ({task.kind}), {self.classes} classes"
             for name, part in (("train", task.train), *validation, ("test", task.test))
         ]
-        return [*lines, *task.notes, f"sha256 of the contents: {self.checksum}"]
+        return [*lines, *self.notes, f"sha256 of the contents: {self.checksum}"]
 
     def sizes(self, config: Config) -> dict[str, int]:
         """Samples of each part, with the validation samples of a seed."""

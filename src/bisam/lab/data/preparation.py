@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 import torch
@@ -13,12 +13,14 @@ from torch import Tensor
 from bisam.lab.data import pictures, tokens
 from bisam.lab.data.images import DataError
 from bisam.lab.data.on_device import Normalization
+from bisam.lab.data.table_columns import TableInputs
+from bisam.lab.data.table_reading import TableReading
 from bisam.lab.data.task import Kind
 
 EVALUATION_BATCH = {"image": 250, "rows": 1000, "text": 64}
 """Samples of a batch without gradients, by kind."""
 
-WORDS = {"image": "images", "rows": "rows of numbers", "text": "texts"}
+WORDS = {"image": "images", "rows": "rows", "text": "texts"}
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,10 @@ class Preparation:
 
     kind: Kind
     classes: tuple[str, ...]
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    """That of the `Task`; empty where the data were no table."""
+    columns: TableReading | None = None
+    """That of the `Task`; None where the data were no table."""
     features: int | None = None
-    """Numbers in a row."""
+    """Inputs of a row."""
     size: int | None = None
     """Side of the images."""
     mean: tuple[float, ...] = ()
@@ -40,15 +42,20 @@ class Preparation:
     """Tokens of a text that are read."""
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "columns": None if self.columns is None else self.columns.as_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preparation:
-        """The inverse of `as_dict`, with lists for tuples. ValueError or TypeError for what no training writes."""
+        """The inverse of `as_dict`, with lists for tuples.
+
+        ValueError, TypeError or KeyError for what no training writes.
+        """
         names = [one.name for one in fields(cls) if one.name in values]
         found: dict[str, Any] = {
             name: tuple(values[name]) if isinstance(values[name], list) else values[name] for name in names
         }
+        if found.get("columns") is not None:
+            found["columns"] = TableReading.from_dict(found["columns"])
         made = cls(**found)
         made._check_values()
         return made
@@ -56,12 +63,22 @@ class Preparation:
     def _check_values(self) -> None:
         is_known = self.kind in get_args(Kind) and len(self.classes) >= 2 and _are(str, self.classes)
         of_kind = {
-            "rows": lambda: _is_count(self.features),
+            "rows": lambda: _is_count(self.features) and self._learnt in (None, self.features),
             "text": lambda: _is_count(self.length),
             "image": lambda: _is_count(self.size) and _are_channels(self.mean, self.std),
         }
-        if not is_known or not of_kind[self.kind]() or not _is_reading(self.columns):
+        if not is_known or not of_kind[self.kind]() or not self._has_columns_of_its_kind:
             raise ValueError("it is not how the inputs of a model are prepared")
+
+    @property
+    def _learnt(self) -> int | None:
+        """Inputs that the columns of a table become; None for other data."""
+        inputs = self.columns and self.columns.inputs
+        return len(inputs.names) if isinstance(inputs, TableInputs) else None
+
+    @property
+    def _has_columns_of_its_kind(self) -> bool:
+        return self.columns is None or (self.kind == "rows") == isinstance(self.columns.inputs, TableInputs)
 
     def check(self, kind: Kind, inputs: Any, where: str) -> None:
         """DataError for inputs that the model does not take."""
@@ -74,7 +91,7 @@ class Preparation:
                 f"{where} has {inputs.shape[1]} numbers in a row, and the model was trained on {self.features}: give "
                 "the same columns in the same order"
             )
-        texts = len(self.columns.get("inputs", ())) if kind == "text" else 0
+        texts = len(self.columns.names) if kind == "text" and self.columns else 0
         if texts and len(inputs) and len(inputs[0]) != texts:
             raise DataError(
                 f"{where}: a sample has {len(inputs[0])} texts, and the model was trained on {texts}: give tuples of "
@@ -115,11 +132,3 @@ def _are(kind: type, values: Any) -> bool:
 
 def _are_channels(mean: Any, std: Any) -> bool:
     return len(mean) == len(std) == 3 and _are(float, (*mean, *std)) and all(value > 0 for value in std)
-
-
-def _is_reading(columns: Any) -> bool:
-    """Whether a table can be read by it, or it is empty."""
-    if not isinstance(columns, Mapping):
-        return False
-    inputs = columns.get("inputs")
-    return not columns or (isinstance(inputs, list) and _are(str, inputs) and isinstance(columns.get("label"), str))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -37,6 +37,8 @@ class Source(Protocol):
     checksum: str
     features: int | None
     """Numbers in a row; None for images and texts."""
+    notes: Sequence[str]
+    """Lines about what was assumed or left out, which the receipt of a run keeps."""
 
     def prepare(self) -> None:
         """Download or open files before the first run begins."""
@@ -52,6 +54,7 @@ class InMemory:
     """A small data set. It lies on the device, where its images are cropped, flipped and normalised."""
 
     features: int | None = None
+    notes: Sequence[str] = ()
 
     def __init__(self, data: ImageSplits) -> None:
         self._data = data
@@ -99,6 +102,7 @@ class OnDisk:
     """A large data set, decoded and augmented by worker processes as it is needed."""
 
     features: int | None = None
+    notes: Sequence[str] = ()
 
     def __init__(self, name: str, folder: Path | None, *, partial: bool = False) -> None:
         self._name, self._folder, self._partial = name, folder, partial

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+import pyarrow as pa
 import torch
 from torch import Tensor
+
+from bisam.lab.data.table_reading import TableReading
 
 Kind = Literal["image", "rows", "text"]
 
@@ -21,7 +24,8 @@ UNBALANCED = 1.5
 class Part:
     """Inputs and labels, int64 (N).
 
-    Inputs are pixels, uint8 (N, 3, H, W), or encoded images; numbers, float32 (N, F); or tuples of texts.
+    Inputs are pixels, uint8 (N, 3, H, W), or encoded images; numbers, float32 (N, F), or the columns of a table, from
+    which these are read when the training part is known; or tuples of texts.
     """
 
     inputs: Any
@@ -33,6 +37,8 @@ class Part:
     def rows(self, rows: Tensor) -> Part:
         if isinstance(self.inputs, Tensor):
             return Part(self.inputs[rows], self.labels[rows])
+        if isinstance(self.inputs, pa.Table):
+            return Part(self.inputs.take(pa.array(rows.numpy())), self.labels[rows])
         return Part([self.inputs[row] for row in rows.tolist()], self.labels[rows])
 
     @cached_property
@@ -62,8 +68,8 @@ class Task:
     validation: Part | None = None
     notes: Sequence[str] = field(default_factory=list)
     """Lines about what was assumed or left out."""
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    """How a table was read, in values that JSON has: see `bisam.lab.data.columns.read_again`. Empty for other data."""
+    columns: TableReading | None = None
+    """How a table was read; None for other data."""
 
     @property
     def features(self) -> int | None:

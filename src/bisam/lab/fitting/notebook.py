@@ -115,9 +115,10 @@ def fit(
 
     Args:
         model: a function that makes the network; it may take the number of classes.
-        train, validation, test: (x, y), or a data set of torch whose items are (x, y). x are rows of numbers, or images
-            of type uint8. Without a test part the validation part is tested, and each seed validates on training
-            samples; without both, a fifth of the training samples is held out.
+        train, validation, test: (x, y), or a data set of torch whose items are (x, y). x are rows of numbers, a data
+            frame, whose columns are read as those of a file, or images of type uint8. Without a test part the
+            validation part is tested, and each seed validates on training samples; without both, a fifth of the
+            training samples is held out.
         methods: one name, or several; "base" is the base optimizer alone, which is always among them.
         rho: the radius; "auto" chooses it on validation data.
         seeds: how many, or which.
@@ -155,6 +156,8 @@ def fit(
         )  # fmt: skip
         console = Console(file=io.StringIO()) if quiet else Console()
         with Progress(console) as progress:
+            for line in source.described():
+                progress.note(line)
             plan = study.decide(progress.note)
             study.train(plan, progress)
         found = Fit(study.conclude(plan), study.folder, plan)

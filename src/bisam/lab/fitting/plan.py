@@ -27,6 +27,8 @@ class Plan:
     rho: dict[str, float] = field(default_factory=dict)
     search: dict[str, list[str]] = field(default_factory=dict)
     """The tables of the searches, by method, line by line."""
+    data: list[str] = field(default_factory=list)
+    """What was read, line by line: samples, classes, columns, and what was assumed or left out."""
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -148,7 +148,7 @@ class Study:
         costs = _built_alike({method: self._cost(method) for method in open_})
         if plan is None:
             budget, lost = self.ranks.of_first(self._budget(costs, note, uncounted))
-            plan = plans.Plan(self.source.checksum, self.fingerprint, budget, lost)
+            plan = plans.Plan(self.source.checksum, self.fingerprint, budget, lost, data=self.source.described())
         for method in open_:
             if uses(method, "rho"):
                 self._set_rho(plan, method, costs[method], note, progress)
@@ -227,7 +227,7 @@ class Study:
         return self.source
 
     def conclude(self, plan: plans.Plan) -> Answer:
-        """Answer from the records. Writes the best weights and the lines of Python into the folder."""
+        """Answer from the records. Writes the best weights, and what predicting and training again need."""
         found = answer(cells.fill(self.recipe(plan), [records.read(job.folder) for job in self.jobs(plan)]))
         if found.best is not None:
             weights = found.best.record.folder / records.WEIGHTS
@@ -284,7 +284,10 @@ class Study:
     def _default_name(self) -> str:
         """Data and model, and what was chosen by options: another choice is another folder."""
         place, options = spec.parse_data(self.source.task.name)
-        chosen = {**{key: value for key, value in options.items() if key in ("label", "config")}, **self.changes}
+        chosen = {
+            **{key: value for key, value in options.items() if key in ("label", "columns", "config")},
+            **self.changes,
+        }
         for method in self.methods:
             if (micro_batch := self.config(method).micro_batch) is not None:  # of ranks that perturb by themselves
                 chosen["micro_batch"] = str(micro_batch)

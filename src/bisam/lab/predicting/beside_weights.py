@@ -1,4 +1,7 @@
-"""What prediction needs beside the weights of a model, in a file of JSON: no data but class names and statistics."""
+"""What prediction needs beside the weights of a model, in a file of JSON.
+
+Of the data it has the names of classes and columns, the categories of a table, and statistics; no samples.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def lower_bounds(alpha: float = 0.1) -> Chart:
         of(rows)
         .mark_line(clip=True, strokeWidth=2.5)
         .encode(
-            x=alt.X("x:Q", title="margin of a wrong class, x = z_j − z_y"),
+            x=alt.X("x:Q", title="margin of a wrong class, x = z_j − z_y", axis=alt.Axis(tickCount=10)),
             y=alt.Y("value:Q", title="value", scale=alt.Scale(domain=[-3, 3]), axis=alt.Axis(tickCount=8)),
             color=colour,
             strokeDash=dash,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,18 @@ from bisam.lab.tables.curves import Rows
 COLOURS = {"plain": "#7d8590", "sam": "#3b82f6", "log": "#e8590c", "tanh": "#0f9d6b"}
 """Colours by the kind of a method. Each has a contrast of 3 or more with both papers of the page."""
 
-MORE_COLOURS = ["#b8860b", "#c2255c", "#8957e5", "#2b8a3e"]
+MORE_COLOURS = ["#b8860b", "#c2255c", "#8957e5", "#2b8a3e", "#0b7285"]
 """For further methods of one kind in one chart."""
 
 DASHES = {"plain": [2, 3], "sam": [8, 3], "log": [1, 0], "tanh": [12, 2, 3, 2]}
 NEUTRAL = "#8957e5"
 """Colour of marks that belong to no method."""
+
+APART = 6
+"""Pixels between the numbers along an axis, at least."""
+
+WIDE_LETTERS = 1.23
+"""The width of DejaVu's bold letters, the widest usual ones, relative to those that SVG is laid out with."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,15 @@ def styles(methods: Sequence[str], titles: Sequence[str] = ()) -> list[Style]:
     return made
 
 
+def styles_in(methods: Sequence[str], titles: Container[str]) -> list[Style]:
+    """Of the methods of a table, those with these titles: a method looks the same in all charts of the table.
+
+    >>> [style.colour for style in styles_in(["sam", "msam"], ["MSAM"])] == [COLOURS["sam"]]
+    False
+    """
+    return [style for style in styles(methods) if style.title in titles]
+
+
 def by_style(found: Sequence[Style], field: str = "method:N", **legend: Any) -> tuple[alt.Color, alt.StrokeDash]:
     """Encodings of colour and dash, with one legend for both."""
     titles = [style.title for style in found]
@@ -84,6 +99,22 @@ def methods_of(found: Iterable[str]) -> list[str]:
 def compiled(drawn: alt.Chart | alt.LayerChart) -> dict[str, Any]:
     """The chart as Vega: a browser draws it faster, and says nothing about how it reads Vega-Lite."""
     return vl_convert.vegalite_to_vega(drawn.to_dict(validate=False))  # its parts were when they were made
+
+
+def svg(spec: Mapping[str, Any]) -> bytes:
+    """A Vega-Lite chart as SVG, with room for the letters of other systems, which a browser does not measure again.
+
+    The layout is that of larger letters, which are then written in the usual size.
+    """
+    usual = {"axis": {"labelFontSize": 10, "titleFontSize": 11}, "legend": {"labelFontSize": 10, "titleFontSize": 11}}
+    sizes = {part: {name: WIDE_LETTERS * size for name, size in of.items()} for part, of in usual.items()}
+    config = dict(spec.get("config", {}))
+    for part, larger in sizes.items():
+        config[part] = {**config.get(part, {}), **larger}
+    drawn = vl_convert.vegalite_to_svg({**spec, "config": config})
+    for size in (10, 11):
+        drawn = drawn.replace(f'font-size="{WIDE_LETTERS * size:g}px"', f'font-size="{size}px"')
+    return drawn.encode()
 
 
 def of(rows: Rows) -> alt.Chart:

@@ -7,8 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from bisam.lab.methods import title_of
-from bisam.lab.report.charts import Chart, Style, by_style, methods_of, styles, whole
+from bisam.lab.report.charts import APART, Chart, Style, by_style, methods_of, styles_in, whole
 from bisam.lab.tables import curves
 from bisam.lab.tables.cells import Run
 from bisam.lab.tables.curves import CURVES, Rows
@@ -31,7 +30,9 @@ def curve(name: str, found: Sequence[Style], *, with_means: bool = True, with_ru
     """One curve over `datum[axis]`, without data. Its parameters are the page's controls: `axis`, `hidden` methods."""
     controls = [alt.param(name="axis", value="epoch"), alt.param(name="hidden", value=[])]
     colour, dash = by_style(found)
-    x = alt.X("x:Q", title=AXES["epoch"], scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(tickMinStep=1))
+    count = alt.ExprRef("ceil(width / 60)")  # so that the last number, which is moved inwards, has room
+    axis = alt.Axis(tickMinStep=1, tickCount=count, labelOverlap="greedy", labelSeparation=APART)
+    x = alt.X("x:Q", title=AXES["epoch"], scale=alt.Scale(nice=False, zero=False), axis=axis)
     y = alt.Y(
         "value:Q",
         title=CURVES.get(name, name),
@@ -65,7 +66,7 @@ def drawn(rows: Rows, name: str, methods: Sequence[str]) -> Chart:
     single = [row for row in rows if name in row and "whole" not in row]
     if len({row["epoch"] for row in found}) < 2:  # of one epoch no line can be drawn
         single = [row for row in rows if name in row]
-    looks = styles([method for method in methods if title_of(method) in shown])
+    looks = styles_in(methods, shown)
     made = whole(curve(name, looks, with_means=bool(means), with_runs=bool(single)), means)
     return Chart(made.drawn, {MEANS: means, RUNS: [{**row, "value": row[name]} for row in single]})
 

@@ -7,7 +7,7 @@ import statistics
 import altair as alt
 
 from bisam.lab.methods import title_of
-from bisam.lab.report.charts import Chart, of, styles, whole
+from bisam.lab.report.charts import APART, Chart, of, styles_in, whole
 from bisam.lab.tables.cells import Group
 from bisam.lab.tables.curves import Rows
 from bisam.lab.tables.statistics import interval_of_mean
@@ -29,12 +29,13 @@ def dots(group: Group, row: str, name: str = "test_accuracy", measure: str = "te
         words = f"{mean:.2f}" + ("" if low is None else f", 95 % interval {low:.2f} to {high:.2f}")
         span = {} if low is None else {"low": low, "high": high}
         rows.append({"method": title_of(method), "mean": mean, **span, "words": f"{words}, n = {len(values)}"})
-    looks = styles(methods)
-    titles = [look.title for look in looks]
+    titles = [title_of(method) for method in methods]
+    looks = styles_in(group.recipe.methods, titles)
     colour = alt.Color("method:N", scale=alt.Scale(domain=titles, range=[look.colour for look in looks]), legend=None)
     y = alt.Y("method:N", sort=titles, title=None, axis=alt.Axis(labelLimit=0, grid=False, ticks=False))
     scale = alt.Scale(zero=False, padding=12)
-    x = alt.X("value:Q", title=measure, scale=scale, axis=alt.Axis(labelOverlap="greedy", tickCount=6))
+    axis = alt.Axis(labelOverlap="greedy", labelSeparation=APART, tickCount=6)
+    x = alt.X("value:Q", title=measure, scale=scale, axis=axis)
     base = of(rows)
     seeds, means = base.transform_filter("isValid(datum.seed)"), base.transform_filter("isValid(datum.mean)")
     joined = seeds.mark_line(strokeWidth=1, opacity=0.45, color="#7d8590").encode(

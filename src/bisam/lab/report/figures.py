@@ -8,7 +8,7 @@ import vl_convert
 
 from bisam.lab.files import write_atomically
 from bisam.lab.report import page
-from bisam.lab.report.charts import Chart
+from bisam.lab.report.charts import Chart, svg
 
 FORMS = ("svg", "png", "html")
 WIDTH = 640
@@ -32,5 +32,5 @@ def _contents(chart: Chart | page.Curves, form: str, title: str) -> bytes:
         return page.render(title, "", [page.Section("", [block], is_alone=True)]).encode()
     spec = {**chart.to_dict(), "width": WIDTH, "background": "white", "title": title}
     if form == "svg":
-        return vl_convert.vegalite_to_svg(spec).encode()
+        return svg(spec)
     return vl_convert.vegalite_to_png(spec, scale=2)

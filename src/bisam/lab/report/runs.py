@@ -54,12 +54,22 @@ def _listed(run: Run, row: Sequence[str], series: Series) -> dict[str, Any]:
         "status": status,
         "columns": {name: text for name, text in columns.items() if name != "recipe"},
         "result": [[name, known[name]] for name in HEAD[1:8]],
-        "receipt": [[name, known[name]] for name in HEAD[8:13]] + [["folder", printable(str(run.record.folder))]],
+        "receipt": [
+            *([name, known[name]] for name in HEAD[8:13]),
+            *([["data notes", notes]] if (notes := _data_notes(run)) else []),
+            ["folder", printable(str(run.record.folder))],
+        ],
         "config": {name: text_of(value) for name, value in run.config.as_dict().items()},
         "changed": _changed(run),
         "command": "" if known["command"] == OPEN else known["command"],
         "series": series,
     }
+
+
+def _data_notes(run: Run) -> str:
+    """What was assumed about the data, or left out of them."""
+    found = (run.record.receipt or {}).get("data_notes")
+    return ". ".join(map(_text, found)) if isinstance(found, list) else ""
 
 
 def _changed(run: Run) -> list[str]:

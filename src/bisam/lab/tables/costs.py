@@ -22,6 +22,7 @@ PLAIN_STEP_MS = {
     "wrn28-10": 10.82,
 }
 
+NOT_MEASURED = "not measured"
 ON_A_CPU = {"demo": "2 min, two CPU cores", "frontier_digits": "20 min, one CPU core",
             "label_noise_digits": "20 min, one CPU core"}  # fmt: skip
 
@@ -52,4 +53,4 @@ def describe(recipe: Recipe) -> str:
     found = hours(recipe)
     if recipe.name in ON_A_CPU:
         return ON_A_CPU[recipe.name]
-    return "not measured" if found is None else f"{found:.0f} h, one H200"
+    return NOT_MEASURED if found is None else f"{found:.0f} h, one H200"

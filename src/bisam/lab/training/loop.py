@@ -88,6 +88,8 @@ def train(
     crew, step = list[ActiveRun](), None
     elsewhere: list[RunInUse] = []
     now, saved = {**receipt(), **ranks.described()}, time.monotonic()
+    if source.notes:
+        now["data_notes"] = list(source.notes)
 
     def stopped() -> bool:
         return ranks.any(bool(stopping))

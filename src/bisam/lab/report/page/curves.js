@@ -19,7 +19,8 @@ function curveOf(figure, forFile = false) {
     y: { domain: { signal: "upwards" }, ...(isLog ? { type: "log" } : {}) },
   };
   for (const scale of spec.scales) Object.assign(scale, scales[scale.name]);
-  const titles = { x: data.axes[panel.axis], y: forFile ? data.titles[name] : undefined };
+  const words = data.axes[panel.axis];
+  const titles = { x: forFile ? words : words.split(/(?<=,) /), y: forFile ? data.titles[name] : undefined }; // lines fit a phone
   for (const axis of spec.axes) if (!axis.grid) axis.title = titles[axis.scale];
   spec.autosize = { ...spec.autosize, resize: true }; // for labels that a zoom makes longer
   if (!forFile) spec.legends = [];

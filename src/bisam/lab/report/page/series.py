@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bisam.lab.methods import title_of
-from bisam.lab.report.charts import Style, styles
+from bisam.lab.report.charts import Style, styles_in
 from bisam.lab.tables import curves
 from bisam.lab.tables.curves import CURVES, Rows
 
@@ -60,7 +59,7 @@ class Series:
 
 def of_methods(rows: Rows, methods: Sequence[str], ids: Mapping[str, str]) -> Series:
     shown = {row["method"] for row in rows}
-    return Series(rows, styles([method for method in methods if title_of(method) in shown]), ids)
+    return Series(rows, styles_in(methods, shown), ids)
 
 
 def _mean(rows: Rows) -> dict[str, Any]:

@@ -1,0 +1,95 @@
+"""What was read from a table, in lines: inputs, missing values, columns that are left out, and identifiers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bisam.lab.data.table_columns import CategoryColumn, NumberColumn, TableInputs, missing_in
+
+MOST_NAMED = 10
+"""Columns of a kind that the summary names; of more, their number."""
+
+
+def summary(inputs: TableInputs, left_out: Mapping[str, str], train: pa.Table) -> list[str]:
+    """A line about the inputs; one about missing values and one about columns left out, where there are some."""
+    numbers = [column.name for column in inputs.columns if isinstance(column, NumberColumn)]
+    categories = [column.name for column in inputs.columns if isinstance(column, CategoryColumn)]
+    kinds = {"numbers": numbers, "categories": categories}
+    read = "; ".join(f"{kind} {_listed(names)}" for kind, names in kinds.items() if names)
+    size = len(inputs.names)
+    lines = [f"{size} input{'s' * (size != 1)}: {read}"]
+    missing = [
+        f"{column.name} in {count} ({_remedy(column)})"
+        for column in inputs.columns
+        if (count := missing_in(train.column(column.name)))
+    ]
+    if missing:
+        lines.append(f"missing in training rows: {_shortened(missing)}")
+    if left_out:
+        lines.append(f"left out: {_shortened([f'{name} ({reason})' for name, reason in left_out.items()])}")
+    return lines
+
+
+def _remedy(column: NumberColumn | CategoryColumn) -> str:
+    if isinstance(column, CategoryColumn):
+        return "a category of its own" if None in column.categories else "0 in all inputs"
+    return f"filled with the median {column.median:g}{', and marked' if column.is_marked else ''}"
+
+
+def identifiers(table: pa.Table) -> list[str]:
+    """Columns of integers that seem to number the rows: by their name, or all different and consecutive.
+
+    The table is that of the file: rows that are held out for the test leave gaps.
+
+    >>> identifiers(pa.table({"CustomerId": [7, 7], "row": [3, 2], "paid": [1, 5]}))
+    ['CustomerId', 'row']
+    """
+    found = []
+    for name in table.column_names:
+        column = table.column(name)
+        if not pa.types.is_integer(column.type) or column.null_count or not len(column):
+            continue
+        ends = pc.min_max(column).as_py()
+        is_consecutive = ends["max"] - ends["min"] + 1 == len(column) == len(column.unique())
+        if is_consecutive or _is_named_as_one(name):
+            found.append(name)
+    return found
+
+
+def _is_named_as_one(name: str) -> bool:
+    """
+    >>> [_is_named_as_one(name) for name in ("id", "PassengerId", "user_id", "Index", "paid", "body_mass_index")]
+    [True, True, True, True, False, False]
+    """
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    return name.lower() == "index" or bool(words and words[-1].lower() == "id")
+
+
+def note_of_identifiers(suspects: Sequence[str], inputs: TableInputs, *, by_option: bool) -> list[str]:
+    """A line if some inputs look like identifiers, with how to leave them out: by --columns, or in one's own code."""
+    used = [column.name for column in inputs.columns]
+    found = [name for name in used if name in suspects]
+    others = [name for name in used if name not in suspects]
+    if not found or not others:
+        return []
+    looks, it = ("looks like an identifier", "it") if len(found) == 1 else ("look like identifiers", "them")
+    remedy = f"give --columns {shlex.quote(','.join(others))}" if by_option else f"drop {it} from the data frame"
+    return [f"{_listed(found)} {looks}: to leave {it} out, {remedy}"]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= MOST_NAMED else f"in {len(names)} columns"
+
+
+def _shortened(parts: Sequence[str]) -> str:
+    """
+    >>> _shortened(["a", "b"]), _shortened([str(number) for number in range(12)])[-18:]
+    ('a, b', '7, 8, 9 and 2 more')
+    """
+    rest = len(parts) - MOST_NAMED
+    return ", ".join(parts) if rest <= 0 else f"{', '.join(parts[:MOST_NAMED])} and {rest} more"

@@ -1,0 +1,328 @@
+"""Columns of an ordinary table as inputs: numbers, categories, what is missing, what is left out."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from bisam.lab.data.images import DataError
+from bisam.lab.data.own import from_parts, open_task
+from bisam.lab.data.own_source import OwnData
+from bisam.lab.data.table_columns import CategoryColumn
+from bisam.lab.data.table_reading import TableReading
+
+CITIES = ["Bern", "Oslo", "Rome"]
+
+
+def parts(folder, **tables):
+    """A Parquet file for each part; without a label, the classes alternate."""
+    folder.mkdir(exist_ok=True)
+    for part, columns in tables.items():
+        count = len(next(iter(columns.values())))
+        table = pa.table({**columns, **({} if "label" in columns else {"label": [0, 1] * (count // 2)})})
+        pq.write_table(table, folder / f"{part}.parquet")
+    return str(folder)
+
+
+def csv(path, columns):
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def said(task):
+    return "\n".join(OwnData(task).described())
+
+
+def test_a_column_of_few_texts_is_one_input_for_each_category_of_the_training_part(tmp_path):
+    train = {"x": range(12), "city": CITIES * 4}
+    task = open_task(parts(tmp_path, train=train, test={"x": [1, 2, 3, 4], "city": ["Rome", "Bern", "Paris", None]}))
+    assert task.train.inputs[:3].tolist() == [[0, 1, 0, 0], [1, 0, 1, 0], [2, 0, 0, 1]]
+    assert task.test.inputs.tolist() == [[1, 0, 0, 1], [2, 1, 0, 0], [3, 0, 0, 0], [4, 0, 0, 0]]
+    assert task.columns.inputs.names == ["x", "city=Bern", "city=Oslo", "city=Rome"]
+    assert task.features == 4
+
+
+def test_a_missing_category_is_a_category_of_its_own(tmp_path):
+    city = ["Bern", None, "Oslo", None] * 3
+    task = open_task(parts(tmp_path, train={"city": city}, test={"city": [None, "Oslo"]}))
+    assert task.columns.inputs.names == ["city=Bern", "city=Oslo", "city missing"]
+    assert task.test.inputs.tolist() == [[0, 0, 1], [0, 1, 0]]
+    assert "missing in training rows: city in 6 (a category of its own)" in said(task)
+
+
+def test_a_missing_number_is_the_median_of_the_training_part_and_is_marked(tmp_path):
+    age = [10.0, 20.0, 90.0, None, 20.0, float("nan"), None, 20.0]
+    task = open_task(parts(tmp_path, train={"age": age}, test={"age": [None, 500.0]}))
+    assert task.columns.inputs.names == ["age", "age missing"]
+    assert task.train.inputs.tolist() == [[10, 0], [20, 0], [90, 0], [20, 1], [20, 0], [20, 1], [20, 1], [20, 0]]
+    assert task.test.inputs.tolist() == [[20, 1], [500, 0]]
+    assert "missing in training rows: age in 3 (filled with the median 20, and marked)" in said(task)
+
+
+def test_a_number_that_only_test_data_lack_is_filled_and_not_marked(tmp_path):
+    """A mark that is 0 in all of the training would be an input with untrained weights."""
+    task = open_task(parts(tmp_path, train={"age": [1.0, 2.0, 6.0, 2.0]}, test={"age": [None, 5.0]}))
+    assert task.columns.inputs.names == ["age"]
+    assert task.test.inputs.tolist() == [[2], [5]]
+
+
+def test_what_fewer_than_three_training_rows_have_is_no_input_of_its_own(tmp_path):
+    """A seed may validate on all of these rows: the input would then have untrained weights, and decide at random."""
+    age, city = [1.0, 2.0, 6.0, 2.0] * 4, ["Bern", "Oslo"] * 8
+    age[3:5], city[0], city[1:3] = [None, None], "Rome", [None, None]
+    task = open_task(parts(tmp_path, train={"age": age, "city": city}, test={"age": [None, 5], "city": ["Rome", None]}))
+    assert task.columns.inputs.names == ["age", "city=Bern", "city=Oslo"]
+    assert task.test.inputs.tolist() == [[2, 0, 0], [5, 0, 0]]
+    assert "age in 2 (filled with the median 2), city in 2 (0 in all inputs)" in said(task)
+
+
+def test_booleans_and_whole_numbers_may_lack_some_too(tmp_path):
+    columns = {"b": ["True", "", "False", "True", "False", "True"], "n": [1, 2, "", 4, 5, 7], "label": list("xyxyxy")}
+    task = open_task(csv(tmp_path / "t.csv", columns))
+    assert {"b", "n"} <= {*task.columns.inputs.names}
+    assert "numbers b, n" in said(task)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (["2020-01-01", "2020-01-02"] * 6, "dates"),
+        (["31.12.2020 10:00", "1.1.2021 11:30"] * 6, "dates"),
+        (["12/31/20", None] * 6, "dates"),
+        (pa.array([1, 2] * 6, pa.timestamp("s")), "dates"),
+        (pa.array([1, 2] * 6, pa.date32()), "dates"),
+        (pa.array([1, 2] * 6, pa.time32("s")), "times"),
+        ([f"note {number}" for number in range(12)], "12 different texts in 12 rows"),
+        ([f"note {number // 2}" for number in range(12)], "6 different texts in 12 rows"),
+        ([*map(str, range(11)), "?"], "numbers mixed with texts such as '?': leave these empty"),
+        ([f"{number},5 %" for number in range(12)], "numbers written as texts, such as '0,5 %': write plain numbers"),
+        ([7.0] * 12, "always 7"),
+        (["CH"] * 12, "always 'CH'"),
+        ([None] * 12, "empty"),
+        ([[1, 2]] * 12, "list<element: int64>"),
+        ([b"x", b"y"] * 6, "binary"),
+    ],
+)
+def test_what_cannot_be_an_input_is_left_out_with_the_reason(values, why, tmp_path):
+    task = open_task(parts(tmp_path, train={"x": range(12), "other": values}, test={"x": [1, 2], "other": values[:2]}))
+    assert task.columns.inputs.names == ["x"]
+    assert f"left out: other ({why})" in said(task)
+
+
+def test_the_most_categories_and_one_more(tmp_path):
+    fifty = [f"c{number % 50}" for number in range(300)]
+    one_more = [f"c{number % 51}" for number in range(300)]
+    task = open_task(parts(tmp_path, train={"a": fifty, "b": one_more}, test={"a": ["c1"] * 2, "b": ["c1"] * 2}))
+    assert len(task.columns.inputs.names) == 50
+    assert "left out: b (51 different texts in 300 rows)" in said(task)
+
+
+def test_texts_that_are_dictionaries_and_decimals_are_read_as_what_they_hold(tmp_path):
+    import decimal
+
+    columns = {
+        "city": pa.array(CITIES * 4).dictionary_encode(),
+        "price": [decimal.Decimal("1.50"), decimal.Decimal("2.25")] * 6,
+    }
+    task = open_task(parts(tmp_path, train=columns, test={name: values[:2] for name, values in columns.items()}))
+    assert task.test.inputs.tolist() == [[1, 0, 0, 1.5], [0, 1, 0, 2.25]]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "noted"),
+    [
+        ("row", [*range(5, 17)], True),
+        ("PassengerId", [*range(0, 120, 10)], True),
+        ("customer_id", [*range(0, 120, 10)], True),
+        ("id", [number % 5 for number in range(12)], True),
+        ("Index", [*range(0, 120, 10)], True),
+        ("row", [*range(0, 120, 10)], False),
+        ("paid", [*range(0, 120, 10)], False),
+        ("body_mass_index", [*range(0, 120, 10)], False),
+        ("valid", [0, 1] * 6, False),
+    ],
+)
+def test_a_column_that_looks_like_an_identifier_is_used_with_a_note_how_to_leave_it_out(name, values, noted, tmp_path):
+    """Consecutive in the file: rows that are held out for the test leave gaps in the training part."""
+    columns = {name: values, "x": [0.5, 1.5, 2.5] * 4, "the city": ["Bern", "Oslo"] * 6, "label": [0, 0, 1] * 4}
+    task = open_task(csv(tmp_path / "t.csv", columns))
+    assert name in task.columns.inputs.names
+    assert ("looks like an identifier" in said(task)) == noted
+    if noted:
+        assert f"{name} looks like an identifier: to leave it out, give --columns 'x,the city'" in said(task)
+        assert name not in open_task(f"{tmp_path / 't.csv'}?columns=x,the city").columns.inputs.names
+
+
+def leaking(path, rows, held):
+    """A table whose held-out rows have other numbers and categories: if these were learnt, the inputs would change."""
+    x = [row / 2 if row % 3 else "" for row in range(rows)]
+    city = [CITIES[row % 3] for row in range(rows)]
+    for row in held:
+        x[row], city[row] = 1e6, "only here"
+    return csv(path, {"x": x, "city": city, "label": [row % 2 for row in range(rows)]})
+
+
+def test_rows_that_are_held_out_for_the_test_change_nothing_that_is_learnt(tmp_path):
+    from bisam.lab.data.held_out import TEST, stratified
+
+    _, held = stratified(torch.arange(60) % 2, TEST)
+    plain, other = (
+        open_task(leaking(tmp_path / f"{name}.csv", 60, rows)) for name, rows in {"a": [], "b": held.tolist()}.items()
+    )
+    assert torch.equal(plain.train.inputs, other.train.inputs)
+    assert plain.columns == other.columns
+    assert other.test.inputs[:, other.columns.inputs.names.index("x")].tolist() == [1e6] * len(held)
+    cities = [place for place, name in enumerate(other.columns.inputs.names) if name.startswith("city=")]
+    assert other.test.inputs[:, cities].abs().sum() == 0
+
+
+def test_a_test_or_validation_part_changes_nothing_that_is_learnt(tmp_path):
+    train = {"x": [1.0, None, 3.0] * 4, "city": CITIES * 4}
+    strange = {"x": [1e6, None] * 4, "city": ["Paris", None] * 4}
+    alike = {"x": [1.0, 2.0] * 4, "city": ["Bern", "Oslo"] * 4}
+    found = [
+        open_task(parts(tmp_path / str(number), train=train, validation=other, test=other))
+        for number, other in enumerate((strange, alike))
+    ]
+    assert torch.equal(found[0].train.inputs, found[1].train.inputs)
+    assert found[0].columns == found[1].columns
+    assert torch.equal(found[0].validation.inputs, found[0].test.inputs)
+
+
+def test_the_same_file_and_options_give_the_same_checksum_and_other_values_another(tmp_path):
+    columns = {"x": [1, "", 3] * 8, "city": CITIES * 8, "label": [0, 1] * 12}
+    path = csv(tmp_path / "t.csv", columns)
+    first, again = open_task(path), open_task(path)
+    assert first.checksum == again.checksum
+    assert first.checksum != open_task(f"{path}?columns=x").checksum
+    columns["city"][0] = "Rome"
+    assert first.checksum != open_task(csv(tmp_path / "u.csv", columns)).checksum
+
+
+def test_a_table_of_numbers_is_read_as_ever_and_csv_jsonl_and_parquet_alike(tmp_path):
+    columns = {
+        "a": [0.5, 1.5, 2.5, 4.0] * 6,
+        "city": [*CITIES, None] * 6,
+        "n": [1, 2, None, 4] * 6,
+        "label": [0, 1] * 12,
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    csv(tmp_path / "t.csv", {name: ["" if v is None else v for v in values] for name, values in columns.items()})
+    found = [open_task(str(tmp_path / f"t.{ending}")) for ending in ("parquet", "jsonl", "csv")]
+    assert len({task.checksum for task in found}) == 1
+    assert found[0].columns == found[1].columns == found[2].columns
+
+
+def test_the_summary_names_numbers_categories_and_what_is_left_out_once(tmp_path):
+    columns = {
+        "age": [20, 30, ""] * 8, "city": CITIES * 8, "name": [f"n{row}" for row in range(24)],
+        "day": ["2020-01-01"] * 24, "tier": ["gold", "silver"] * 12,
+    }  # fmt: skip
+    lines = OwnData(open_task(csv(tmp_path / "t.csv", columns) + "?label=tier")).described()
+    assert lines.count("5 inputs: numbers age; categories city") == 1
+    assert any(line.startswith("missing in training rows: age in ") for line in lines)
+    (left,) = (line for line in lines if line.startswith("left out: "))
+    assert "name (" in left
+    assert "day (dates)" in left
+
+
+def test_columns_that_are_named_may_be_categories_but_not_what_no_input_can_be(tmp_path):
+    columns = {"x": range(12), "city": CITIES * 4, "day": ["2020-01-01"] * 12, "label": [0, 1] * 6}
+    path = csv(tmp_path / "t.csv", columns)
+    task = open_task(f"{path}?columns=city,x")
+    assert task.columns.inputs.names == ["city=Bern", "city=Oslo", "city=Rome", "x"]
+    with pytest.raises(DataError, match="column 'day' cannot be an input \\(dates\\): remove it from --columns"):
+        open_task(f"{path}?columns=x,day")
+
+
+def test_a_table_without_any_input_has_a_remedy(tmp_path):
+    path = csv(tmp_path / "t.csv", {"review": [f"text {row}" for row in range(12)], "label": [0, 1] * 6})
+    with pytest.raises(DataError, match=r"no column can be an input: review .* name a column of texts by --text"):
+        open_task(path)
+    with pytest.raises(DataError, match="has no column beside the label"):
+        open_task(csv(tmp_path / "u.csv", {"label": [0, 1] * 6}))
+
+
+def test_a_part_that_lacks_a_column_or_has_another_kind_of_it_is_refused(tmp_path):
+    train = {"x": range(12), "city": CITIES * 4}
+    with pytest.raises(DataError, match="test: there is no column 'city', which the training part has"):
+        open_task(parts(tmp_path / "a", train=train, test={"x": [1, 2]}))
+    with pytest.raises(DataError, match="test: column 'x' has texts, and numbers in the training part"):
+        open_task(parts(tmp_path / "b", train=train, test={"x": ["one", "two"], "city": CITIES[:2]}))
+    folder = parts(tmp_path / "c", train=train)
+    pq.write_table(pa.table(train), tmp_path / "c" / "test.parquet")
+    with pytest.raises(DataError, match="test: there is no column 'label', which the training part has"):
+        open_task(folder)
+
+
+def test_an_infinite_number_is_refused(tmp_path):
+    with pytest.raises(DataError, match="column 'x' has an infinite number in row 3"):
+        open_task(parts(tmp_path, train={"x": [0.0, 1.0, 2.0, float("inf")]}, test={"x": [1.0, 2.0]}))
+
+
+def test_a_data_frame_in_memory_is_read_as_the_same_table_in_a_file(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    columns = {"age": [20.0, 30.0, None, 50.0] * 6, "city": [*CITIES, None] * 6, "label": [0, 1] * 12}
+    frame = pandas.DataFrame(columns)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    mixed = frame.sample(frac=1, random_state=0).sort_index()
+    inputs = mixed.drop(columns="label")
+    inputs.index = [f"row {row}" for row in range(24)]  # what pandas would add as a column
+    in_memory = from_parts("data", {"train": (inputs, mixed["label"])}, "the data")
+    in_a_file = open_task(str(tmp_path / "t.csv"))
+    assert in_memory.checksum == in_a_file.checksum
+    assert in_memory.columns.inputs == in_a_file.columns.inputs
+    assert (in_memory.columns.label, in_a_file.columns.label) == (None, "label")
+    with pytest.raises(DataError, match="some parts are data frames and some are arrays"):
+        from_parts("data", {"train": (inputs, mixed["label"]), "test": (np.ones((2, 3)), [0, 1])}, "the data")
+
+
+def test_inputs_that_were_written_read_new_rows_in_the_same_way(tmp_path):
+    train = {"age": [1.0, None, 3.0] * 4, "city": [*CITIES, None] * 3}
+    test = {"age": [None, 7.0], "city": ["Oslo", "Paris"]}
+    task = open_task(parts(tmp_path, train=train, test=test))
+    again = TableReading.from_dict(json.loads(json.dumps(task.columns.as_dict())))
+    assert again == task.columns
+    assert torch.equal(again.inputs.read(pa.table(test)), task.test.inputs)
+    assert np.isfinite(again.inputs.read(pa.table(test)).numpy()).all()
+
+
+def test_categories_that_look_like_numbers_are_found_where_a_column_has_nothing_else():
+    """Readers of CSV files turn such a column into numbers, and 007 into 7."""
+    column = CategoryColumn("code", ("007", "12", "A3", None))
+    expected = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
+    for values in (["007", "12", "5", None], [7, 12, 5, None], [7.0, 12.0, 5.0, float("nan")]):
+        assert column.read(pa.chunked_array([values]), "new").tolist() == expected
+    truths = CategoryColumn("paid", ("False", "True", "unknown"))
+    assert truths.read(pa.chunked_array([[True, None, False]]), "new").tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 0]]
+    assert column.read(pa.chunked_array([[float("nan")]]), "new").tolist() == [[0, 0, 0, 1]]
+
+
+def test_numbers_in_the_place_of_categories_are_refused():
+    with pytest.raises(DataError, match="new: column 'city' has numbers, and texts in the training part: correct it"):
+        CategoryColumn("city", ("Bern", "Oslo")).read(pa.chunked_array([[1, 2]]), "new")
+    with pytest.raises(DataError, match="some of which are the same number: give texts"):
+        CategoryColumn("code", ("07", "7", "x")).read(pa.chunked_array([[7]]), "new")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {}, [], {"inputs": {}, "label": "y"}, {"inputs": ["a", 3], "label": "y"}, {"inputs": ["a"], "label": 3},
+        {"inputs": {"a": {"median": "1", "is_marked": True}}, "label": "y"},
+        {"inputs": {"a": {"median": float("nan"), "is_marked": True}}, "label": "y"},
+        {"inputs": {"a": {"median": 1.0}}, "label": "y"},
+        {"inputs": {"a": {"categories": ["x", "x"]}}, "label": "y"},
+        {"inputs": {"a": {"categories": [1]}}, "label": "y"},
+        {"inputs": {"a": 3}, "label": "y"},
+    ],
+)  # fmt: skip
+def test_what_no_training_writes_is_no_reading_of_a_table(wrong):
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        TableReading.from_dict(wrong)
