@@ -30,7 +30,7 @@ from browser import Opened, chromium, needs_a_browser
 pytestmark = needs_a_browser
 
 LEDGER = Path(__file__).parents[3] / "results"
-LATER = {"more-seeds", "frontier_digits", "label_noise_digits", "bf16"}
+LATER = {"more-seeds", "frontier_digits", "label_noise_digits", "rho-0.1", "rho-of-five-seeds"}
 PART = [one for one in records.find(LEDGER) if LATER.isdisjoint(one.folder.parts)]
 """Of the ledger: three seeds of the demo, which the page is compared with, and tables of CIFAR-10 and GLUE."""
 COUNT = len(PART)
