@@ -31,6 +31,7 @@ def ending() -> str:
     return _block(
         found.sheet.rich(),
         f"weights of the best run of {title_of(found.best.config.method)} on validation data: {name}/best.safetensors",
+        f"to predict with them: bisam predict {name} DATA",
         f"to train in the same way ({name}/train.py):",
         *code,
         found.sentence,

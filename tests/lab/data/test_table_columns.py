@@ -11,7 +11,8 @@ import torch
 from bisam.lab.data.images import DataError
 from bisam.lab.data.own import from_parts, open_task
 from bisam.lab.data.own_source import OwnData
-from bisam.lab.data.table_columns import TableInputs
+from bisam.lab.data.table_columns import CategoryColumn
+from bisam.lab.data.table_reading import TableReading
 
 CITIES = ["Bern", "Oslo", "Rome"]
 
@@ -41,14 +42,14 @@ def test_a_column_of_few_texts_is_one_input_for_each_category_of_the_training_pa
     task = open_task(parts(tmp_path, train=train, test={"x": [1, 2, 3, 4], "city": ["Rome", "Bern", "Paris", None]}))
     assert task.train.inputs[:3].tolist() == [[0, 1, 0, 0], [1, 0, 1, 0], [2, 0, 0, 1]]
     assert task.test.inputs.tolist() == [[1, 0, 0, 1], [2, 1, 0, 0], [3, 0, 0, 0], [4, 0, 0, 0]]
-    assert task.columns.names == ["x", "city=Bern", "city=Oslo", "city=Rome"]
+    assert task.columns.inputs.names == ["x", "city=Bern", "city=Oslo", "city=Rome"]
     assert task.features == 4
 
 
 def test_a_missing_category_is_a_category_of_its_own(tmp_path):
     city = ["Bern", None, "Oslo", None] * 3
     task = open_task(parts(tmp_path, train={"city": city}, test={"city": [None, "Oslo"]}))
-    assert task.columns.names == ["city=Bern", "city=Oslo", "city missing"]
+    assert task.columns.inputs.names == ["city=Bern", "city=Oslo", "city missing"]
     assert task.test.inputs.tolist() == [[0, 0, 1], [0, 1, 0]]
     assert "missing in training rows: city in 6 (a category of its own)" in said(task)
 
@@ -56,7 +57,7 @@ def test_a_missing_category_is_a_category_of_its_own(tmp_path):
 def test_a_missing_number_is_the_median_of_the_training_part_and_is_marked(tmp_path):
     age = [10.0, 20.0, 90.0, None, 20.0, float("nan"), None, 20.0]
     task = open_task(parts(tmp_path, train={"age": age}, test={"age": [None, 500.0]}))
-    assert task.columns.names == ["age", "age missing"]
+    assert task.columns.inputs.names == ["age", "age missing"]
     assert task.train.inputs.tolist() == [[10, 0], [20, 0], [90, 0], [20, 1], [20, 0], [20, 1], [20, 1], [20, 0]]
     assert task.test.inputs.tolist() == [[20, 1], [500, 0]]
     assert "missing in training rows: age in 3 (filled with the median 20, and marked)" in said(task)
@@ -65,7 +66,7 @@ def test_a_missing_number_is_the_median_of_the_training_part_and_is_marked(tmp_p
 def test_a_number_that_only_test_data_lack_is_filled_and_not_marked(tmp_path):
     """A mark that is 0 in all of the training would be an input with untrained weights."""
     task = open_task(parts(tmp_path, train={"age": [1.0, 2.0, 6.0, 2.0]}, test={"age": [None, 5.0]}))
-    assert task.columns.names == ["age"]
+    assert task.columns.inputs.names == ["age"]
     assert task.test.inputs.tolist() == [[2], [5]]
 
 
@@ -74,7 +75,7 @@ def test_what_fewer_than_three_training_rows_have_is_no_input_of_its_own(tmp_pat
     age, city = [1.0, 2.0, 6.0, 2.0] * 4, ["Bern", "Oslo"] * 8
     age[3:5], city[0], city[1:3] = [None, None], "Rome", [None, None]
     task = open_task(parts(tmp_path, train={"age": age, "city": city}, test={"age": [None, 5], "city": ["Rome", None]}))
-    assert task.columns.names == ["age", "city=Bern", "city=Oslo"]
+    assert task.columns.inputs.names == ["age", "city=Bern", "city=Oslo"]
     assert task.test.inputs.tolist() == [[2, 0, 0], [5, 0, 0]]
     assert "age in 2 (filled with the median 2), city in 2 (0 in all inputs)" in said(task)
 
@@ -82,7 +83,7 @@ def test_what_fewer_than_three_training_rows_have_is_no_input_of_its_own(tmp_pat
 def test_booleans_and_whole_numbers_may_lack_some_too(tmp_path):
     columns = {"b": ["True", "", "False", "True", "False", "True"], "n": [1, 2, "", 4, 5, 7], "label": list("xyxyxy")}
     task = open_task(csv(tmp_path / "t.csv", columns))
-    assert {"b", "n"} <= {*task.columns.names}
+    assert {"b", "n"} <= {*task.columns.inputs.names}
     assert "numbers b, n" in said(task)
 
 
@@ -108,7 +109,7 @@ def test_booleans_and_whole_numbers_may_lack_some_too(tmp_path):
 )
 def test_what_cannot_be_an_input_is_left_out_with_the_reason(values, why, tmp_path):
     task = open_task(parts(tmp_path, train={"x": range(12), "other": values}, test={"x": [1, 2], "other": values[:2]}))
-    assert task.columns.names == ["x"]
+    assert task.columns.inputs.names == ["x"]
     assert f"left out: other ({why})" in said(task)
 
 
@@ -116,7 +117,7 @@ def test_the_most_categories_and_one_more(tmp_path):
     fifty = [f"c{number % 50}" for number in range(300)]
     one_more = [f"c{number % 51}" for number in range(300)]
     task = open_task(parts(tmp_path, train={"a": fifty, "b": one_more}, test={"a": ["c1"] * 2, "b": ["c1"] * 2}))
-    assert len(task.columns.names) == 50
+    assert len(task.columns.inputs.names) == 50
     assert "left out: b (51 different texts in 300 rows)" in said(task)
 
 
@@ -149,11 +150,11 @@ def test_a_column_that_looks_like_an_identifier_is_used_with_a_note_how_to_leave
     """Consecutive in the file: rows that are held out for the test leave gaps in the training part."""
     columns = {name: values, "x": [0.5, 1.5, 2.5] * 4, "the city": ["Bern", "Oslo"] * 6, "label": [0, 0, 1] * 4}
     task = open_task(csv(tmp_path / "t.csv", columns))
-    assert name in task.columns.names
+    assert name in task.columns.inputs.names
     assert ("looks like an identifier" in said(task)) == noted
     if noted:
         assert f"{name} looks like an identifier: to leave it out, give --columns 'x,the city'" in said(task)
-        assert name not in open_task(f"{tmp_path / 't.csv'}?columns=x,the city").columns.names
+        assert name not in open_task(f"{tmp_path / 't.csv'}?columns=x,the city").columns.inputs.names
 
 
 def leaking(path, rows, held):
@@ -174,8 +175,8 @@ def test_rows_that_are_held_out_for_the_test_change_nothing_that_is_learnt(tmp_p
     )
     assert torch.equal(plain.train.inputs, other.train.inputs)
     assert plain.columns == other.columns
-    assert other.test.inputs[:, other.columns.names.index("x")].tolist() == [1e6] * len(held)
-    cities = [place for place, name in enumerate(other.columns.names) if name.startswith("city=")]
+    assert other.test.inputs[:, other.columns.inputs.names.index("x")].tolist() == [1e6] * len(held)
+    cities = [place for place, name in enumerate(other.columns.inputs.names) if name.startswith("city=")]
     assert other.test.inputs[:, cities].abs().sum() == 0
 
 
@@ -235,7 +236,7 @@ def test_columns_that_are_named_may_be_categories_but_not_what_no_input_can_be(t
     columns = {"x": range(12), "city": CITIES * 4, "day": ["2020-01-01"] * 12, "label": [0, 1] * 6}
     path = csv(tmp_path / "t.csv", columns)
     task = open_task(f"{path}?columns=city,x")
-    assert task.columns.names == ["city=Bern", "city=Oslo", "city=Rome", "x"]
+    assert task.columns.inputs.names == ["city=Bern", "city=Oslo", "city=Rome", "x"]
     with pytest.raises(DataError, match="column 'day' cannot be an input \\(dates\\): remove it from --columns"):
         open_task(f"{path}?columns=x,day")
 
@@ -276,7 +277,8 @@ def test_a_data_frame_in_memory_is_read_as_the_same_table_in_a_file(tmp_path):
     in_memory = from_parts("data", {"train": (inputs, mixed["label"])}, "the data")
     in_a_file = open_task(str(tmp_path / "t.csv"))
     assert in_memory.checksum == in_a_file.checksum
-    assert in_memory.columns == in_a_file.columns
+    assert in_memory.columns.inputs == in_a_file.columns.inputs
+    assert (in_memory.columns.label, in_a_file.columns.label) == (None, "label")
     with pytest.raises(DataError, match="some parts are data frames and some are arrays"):
         from_parts("data", {"train": (inputs, mixed["label"]), "test": (np.ones((2, 3)), [0, 1])}, "the data")
 
@@ -285,7 +287,42 @@ def test_inputs_that_were_written_read_new_rows_in_the_same_way(tmp_path):
     train = {"age": [1.0, None, 3.0] * 4, "city": [*CITIES, None] * 3}
     test = {"age": [None, 7.0], "city": ["Oslo", "Paris"]}
     task = open_task(parts(tmp_path, train=train, test=test))
-    again = TableInputs.from_dict(json.loads(json.dumps(task.columns.as_dict())))
+    again = TableReading.from_dict(json.loads(json.dumps(task.columns.as_dict())))
     assert again == task.columns
-    assert torch.equal(again.read(pa.table(test)), task.test.inputs)
-    assert np.isfinite(again.read(pa.table(test)).numpy()).all()
+    assert torch.equal(again.inputs.read(pa.table(test)), task.test.inputs)
+    assert np.isfinite(again.inputs.read(pa.table(test)).numpy()).all()
+
+
+def test_categories_that_look_like_numbers_are_found_where_a_column_has_nothing_else():
+    """Readers of CSV files turn such a column into numbers, and 007 into 7."""
+    column = CategoryColumn("code", ("007", "12", "A3", None))
+    expected = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
+    for values in (["007", "12", "5", None], [7, 12, 5, None], [7.0, 12.0, 5.0, float("nan")]):
+        assert column.read(pa.chunked_array([values]), "new").tolist() == expected
+    truths = CategoryColumn("paid", ("False", "True", "unknown"))
+    assert truths.read(pa.chunked_array([[True, None, False]]), "new").tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 0]]
+    assert column.read(pa.chunked_array([[float("nan")]]), "new").tolist() == [[0, 0, 0, 1]]
+
+
+def test_numbers_in_the_place_of_categories_are_refused():
+    with pytest.raises(DataError, match="new: column 'city' has numbers, and texts in the training part: correct it"):
+        CategoryColumn("city", ("Bern", "Oslo")).read(pa.chunked_array([[1, 2]]), "new")
+    with pytest.raises(DataError, match="some of which are the same number: give texts"):
+        CategoryColumn("code", ("07", "7", "x")).read(pa.chunked_array([[7]]), "new")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {}, [], {"inputs": {}, "label": "y"}, {"inputs": ["a", 3], "label": "y"}, {"inputs": ["a"], "label": 3},
+        {"inputs": {"a": {"median": "1", "is_marked": True}}, "label": "y"},
+        {"inputs": {"a": {"median": float("nan"), "is_marked": True}}, "label": "y"},
+        {"inputs": {"a": {"median": 1.0}}, "label": "y"},
+        {"inputs": {"a": {"categories": ["x", "x"]}}, "label": "y"},
+        {"inputs": {"a": {"categories": [1]}}, "label": "y"},
+        {"inputs": {"a": 3}, "label": "y"},
+    ],
+)  # fmt: skip
+def test_what_no_training_writes_is_no_reading_of_a_table(wrong):
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        TableReading.from_dict(wrong)

@@ -5,6 +5,7 @@ import json
 import random
 from collections import defaultdict
 
+import numpy as np
 import pandas
 import pyarrow as pa
 import pytest
@@ -12,9 +13,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from bisam.lab import fit, records
-from bisam.lab.data.table_columns import TableInputs
+from bisam.lab import fit, load, records
+from bisam.lab.data.own import open_task
 from bisam.lab.models import build
+from bisam.lab.predicting.predictions import predictions
 from bisam.lab.report.runs import listing
 from bisam.lab.tables import cells
 
@@ -92,16 +94,67 @@ def test_the_same_command_resumes_and_other_columns_are_other_data(fitted, bisam
     assert "+columns=Sex-Age" in own.output
 
 
-def test_the_inputs_that_were_written_predict_for_new_rows(fitted, passengers):
+def inputs_by_hand(rows, train):
+    """The 11 inputs of rows of texts: a missing age is the median of the training rows, a missing port a category."""
+    median = np.median([float(row["Age"]) for row in train if row["Age"]])
+    found = []
+    for row in rows:
+        sexes = [row["Sex"] == one for one in ("female", "male")]
+        ports = [row["Embarked"] == one for one in ("C", "Q", "S", "")]
+        age = [row["Age"] or median, not row["Age"]]
+        found.append([row["PassengerId"], row["Pclass"], *sexes, *age, row["Fare"], *ports])
+    return torch.tensor([[float(value) for value in row] for row in found])
+
+
+def test_predictions_for_new_rows_are_the_model_applied_by_hand(fitted, bisam, passengers, tmp_path):
     folder, _ = fitted
-    inputs = TableInputs.from_dict(json.loads((folder / "inputs.json").read_text()))
-    model = build("perceptron", classes=2, features=len(inputs.names)).eval()
+    with passengers.open(newline="") as file:
+        old = [*csv.DictReader(file)]
+    held_out = {*open_task(f"{passengers}?label=Survived").test.inputs[:, 0].tolist()}
+    train = [row for row in old if float(row["PassengerId"]) not in held_out]
+    assert len(train) == 240
+    new = [{**row} for row in old[:30]]
+    new[0]["Embarked"], new[1]["Age"], new[2]["Age"] = "X", "", "35"
+    order = ["Deck", "Embarked", "Survived", "Fare", "Sex", "PassengerId", "Age", "Pclass"]
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, order, restval="upper", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(new)
+    model = build("perceptron", classes=2, features=11).eval()
     model.load_state_dict(load_file(folder / "best.safetensors"))
-    frame = pandas.read_csv(passengers)
-    predicted = model(inputs.read(frame)).argmax(1)
-    assert (predicted == torch.tensor(frame["Survived"].values)).float().mean() > 0.8
-    alone = {"PassengerId": [1], "Pclass": [2], "Age": [None], "Fare": [8.0], "Sex": ["female"], "Embarked": ["X"]}
-    assert model(inputs.read(pa.table(alone))).argmax(1).item() == 1
+    with torch.no_grad():
+        expected = model(inputs_by_hand(new, train)).softmax(1)
+
+    done = bisam("predict", folder, tmp_path / "new.csv", "--out", tmp_path / "out.csv", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    with (tmp_path / "out.csv").open(newline="") as file:
+        found = [*csv.DictReader(file)]
+    assert [row["predicted"] for row in found] == [str(number) for number in expected.argmax(1).tolist()]
+    for row, each in zip(found, expected.tolist(), strict=True):
+        assert [float(row[f"probability of {name}"]) for name in "01"] == pytest.approx(each, abs=1e-6)
+    right = sum(row["predicted"] == one["Survived"] for row, one in zip(found, new, strict=True))
+    assert f"accuracy {100 * right / 30:.2f} %" in done.output
+    assert "of 30 samples with labels" in done.output
+
+    trained, frame = load(folder), pandas.read_csv(tmp_path / "new.csv")
+    frame.index = [f"row {number}" for number in range(30)]
+    for rows in (frame, frame.drop(columns=["Survived", "Deck"]), pa.table(frame)):
+        assert torch.allclose(trained.probabilities(rows), expected, atol=1e-6)
+    assert not (folder / "inputs.json").exists()
+
+
+def test_columns_that_are_missing_or_of_another_kind_are_refused(fitted, passengers):
+    trained, frame = load(fitted[0]), pandas.read_csv(passengers)
+    with pytest.raises(ValueError, match="the data has no columns 'Age', 'Embarked', which the model was trained with"):
+        trained.predict(frame.drop(columns=["Age", "Embarked"]))
+    with pytest.raises(ValueError, match="column 'Age' has texts, and numbers in the training part: correct it"):
+        trained.predict(frame.assign(Age="old"))
+    with pytest.raises(ValueError, match="column 'Sex' has numbers, and texts in the training part: correct it"):
+        trained.predict(frame.assign(Sex=1))
+    with pytest.raises(ValueError, match="is an array, and the model was trained on columns with categories"):
+        trained.predict(np.zeros((2, 11)))
+    with pytest.raises(ValueError, match="give numbers, uint8 images, or a list of texts"):
+        trained.predict(frame["Sex"])
 
 
 def test_a_data_frame_from_python_has_the_inputs_of_the_command(fitted, passengers, tmp_path, capsys):
@@ -116,3 +169,8 @@ def test_a_data_frame_from_python_has_the_inputs_of_the_command(fitted, passenge
     printed = " ".join(capsys.readouterr().out.split())
     assert "11 inputs: numbers PassengerId, Pclass, Age, Fare; categories Sex, Embarked" in printed
     assert "PassengerId looks like an identifier: to leave it out, drop it from the data frame" in printed
+    trained = load(found.folder, lambda classes: nn.Linear(11, classes))
+    assert torch.equal(trained.probabilities(frame), trained.probabilities(x))
+    saved = predictions(trained, str(passengers))
+    assert torch.equal(saved.logits.softmax(1), trained.probabilities(x))
+    assert saved.samples.labels is None  # they were given apart, so that no column is known to have them

@@ -69,6 +69,9 @@ class LoadedSlowly:
         parts = self._images.parts(config, device)
         return Parts(Waiting(parts.train, self._clock), parts.validation, parts.test)
 
+    def preparation(self, config):
+        return None
+
 
 class Waiting:
     def __init__(self, batches, clock):

@@ -156,6 +156,7 @@ def _show(found: Answer, study: Study) -> None:
     if found.best is not None:
         best = title_of(found.best.config.method)
         print_line(f"weights of the best run of {best} on validation data: {study.folder / records.WEIGHTS}")
+        print_line(f"to predict with them: bisam predict {study.folder} DATA")
         print_line(f"to train in the same way ({study.folder / CODE}):")
         for line in (study.folder / CODE).read_text(encoding="utf-8").splitlines():
             print_line(f"    {line}")

@@ -18,6 +18,7 @@ from bisam.lab.cli import compare as cli_compare
 from bisam.lab.cli import fit as cli_fit
 from bisam.lab.cli import listing as cli_listing
 from bisam.lab.cli import plan as cli_plan
+from bisam.lab.cli import predict as cli_predict
 from bisam.lab.cli import report as cli_report
 from bisam.lab.cli import runs as cli_runs
 from bisam.lab.cli import sweep as cli_sweep
@@ -51,6 +52,7 @@ class Compile(str, Enum):
 
 
 app.command(short_help="Does it help on your data? Train, and answer.")(cli_fit.fit)
+app.command(short_help="Classes of new samples, by the weights of a fit.")(cli_predict.predict)
 app.command("list", short_help="All recipes, or the rows and methods of one.")(cli_listing.list_recipes)
 app.command(short_help="What a table costs, and what a budget resolves.")(cli_plan.plan)
 app.command(short_help="Train every cell of a recipe, or a part of it.")(cli_runs.train)

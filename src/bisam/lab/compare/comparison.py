@@ -16,8 +16,9 @@ import torch
 
 from bisam.lab import records
 from bisam.lab.compare.inspection import Inspection, InspectionPlan, OnProgress, inspect
-from bisam.lab.compare.trained import Load, Trained, TrainedError, config_of, shared_rows, trained
+from bisam.lab.compare.trained import Load, Trained, config_of, shared_rows, trained
 from bisam.lab.config import Config, completed
+from bisam.lab.predicting.weights import TrainedError
 from bisam.lab.records import Record
 from bisam.lab.records.record import read_config
 from bisam.lab.tables.cells import NUMERICS, text_of

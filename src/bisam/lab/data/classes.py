@@ -59,7 +59,7 @@ def number_classes(
                 f"rows ({len(unknown)}), or add some to the training part"
             )
     tensors = {part: torch.tensor([numbers[value] for value in found]) for part, found in labels.items()}
-    return tensors, list(names) if names is not None else [str(_plain(value)) for value in ordered]
+    return tensors, list(names) if names is not None else [str(plain(value)) for value in ordered]
 
 
 def listed_rows(rows: Sequence[int]) -> str:
@@ -98,7 +98,7 @@ def _check_no_quantity(values: Sequence[Any], where: str) -> None:
 def _check_counts(counts: Mapping[Any, int], ordered: Sequence[Any], where: str) -> None:
     present = [value for value in ordered if counts.get(value)]
     if len(present) < 2:
-        only = f": all labels are {_plain(present[0])!r}" if present else ""
+        only = f": all labels are {plain(present[0])!r}" if present else ""
         raise DataError(f"{where}: the training part has {len(present)} class{only}. Two classes or more are needed")
     if len(present) < len(ordered):
         missing = next(value for value in ordered if not counts.get(value))
@@ -109,7 +109,7 @@ def _check_counts(counts: Mapping[Any, int], ordered: Sequence[Any], where: str)
     if single:
         more = f" and {len(single) - 1} more have" if len(single) > 1 else " has"
         raise DataError(
-            f"{where}: class {_plain(single[0])!r}{more} one sample, which cannot be both trained on and tested: add "
+            f"{where}: class {plain(single[0])!r}{more} one sample, which cannot be both trained on and tested: add "
             "samples, or remove the class"
         )
 
@@ -122,7 +122,7 @@ def _ordered(values: Iterable[Any]) -> list[Any]:
     return sorted(found, key=str)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A whole number without its fraction of 0."""
     return int(value) if _is_float(value) and value == int(value) else value
 

@@ -12,7 +12,8 @@ import pyarrow as pa
 from bisam.lab.data.classes import listed_rows
 from bisam.lab.data.images import DataError
 from bisam.lab.data.pictures import EncodedImage
-from bisam.lab.data.table_columns import check_finite, column_of
+from bisam.lab.data.table_columns import TableInputs, check_finite, column_of
+from bisam.lab.data.table_reading import TableReading
 from bisam.lab.data.tabular import Tables
 from bisam.lab.data.task import Kind
 
@@ -78,13 +79,31 @@ def _listed(columns: Sequence[str]) -> str:
     return ", ".join(shown)
 
 
-def values(table: pa.Table, kind: Kind, names: Sequence[str], where: str, folder: Path) -> Any:
-    """The inputs of a part, as `Part` has them; of rows, a table that `bisam.lab.data.table_columns` reads."""
+def values(
+    table: pa.Table, kind: Kind, names: Sequence[str], where: str, folder: Path, remedy: str | None = None
+) -> Any:
+    """The inputs of a part, as `Part` has them; of rows, a table that `bisam.lab.data.table_columns` reads.
+
+    `remedy` is for a column that has no texts or images. Default: to name another one by an option.
+    """
     if kind == "rows":
         return _rows(table, names, where)
     if kind == "text":
-        return _texts(table, names, where)
-    return _images(table, names[0], where, folder)
+        return _texts(table, names, where, remedy or "name another by --text")
+    return _images(table, names[0], where, folder, remedy or "name another by --image")
+
+
+def read_again(table: pa.Table, kind: Kind, how: TableReading, where: str, folder: Path) -> Any:
+    """The inputs of another table, as those of a `Task` were read: `how` is its `columns`."""
+    missing = [name for name in how.names if name not in table.column_names]
+    if missing:
+        names = f"column{'s' * (len(missing) > 1)} {_listed([repr(name) for name in missing])}"
+        raise DataError(
+            f"{where} has no {names}, which the model was trained with: it has {_listed(table.column_names)}. Add or "
+            "rename columns"
+        )
+    read = values(table, kind, how.names, where, folder, remedy="give what it had in the training")
+    return how.inputs.read(read, where) if isinstance(how.inputs, TableInputs) else read
 
 
 def labels(table: pa.Table, name: str, where: str) -> list[Any]:
@@ -100,14 +119,14 @@ def _rows(table: pa.Table, names: Sequence[str], where: str) -> pa.Table:
     return found
 
 
-def _texts(table: pa.Table, names: Sequence[str], where: str) -> list[tuple[str, ...]]:
+def _texts(table: pa.Table, names: Sequence[str], where: str, remedy: str) -> list[tuple[str, ...]]:
     if len(names) > 2:
         raise DataError(f"{where}: a tokenizer takes one text or a pair, got the columns {', '.join(names)}: name two")
     columns = []
     for name in names:
         column = column_of(table, name, where)
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            raise DataError(f"{where}: column {name!r} has {column.type}, not texts: name another by --text")
+            raise DataError(f"{where}: column {name!r} has {column.type}, not texts: {remedy}")
         found = column.to_pylist()
         missing = [row for row, text in enumerate(found) if text is None]
         if missing:
@@ -118,7 +137,7 @@ def _texts(table: pa.Table, names: Sequence[str], where: str) -> list[tuple[str,
     return list(zip(*columns, strict=True))
 
 
-def _images(table: pa.Table, name: str, where: str, folder: Path) -> list[EncodedImage]:
+def _images(table: pa.Table, name: str, where: str, folder: Path, remedy: str) -> list[EncodedImage]:
     found = []
     for row, value in enumerate(column_of(table, name, where).to_pylist()):
         label = f"row {row}"
@@ -130,7 +149,5 @@ def _images(table: pa.Table, name: str, where: str, folder: Path) -> list[Encode
             found.append(EncodedImage(value, path=folder / value))
         else:
             kind = table.column(name).type
-            raise DataError(
-                f"{where}, {label}: column {name!r} has {kind}, not images or paths: name another by --image"
-            )
+            raise DataError(f"{where}, {label}: column {name!r} has {kind}, not images or paths: {remedy}")
     return found

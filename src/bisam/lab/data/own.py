@@ -19,6 +19,7 @@ from bisam.lab.data.held_out import part_of, roles
 from bisam.lab.data.images import DataError
 from bisam.lab.data.pictures import ENDINGS, EncodedImage, check_broken
 from bisam.lab.data.table_columns import as_table, has_columns, learn
+from bisam.lab.data.table_reading import TableReading
 from bisam.lab.data.task import Kind, Part, Task
 
 OPTIONS = ("label", "text", "image", "columns", "config", "test")
@@ -35,7 +36,7 @@ def open_task(name: str) -> Task:
         return _from_function(name, place)
     path = Path(place).expanduser()
     if path.suffix.lower() == ".npz" and path.is_file():
-        return from_arrays(name, _load_npz(path), place)
+        return from_arrays(name, load_npz(path), place)
     if tabular.is_table(path):
         return _from_tables(name, tabular.read_tables(path), options, place)
     if path.is_dir():
@@ -68,9 +69,9 @@ def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Tas
     """Inputs and labels of each part, as arrays, tensors, data frames or lists of texts."""
     kinds, inputs, labels = set(), {}, {}
     for part, (x, y) in raw.items():
-        kind, inputs[part] = _inputs(x, f"{where}, {part}")
+        kind, inputs[part] = inputs_of(x, f"{where}, {part}")
         kinds.add(kind)
-        labels[part] = _labels(y, f"{where}, {part}")
+        labels[part] = label_values(y, f"{where}, {part}")
         if len(labels[part]) != len(inputs[part]):
             raise DataError(f"{where}, {part}: {len(inputs[part])} inputs have {len(labels[part])} labels: one of each")
     if len(kinds) > 1:
@@ -82,7 +83,7 @@ def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Tas
     return _with_inputs(task, inputs["train"], where) if isinstance(inputs["train"], pa.Table) else task
 
 
-def _labels(y: Any, where: str) -> list[Any]:
+def label_values(y: Any, where: str) -> list[Any]:
     """One label for each sample, from an array with one axis, or a second one of length 1."""
     if not isinstance(y, (Tensor, np.ndarray)):
         return list(y)
@@ -94,7 +95,8 @@ def _labels(y: Any, where: str) -> list[Any]:
     return y.reshape(-1).tolist()
 
 
-def _inputs(x: Any, where: str) -> tuple[Kind, Any]:
+def inputs_of(x: Any, where: str) -> tuple[Kind, Any]:
+    """The kind of arrays, tensors, data frames or lists of texts, and their values as `Part` has them."""
     if isinstance(x, (list, tuple)) and len(x) and all(isinstance(one, str) for one in x):
         return "text", [(one,) for one in x]
     if isinstance(x, (list, tuple)) and len(x) and isinstance(x[0], tuple) and isinstance(x[0][0], str):
@@ -132,7 +134,7 @@ def _pixels(found: Tensor, where: str) -> Tensor:
     return found.expand(-1, 3, -1, -1).contiguous()
 
 
-def _load_npz(path: Path) -> dict[str, Any]:
+def load_npz(path: Path) -> dict[str, Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
@@ -193,14 +195,15 @@ def _from_tables(name: str, tables: tabular.Tables, options: Mapping[str, str], 
     labels = {part: columns.labels(table, label, f"{where}, {part}") for part, table in parts.items()}
     task = _task(name, kind, found, labels, where, notes, tables.class_names.get(label))
     if kind != "rows":
-        return task
-    return _with_inputs(task, found["train"], where, named=options.get("columns", ""), by_option=True)
+        return replace(task, columns=TableReading(tuple(inputs), label))
+    return _with_inputs(task, found["train"], where, label, named=options.get("columns", ""))
 
 
-def _with_inputs(task: Task, whole: pa.Table, where: str, *, named: str = "", by_option: bool = False) -> Task:
+def _with_inputs(task: Task, whole: pa.Table, where: str, label: str | None = None, *, named: str = "") -> Task:
     """A task whose parts are columns of a table, with the inputs that these become: learnt from the training part.
 
-    `whole` is the table that the training part was taken from; `named` are the columns that were asked for, if any.
+    `whole` is the table that the training part was taken from, `label` its column of labels, which a data frame has
+    not; `named` are the columns that were asked for, if any.
     """
     inputs, left_out = learn(task.train.inputs)
     if left_out and named:
@@ -215,7 +218,7 @@ def _with_inputs(task: Task, whole: pa.Table, where: str, *, named: str = "", by
     notes = [
         *task.notes,
         *table_notes.summary(inputs, left_out, task.train.inputs),
-        *table_notes.note_of_identifiers(table_notes.identifiers(whole), inputs, by_option=by_option),
+        *table_notes.note_of_identifiers(table_notes.identifiers(whole), inputs, by_option=label is not None),
     ]
 
     def read(part: Part, name: str) -> Part:
@@ -223,7 +226,9 @@ def _with_inputs(task: Task, whole: pa.Table, where: str, *, named: str = "", by
 
     validation = None if task.validation is None else read(task.validation, "validation")
     train, test = read(task.train, "train"), read(task.test, "test")
-    return replace(task, train=train, validation=validation, test=test, notes=notes, columns=inputs)
+    return replace(
+        task, train=train, validation=validation, test=test, notes=notes, columns=TableReading(inputs, label)
+    )
 
 
 def _from_folder(name: str, folder: Path) -> Task:

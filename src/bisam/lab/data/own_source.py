@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bisam.lab import spec
 from bisam.lab.config import Config
-from bisam.lab.data import pictures, tokens
+from bisam.lab.data import tokens
 from bisam.lab.data.batches import Batched, Parts, Rounds, TensorBatches
 from bisam.lab.data.held_out import stratified
 from bisam.lab.data.images import DataError
 from bisam.lab.data.labels import with_noise
 from bisam.lab.data.on_device import Batches
+from bisam.lab.data.preparation import EVALUATION_BATCH, Preparation, pixels_of
 from bisam.lab.data.task import Part, Task
 
-EVALUATION_BATCH = {"image": 250, "rows": 1000, "text": 64}
 NORMALIZATION = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
@@ -69,6 +69,16 @@ class OwnData:
             validating,
             self._evaluated(test, self.task.test.labels, config, device),
         )
+
+    def preparation(self, config: Config) -> Preparation:
+        task = self.task
+        common = Preparation(task.kind, tuple(task.classes), columns=task.columns)
+        if task.kind == "image":
+            mean, std = self._statistics(config)
+            return replace(common, size=config.size, mean=mean, std=std)
+        if task.kind == "text":
+            return replace(common, length=config.length)
+        return replace(common, features=self.features)
 
     def training_rows(self, config: Config) -> Tensor:
         """Rows of the training part that are not for validation."""
@@ -126,20 +136,11 @@ class OwnData:
         """The inputs of a part as tensors, made once: pixels of a size, tokens of a model, numbers."""
         part: Part = getattr(self.task, name)
         if self.task.kind == "image":
-            return self._once(("pixels", name, config.size), lambda: self._pixels(part, config.size))
+            return self._once(("pixels", name, config.size), lambda: pixels_of(part.inputs, config.size))
         if self.task.kind == "text":
             key = ("tokens", name, config.model, config.length)
             return self._once(key, lambda: tokens.tokenize(part.inputs, self._tokenizer(config.model), config.length))
         return part.inputs
-
-    def _pixels(self, part: Part, size: int) -> Tensor:
-        if not isinstance(part.inputs, Tensor):
-            return pictures.decode(part.inputs, size)
-        if tuple(part.inputs.shape[2:]) == (size, size):
-            return part.inputs
-        pieces = [part.inputs[start : start + 500].float() for start in range(0, len(part), 500)]
-        scaled = [F.interpolate(piece, (size, size), mode="bilinear", antialias=True) for piece in pieces]
-        return torch.cat(scaled).round().clamp(0, 255).to(torch.uint8)
 
     def _statistics(self, config: Config) -> Statistics:
         """Mean and deviation of each channel, of pixels in [0, 1]."""

@@ -21,6 +21,7 @@ from bisam.lab.data.named import NAMED, deviation, place_of
 from bisam.lab.data.on_device import Batches
 from bisam.lab.data.own import open_task
 from bisam.lab.data.own_source import OwnData
+from bisam.lab.data.preparation import Preparation
 from bisam.lab.data.stream import Stream
 
 __all__ = ["Batched", "InMemory", "OnDisk", "Parts", "Source", "describe", "open_source", "own_data"]
@@ -44,6 +45,9 @@ class Source(Protocol):
 
     def parts(self, config: Config, device: torch.device) -> Parts: ...
     def described(self) -> list[str]: ...
+
+    def preparation(self, config: Config) -> Preparation | None:
+        """How new samples become inputs of a run's model; None for data sets of the lab, which have a test part."""
 
 
 class InMemory:
@@ -89,6 +93,9 @@ class InMemory:
             for part, images in (("train", data.train), ("test", data.test))
         ]
         return [*lines, f"sha256 of the decoded contents: {data.checksum}"]
+
+    def preparation(self, config: Config) -> None:
+        return None
 
 
 class OnDisk:
@@ -137,6 +144,9 @@ class OnDisk:
             )
             lines.append(f"{self._name}, {part}: {len(stream.samples)} images, {self.classes} classes")
         return [*lines, f"sha256 of the names and sizes of its files: {self.checksum}"]
+
+    def preparation(self, config: Config) -> None:
+        return None
 
     def _fingerprint(self) -> str:
         """sha256 over names and sizes of the files: the contents are too large to read twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -72,13 +73,35 @@ class CategoryColumn:
         return [f"{self.name} missing" if one is None else f"{self.name}={one}" for one in self.categories]
 
     def read(self, column: pa.ChunkedArray, where: str) -> np.ndarray[Any, Any]:
-        if content_of(column) not in ("texts", "numbers", "nothing"):
-            raise DataError(
-                f"{where}: column {self.name!r} has {content_of(column)}, and texts in the training part: correct it"
-            )
-        place = {category: number for number, category in enumerate(self.categories)}
-        found = np.array([place.get(text, -1) for text in column.cast(pa.large_string()).to_pylist()], dtype=np.int64)
+        content, values = content_of(column), plain(column)
+        keys: list[Any] = [*self.categories]
+        if content == "numbers" and missing_in(column) == len(column):
+            values = pa.nulls(len(column))
+        elif content == "numbers":  # of a CSV file whose texts in this column all look like numbers
+            keys = self._as_numbers(where, are_truths=pa.types.is_boolean(values.type))
+            wide = values.cast(pa.float64(), safe=False)
+            values = pc.if_else(pc.is_nan(wide), None, wide)
+        elif content not in ("texts", "nothing"):
+            raise self._other_kind(content, where)
+        known = {key: place for place, key in enumerate(keys) if key is not None or self.categories[place] is None}
+        found = np.array([known.get(value, -1) for value in values.to_pylist()], dtype=np.int64)
         return (found[:, None] == np.arange(len(self.categories))).astype(np.float32)
+
+    def _as_numbers(self, where: str, *, are_truths: bool) -> list[float | None]:
+        """The number that each category is, as 7 of "007"; None for others."""
+        found = [None if one is None else _number_of(one, is_truth=are_truths) for one in self.categories]
+        numbers = [number for number in found if number is not None]
+        if not numbers:
+            raise self._other_kind("numbers", where)
+        if len({*numbers}) < len(numbers):
+            raise DataError(
+                f"{where}: column {self.name!r} has numbers, and texts in the training part, some of which are the "
+                "same number: give texts, in a Parquet or JSONL file"
+            )
+        return found
+
+    def _other_kind(self, content: str, where: str) -> DataError:
+        return DataError(f"{where}: column {self.name!r} has {content}, and texts in the training part: correct it")
 
 
 @dataclass(frozen=True)
@@ -91,6 +114,11 @@ class TableInputs:
     def names(self) -> list[str]:
         """One for each input."""
         return [name for column in self.columns for name in column.names]
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether each column is one input, the number that it has."""
+        return all(isinstance(column, NumberColumn) and not column.is_marked for column in self.columns)
 
     def read(self, rows: Any, where: str = "the rows") -> Tensor:
         """The inputs, float32 (N, F), of a table of pyarrow, a data frame, or anything that gives Arrow its columns.
@@ -114,12 +142,20 @@ class TableInputs:
 
     @staticmethod
     def from_dict(columns: Mapping[str, Mapping[str, Any]]) -> TableInputs:
-        return TableInputs(
-            tuple(
-                CategoryColumn(name, tuple(one["categories"])) if "categories" in one else NumberColumn(name, **one)
-                for name, one in columns.items()
-            )
-        )
+        """ValueError, TypeError or KeyError for what `as_dict` does not return."""
+        return TableInputs(tuple(_column_from(name, values) for name, values in columns.items()))
+
+
+def _column_from(name: str, values: Mapping[str, Any]) -> NumberColumn | CategoryColumn:
+    if "categories" in values:
+        categories = tuple(values["categories"])
+        if not all(isinstance(one, (str, type(None))) for one in categories) or len({*categories}) < len(categories):
+            raise ValueError(f"the categories of column {name!r} are not different texts")
+        return CategoryColumn(name, categories)
+    median, is_marked = values["median"], values["is_marked"]
+    if type(median) is not float or not math.isfinite(median) or type(is_marked) is not bool:
+        raise ValueError(f"the median of column {name!r} is not a number, or not known to be marked")
+    return NumberColumn(name, median, is_marked)
 
 
 def learn(train: pa.Table) -> tuple[TableInputs, dict[str, str]]:
@@ -180,6 +216,20 @@ def _unlike_numbers(texts: pa.ChunkedArray) -> str:
     if len(others):
         return f"numbers mixed with texts such as {_shown(others[0].as_py())}: leave these empty"
     return f"numbers written as texts, such as {_shown(texts[0].as_py())}: write plain numbers"
+
+
+def _number_of(text: str, *, is_truth: bool) -> float | None:
+    """The number that a text is; of truth values, 1 or 0.
+
+    >>> _number_of("007", is_truth=False), _number_of("False", is_truth=True), _number_of("Bern", is_truth=False)
+    (7.0, 0.0, None)
+    """
+    if is_truth:
+        return {"true": 1.0, "false": 0.0}.get(text.strip().lower())
+    try:
+        return float(text) if text.isascii() and "_" not in text and math.isfinite(float(text)) else None
+    except ValueError:
+        return None
 
 
 def _shown(value: Any) -> str:
@@ -247,8 +297,11 @@ def column_of(table: pa.Table, name: str, where: str) -> pa.ChunkedArray:
 
 
 def has_columns(rows: Any) -> bool:
-    """Whether it is a table of pyarrow, or a data frame that gives Arrow its columns, as those of pandas and polars."""
-    return isinstance(rows, pa.Table) or hasattr(rows, "__arrow_c_stream__")
+    """Whether it is a table of pyarrow, or a data frame that gives Arrow its columns, as those of pandas and polars.
+
+    Their single columns give Arrow values too, but have no columns.
+    """
+    return isinstance(rows, pa.Table) or (hasattr(rows, "__arrow_c_stream__") and hasattr(rows, "columns"))
 
 
 def as_table(rows: Any) -> pa.Table:

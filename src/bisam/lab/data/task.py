@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from bisam.lab.data.table_columns import TableInputs
+from bisam.lab.data.table_reading import TableReading
 
 Kind = Literal["image", "rows", "text"]
 
@@ -68,8 +68,8 @@ class Task:
     validation: Part | None = None
     notes: Sequence[str] = field(default_factory=list)
     """Lines about what was assumed or left out."""
-    columns: TableInputs | None = None
-    """How the columns of a table became inputs; None for other data."""
+    columns: TableReading | None = None
+    """How a table was read; None for other data."""
 
     @property
     def features(self) -> int | None:

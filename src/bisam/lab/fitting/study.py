@@ -7,7 +7,6 @@ differences with intervals (`bisam.lab.tables`).
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from bisam.lab.fitting.code import lines as lines_of_code
 from bisam.lab.fitting.rehearsal import Cost, is_out_of_memory, rehearse
 from bisam.lab.methods import BASES, METHODS, RHOS, find, title_of, uses
 from bisam.lab.models.pretraining import expected
+from bisam.lab.predicting import beside_weights
 from bisam.lab.recipes import Recipe
 from bisam.lab.records.storage import Storage
 from bisam.lab.tables import cells
@@ -45,7 +45,6 @@ METHODS_OF_A_STUDY = ("base", "sam", "bisam-log")
 
 SEEDS, REPEATS = 3, 2
 CODE = "train.py"
-INPUTS = "inputs.json"
 
 NOT_CHANGED = {
     "data": "DATA", "model": "--model", "method": "--methods", "seed": "--seeds", "rho": "--rho",
@@ -234,11 +233,11 @@ class Study:
             weights = found.best.record.folder / records.WEIGHTS
             if weights.is_file():
                 write_atomically(self.folder / records.WEIGHTS, weights.read_bytes(), follow_links=False)
+                beside = beside_weights.for_run(found.best.config, self.source)
+                if beside is not None:
+                    write_atomically(self.folder / records.PREDICT, beside, follow_links=False)
             code = lines_of_code(found.best.config) + "\n"
             write_atomically(self.folder / CODE, code.encode(), follow_links=False)
-            if (columns := self.source.task.columns) is not None:
-                text = json.dumps(columns.as_dict(), ensure_ascii=False, indent=1)
-                write_atomically(self.folder / INPUTS, text.encode() + b"\n", follow_links=False)
         return found
 
     def _refuse_unlike_ranks(self) -> None:

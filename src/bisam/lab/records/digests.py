@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from bisam.lab.files import open_file
-from bisam.lab.records.layout import CONFIG, LARGEST_STATE, METRICS, RECEIPT, RESULT
+from bisam.lab.records.layout import CONFIG, LARGEST_STATE, METRICS, PREDICT, RECEIPT, RESULT
 
 KEY = "sha256"
 """Where a receipt has the digests, by the names of the files."""
 
-SMALL = (CONFIG, METRICS, RESULT)
+SMALL = (CONFIG, METRICS, RESULT, PREDICT)
 """Files that are verified whenever a finished run is read; weights take longer."""
 
 

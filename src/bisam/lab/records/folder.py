@@ -22,6 +22,7 @@ from bisam.lab.records.layout import (
     LARGEST_STATE,
     LOCK,
     METRICS,
+    PREDICT,
     RECEIPT,
     RESULT,
     WEIGHTS,
@@ -70,7 +71,7 @@ class RunFolder:
         except OSError as error:
             raise RecordError(explained(error, f"cannot use {folder} for a run")) from error
         try:
-            for name in (RESULT, RECEIPT, WEIGHTS):  # before the training, which writes them when it ends
+            for name in (RESULT, RECEIPT, WEIGHTS, PREDICT):  # before the training, which writes them when it ends
                 _refuse_folder(folder / name)
             _remove_drafts(folder)
             if not check(folder, config):
@@ -119,7 +120,7 @@ class RunFolder:
             raise ValueError(f"a result needs a status such as 'done' or 'diverged', got {result.get('status')!r}")
         content = as_json(result)
         if receipt is not None:
-            there = [name for name in (CONFIG, METRICS, WEIGHTS) if (self.folder / name).exists()]
+            there = [name for name in (CONFIG, METRICS, WEIGHTS, PREDICT) if (self.folder / name).exists()]
             digests = {name: sha256_of(self.folder / name) for name in there}
             self.receipt({**receipt, KEY: {**digests, RESULT: hashlib.sha256(content).hexdigest()}})
         self._write(RESULT, content)
@@ -132,6 +133,10 @@ class RunFolder:
         """Write a model's state dict as a safetensors file that any reader of such files loads."""
         tensors = {name: portable(tensor, (name,)) for name, tensor in state_dict.items()}
         self._write(WEIGHTS, *pack(tensors, {"format": "pt"}))
+
+    def save_for_prediction(self, content: bytes) -> None:
+        """Write what prediction needs beside the weights."""
+        self._write(PREDICT, content)
 
     def load_weights(self) -> dict[str, Tensor]:
         """The weights that `save_weights` wrote last, on the CPU."""
@@ -199,7 +204,7 @@ def _refuse_folder(path: Path) -> None:
 
 def _remove_drafts(folder: Path) -> None:
     """Remove the drafts of writes that were killed. One that cannot be removed does no harm."""
-    for name in (CONFIG, METRICS, RESULT, RECEIPT, WEIGHTS):
+    for name in (CONFIG, METRICS, RESULT, RECEIPT, WEIGHTS, PREDICT):
         for draft in drafts_of(folder / name):
             with suppress(OSError):
                 draft.unlink()

@@ -21,6 +21,7 @@ from bisam.lab.config import Config
 from bisam.lab.data.sources import Source
 from bisam.lab.methods import passes
 from bisam.lab.models import FOR_ROWS, MODELS
+from bisam.lab.predicting import beside_weights
 from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, check_result, checkpoint, config_differences
 from bisam.lab.records.metrics import is_epoch
 from bisam.lab.records.receipt import receipt, timestamp
@@ -106,7 +107,7 @@ def train(
                 while waiting and len(active) < (together or len(jobs)) and not stop:
                     job = waiting.popleft()
                     active += _admitted(job, source, device, stack, now, progress, elsewhere, build, ranks)
-                if _leave(active, source.checksum, progress):
+                if _leave(active, source, progress):
                     crew, step = [], None  # they hold memory of the finished runs
                     continue
             except BaseException:
@@ -180,11 +181,11 @@ def _abreast(active: Sequence[ActiveRun]) -> list[ActiveRun]:
     return [one for one in active if one.batch == furthest]
 
 
-def _leave(active: list[ActiveRun], checksum: str, progress: Progress) -> bool:
+def _leave(active: list[ActiveRun], source: Source, progress: Progress) -> bool:
     """Write the results of the runs that ended, and remove them from `active`. Returns whether there were any."""
     ended = [one for one in active if one.is_over]
     for one in ended:
-        _finish(one, progress, checksum)
+        _finish(one, progress, source)
         active.remove(one)
     return bool(ended)
 
@@ -331,7 +332,7 @@ def _tested(one: ActiveRun) -> dict[str, float | None]:
     return {**(best or {"test_accuracy": None}), **{f"last_{name}": value for name, value in last.items()}}
 
 
-def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:
+def _finish(one: ActiveRun, progress: Progress, source: Source) -> None:
     """Write result, receipt and weights, and remove the checkpoints."""
     training = one.training
     result = {
@@ -345,8 +346,10 @@ def _finish(one: ActiveRun, progress: Progress, checksum: str) -> None:
     }
     if training.best.weights:
         one.run.save_weights(training.best.weights)
+        if (beside := beside_weights.for_run(training.config, source)) is not None:
+            one.run.save_for_prediction(beside)
     *earlier, own = one.receipts  # made when the process began: the code on disk may have changed since
-    whole = {**own, "date": timestamp(), "data_checksum": checksum, "seconds": training.seconds}
+    whole = {**own, "date": timestamp(), "data_checksum": source.checksum, "seconds": training.seconds}
     one.run.finish(result, {**whole, "earlier": earlier} if earlier else whole)
     shutil.rmtree(one.run.checkpoints, ignore_errors=True)
     one.run.close()
