@@ -264,7 +264,7 @@ RHOS_OF_NOISE = {
     "80%": {"sam": 0.025, "bisam-log": 0.025, "bisam-tanh": 0.025},
 }
 """On digits, by rate of wrong labels: the best by validation accuracy over 20 other seeds, of the values of
-benchmarks/digits_noise_rho.py that have as many, and the smallest of those that are equal. Trainings that fail count."""
+benchmarks/digits_noise_rho.py that have as many, and the smallest of those that are equal. Failed trainings count."""
 
 
 def demo() -> Recipe:
