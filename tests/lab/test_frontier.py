@@ -124,7 +124,7 @@ def test_digits_have_their_cost_in_gradients_and_the_difference_to_sam(frontier,
     runs = [recorded(cell, seed, value) for cell, of_seeds in values.items() for seed, value in enumerate(of_seeds)]
     table = frontier.digits(collect(runs))
     rows = by_setting(table)
-    assert [*rows["SAM"].values()] == ["SAM", "0.1", "2.00", "94.00 (91.52 to 96.48), n = 3", "–"]
+    assert [*rows["SAM"].values()] == ["SAM", "0.07", "2.00", "94.00 (91.52 to 96.48), n = 3", "–"]
     assert (rows["SAM, last 10 %"]["ρ"], rows["SAM, last 10 %"]["gradients ÷ SGD"]) == ("2.4", "1.10")
     assert rows["SAM, last 10 %, ρ = 0.1"]["test accuracy"].startswith("74.30 (")
     assert rows["SAM, last 10 %"]["test accuracy"].endswith("n = 3 ▼")

@@ -542,6 +542,12 @@ def test_a_version_without_cutout_probability_cut_every_image():
     assert comparison.changes({"cutout": 0}, {"cutout": 0, "cutout_probability": 0.5}) == []
 
 
+def test_a_field_that_one_of_the_methods_does_not_use_is_no_change():
+    sam, sgd = {"method": "sam", "rho": 0.07, "lr": 0.1}, {"method": "sgd", "rho": 0.1, "lr": 0.2}
+    assert [change.name for change in comparison.changes(sam, sgd)] == ["method", "lr"]
+    assert [change.name for change in comparison.changes(sam, {**sam, "rho": 0.1})] == ["rho"]
+
+
 def test_fields_that_nobody_knows_and_those_without_a_default_differ_if_only_one_has_them(runs):
     edit(runs.sam, "config.json", novelty=[1], recipe=None)
     said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights")).split("Results")[0]

@@ -18,6 +18,7 @@ from bisam.lab import records
 from bisam.lab.compare.inspection import Inspection, InspectionPlan, OnProgress, inspect
 from bisam.lab.compare.trained import Load, Trained, config_of, shared_rows, trained
 from bisam.lab.config import Config, completed
+from bisam.lab.methods import METHODS, uses
 from bisam.lab.predicting.weights import TrainedError
 from bisam.lab.records import Record
 from bisam.lab.records.record import read_config
@@ -163,7 +164,9 @@ def _group(name: str, folders: Sequence[Path]) -> Side:
 
 
 def changes(a: dict[str, Any], b: dict[str, Any]) -> list[Change]:
-    """The fields in which two configurations differ. A field that an older version lacks has what that trained with.
+    """The fields in which two configurations differ, of those that both methods use, such as no ρ beside SGD.
+
+    A field that an older version lacks has what that trained with.
 
     >>> changes({"seed": 0, "rho": 0.1}, {"seed": 0, "flip": False})
     [Change(name='rho', a='0.1', b='0.05, not recorded'), Change(name='flip', a='true, not recorded', b='false')]
@@ -173,8 +176,14 @@ def changes(a: dict[str, Any], b: dict[str, Any]) -> list[Change]:
     return [
         Change(name, _shown(name, a, ours), _shown(name, b, theirs))
         for name in names
+        if _is_used(name, ours) and _is_used(name, theirs)
         if not _is_same(ours.get(name, NOT_RECORDED), theirs.get(name, NOT_RECORDED))
     ]
+
+
+def _is_used(name: str, config: dict[str, Any]) -> bool:
+    method = config.get("method")
+    return method not in METHODS or uses(method, name)
 
 
 def _is_same(value: Any, other: Any) -> bool:
