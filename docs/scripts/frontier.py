@@ -237,7 +237,7 @@ def digits_rho(path: Path = RESULTS / "digits_rho.json") -> str:
         rows.append([title, *(f"{rho}: {_mean(of['validation'])} ({_mean(of['test'])})" for rho, of in by_rho.items())])
     receipt = result["receipt"]
     table = markdown(["setting", "half of ρ", "ρ", "twice ρ"], rows)
-    where = f"{receipt['cpu']}, torch {receipt['torch']}, {receipt['date']}, commit {receipt['commit']}"
+    where = f"{receipt['cpu']}, torch {receipt['torch']}, {receipt['date']}, commits {', '.join(result['commits'])}"
     return f"{table}\n\nMeans over the seeds {result['seeds'][0]} to {result['seeds'][-1]}, in per cent. {where}."
 
 
