@@ -161,7 +161,7 @@ def test_the_page_answers_first_whether_it_helped_and_whether_that_is_real(ledge
     assert answer in page.text
     verdict = "SAM vs SGD ● 1 of 1 difference resolved"
     assert page.text.index(verdict) < page.text.index(answer) < page.text.index("95 % interval n sign resolved?")
-    assert "BiSAM (tanh) is below SAM by 0.72" in page.text
+    assert "BiSAM (tanh) is above SAM by 1.39" in page.text
 
 
 def test_the_page_lists_every_run_with_its_receipt_and_its_command(ledger):

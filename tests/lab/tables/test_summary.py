@@ -372,3 +372,15 @@ def test_runs_on_data_that_are_not_the_same_are_told(recorded):
     assert sheet(only_group(on_disk)).notes == []  # whose checksums are of names and sizes alone
     other = recorded("cifar10/resnet56/sam", data="digits", receipt={"data_checksum": "c" * 64})
     assert sheet(fill(find("cifar10"), [recorded("cifar10/vgg19bn/sam", receipt=runs[0].receipt), other])).notes == []
+
+
+def test_a_table_whose_rows_have_methods_of_their_own_has_a_line_for_each_cell(recorded):
+    cells = {"resnet32/sam": [94.0, 94.2], "resnet32/msam": [94.5], "resnet32-late10/sam": [93.0, 93.1]}
+    runs = [recorded(f"frontier/{cell}", seed, x) for cell, of in cells.items() for seed, x in enumerate(of)]
+    table = sheet(only_group(runs))
+    assert table.head == ["row", "method", "test accuracy"]
+    assert table.rows == [
+        ["resnet32", "SAM", "94.10 ± 0.14, n = 2"],
+        ["resnet32", "MSAM", "94.50, n = 1"],
+        ["resnet32-late10", "SAM", "93.05 ± 0.07, n = 2"],
+    ]

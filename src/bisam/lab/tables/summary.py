@@ -85,8 +85,13 @@ class MethodDifference:
 
 
 def sheet(group: Group) -> Sheet:
-    """The group's table in the layout of the paper, with all of its rows; of another table, the rows that have runs."""
+    """The group's table in the layout of the paper, with all of its rows; of another table, the rows that have runs.
+
+    A table whose rows have methods of their own, as the frontier's, has a line for each cell instead.
+    """
     paper = published_of(group)
+    if paper is None and len(group.recipe.cells) < len(group.recipe.rows) * len(group.recipe.methods):
+        return _list_of_cells(group)
     shown = [line for line in group.recipe.lines if paper is not None or line[1] in group.rows]
     rows = [[label, *_line(group, paper, label, row, name)] for label, row, name in shown]
     if paper is not None and paper.average and {*paper.cells} == {label for label, *_ in group.recipe.lines}:
@@ -105,6 +110,17 @@ def sheet(group: Group) -> Sheet:
         rows,
         [*_effort(group), *_unlike_data(group)],
     )
+
+
+def _list_of_cells(group: Group) -> Sheet:
+    rows = [
+        [label, title_of(method), accuracy(group, row, method, name)]
+        for label, row, name in group.recipe.lines
+        for method in group.recipe.methods
+        if group.of(row, method)
+    ]
+    title = f"{group.title}: {group.recipe.measure} in per cent"
+    return Sheet(title, ["row", "method", group.recipe.measure], rows, [*_effort(group), *_unlike_data(group)])
 
 
 def _effort(group: Group) -> list[str]:
