@@ -227,3 +227,22 @@ def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float) -> 
     assert len(ours) == len(theirs) > 0
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def perturb(model, optimizer, *data):
+    x, y = data or batch()
+    optimizer.criterion(model(x), y).backward()
+    optimizer.ascend()
+    return optimizer
+
+
+class ScheduleFree(torch.optim.SGD):
+    """With modes, as schedule-free optimizers have."""
+
+    mode = ""
+
+    def train(self):
+        self.mode = "train"
+
+    def eval(self):
+        self.mode = "eval"

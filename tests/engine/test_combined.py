@@ -14,7 +14,7 @@ import bisam
 from bisam.engine.combined import Combined
 from bisam.engine.replay import Replay
 
-from family import assert_close, assert_identical, batch, mlp
+from family import ScheduleFree, assert_close, assert_identical, batch, mlp
 
 
 def split(model):
@@ -369,18 +369,6 @@ def test_with_momentum_and_betas_each_optimizer_has_a_schedule_of_one_cycle_of_i
             schedule.step()
     assert seen[0] == (0.95, 0.95)
     assert seen[1][0] == seen[1][1] < 0.9
-
-
-class ScheduleFree(torch.optim.SGD):
-    """With modes, as schedule-free optimizers have."""
-
-    mode = ""
-
-    def train(self):
-        self.mode = "train"
-
-    def eval(self):
-        self.mode = "eval"
 
 
 def test_the_modes_of_those_that_have_them_are_reached_through_the_wrapper():

@@ -14,7 +14,7 @@ from bisam.capture import capture_together
 from bisam.engine.replay import Replay
 
 from contract import HostReads, closure_of
-from family import assert_close, assert_identical, batch, build, mlp, tensors, weights_of
+from family import ScheduleFree, assert_close, assert_identical, batch, build, mlp, tensors, weights_of
 
 # A running step
 
@@ -467,18 +467,6 @@ class Lookahead(torch.optim.Optimizer):
 
     def step(self, closure=None):
         return self.inner.step(closure)
-
-
-class ScheduleFree(torch.optim.SGD):
-    """With modes, as schedule-free optimizers have."""
-
-    mode = ""
-
-    def train(self):
-        self.mode = "train"
-
-    def eval(self):
-        self.mode = "eval"
 
 
 def test_a_wrapper_of_another_optimizer_is_refused_with_the_remedy():

@@ -203,7 +203,7 @@ def _with_inputs(task: Task, whole: pa.Table, where: str, label: str | None = No
     """A task whose parts are columns of a table, with the inputs that these become: learnt from the training part.
 
     `whole` is the table that the training part was taken from, `label` its column of labels, which a data frame has
-    not; `named` are the columns that were asked for, if any.
+    not; `named` are the columns of `--columns`, if any.
     """
     inputs, left_out = learn(task.train.inputs)
     if left_out and named:
