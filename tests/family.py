@@ -246,3 +246,36 @@ class ScheduleFree(torch.optim.SGD):
 
     def eval(self):
         self.mode = "eval"
+
+
+def steps(optimizer, seeds, **options):
+    return [optimizer.minimize(*batch(seed), **options) for seed in seeds]
+
+
+def distance(a, b):
+    return torch.cat([(x - y).flatten() for x, y in zip(a, b, strict=True)]).norm().item()
+
+
+class WithScalar(nn.Module):
+    """A temperature without dimensions, and a layer that the loss does not depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.unused = mlp(), nn.Linear(6, 4)
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        return self.net(x) * self.temperature
+
+
+class Skipping(nn.Module):
+    """With a layer that some steps leave out, and one that none uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.unused = (nn.Linear(6, 6, bias=False) for _ in range(3))
+        self.head, self.skips = nn.Linear(6, 4, bias=False), False
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        return self.head(x if self.skips else x + self.second(x).tanh())

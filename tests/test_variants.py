@@ -1,3 +1,5 @@
+"""Every variant: the contract, its float64 reference, its memory, and what it refuses."""
+
 import copy
 import functools
 import itertools
@@ -6,7 +8,6 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import bisam
@@ -22,13 +23,17 @@ from family import (
     KINDS,
     VARIANTS,
     ConvNet,
+    Skipping,
+    WithScalar,
     assert_close,
     assert_identical,
     batch,
     build,
     closure_of,
+    distance,
     kind_of,
     mlp,
+    steps,
     tensors,
     weights_of,
 )
@@ -132,9 +137,6 @@ def test_defaults_are_the_papers():
     assert isinstance(build("BiSAM(log)")[1].criterion.descent, torch.nn.CrossEntropyLoss)
 
 
-# MSAM
-
-
 @pytest.mark.parametrize("base_name", ["SGD(foreach)", "AdamW(fused)", "RMSprop"])
 def test_twelve_steps_of_momentum_sam_agree_with_its_float64_reference(base_name):
     model, optimizer = build("MSAM", base_name, dtype=torch.float64)
@@ -195,9 +197,6 @@ def test_without_an_ascent_pass_options_of_the_ascent_are_refused():
         optimizer.ascend()
 
 
-# WSAM
-
-
 def test_weighted_sharpness_of_one_half_is_sam_and_of_zero_the_base_optimizer():
     for gamma, other in ((0.5, {"variant": "SAM"}), (0.0, {"variant": "SAM", "rho": 0.0})):
         model, optimizer = build("WSAM", net=mlp, dtype=torch.float64, gamma=gamma)
@@ -208,124 +207,6 @@ def test_weighted_sharpness_of_one_half_is_sam_and_of_zero_the_base_optimizer():
         assert_close(tensors(model, optimizer), tensors(twin, twin_optimizer), 1e-12)
     with pytest.raises(ValueError, match=r"gamma must lie in \[0, 1\), got 1"):
         build("WSAM", gamma=1)
-
-
-def steps(optimizer, seeds, **options):
-    return [optimizer.minimize(*batch(seed), **options) for seed in seeds]
-
-
-# ESAM
-
-
-@pytest.mark.parametrize(
-    ("efficient", "full"), [("ESAM", "SAM"), ("EBiSAM(log)", "BiSAM(log)"), ("EBiSAM(tanh)", "BiSAM(tanh)")]
-)
-def test_esam_that_keeps_all_tensors_and_samples_is_sam_bit_for_bit(efficient, full, base):
-    model, optimizer = build(efficient, base, beta=1.0, gamma=1.0)
-    twin, twin_optimizer = build(full, base)
-    steps(optimizer, range(4))
-    steps(twin_optimizer, range(4))
-    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
-
-
-@pytest.mark.parametrize(
-    ("gamma", "size", "kept"), [(0.5, 16, 8), (0.5, 15, 8), (0.1, 30, 3), (0.28, 25, 7), (0.01, 16, 1), (1.0, 7, 7)]
-)
-def test_esam_descends_exactly_as_many_samples_as_asked_ties_included(gamma, size, kept):
-    model, optimizer = build("ESAM", net=mlp, gamma=gamma)
-    sizes = []
-    model.register_forward_hook(lambda _, inputs, __: sizes.append((len(inputs[0]), torch.is_grad_enabled())))
-    x = torch.ones(size, 6)  # all alike: every score is a tie
-    optimizer.minimize(x, torch.zeros(size, dtype=torch.long))
-    with_gradient = [n for n, graded in sizes if graded]
-    assert with_gradient == [size, kept]
-
-
-def test_esam_with_the_same_dropout_begins_every_pass_with_the_same_random_state():
-    """The look at w + ε, which chooses samples, and the descent pass after it."""
-    model, optimizer = build("ESAM", net=lambda: nn.Sequential(nn.Dropout(0.5), mlp()), same_dropout=True)
-    states = []
-    model.register_forward_pre_hook(lambda *_: states.append(torch.get_rng_state()))
-    optimizer.minimize(*batch())
-    assert len(states) == 3
-    assert torch.equal(states[0], states[1])
-    assert torch.equal(states[0], states[2])
-
-
-def test_esam_computes_no_weight_gradient_of_what_it_drops_and_perturbs_only_what_it_keeps():
-    def net():
-        return nn.Sequential(*[nn.Linear(6, 6, bias=False) for _ in range(20)], mlp())
-
-    model, optimizer = build("ESAM", net=net)
-    optimizer.minimize(*batch())  # the first step computes all of them
-    before = dict(zip(model.parameters(), weights_of(model), strict=True))
-    graded, moved = dict.fromkeys(before, False), {}
-
-    def watch_gradients(param):
-        graded[param] |= optimizer.phase == "ascent"
-
-    def watch_weights(*_):
-        if optimizer.perturbed and optimizer.phase == "descent":
-            moved.update({p: not torch.equal(p, w) for p, w in before.items()})
-
-    for param in before:
-        param.register_post_accumulate_grad_hook(watch_gradients)
-    model.register_forward_pre_hook(watch_weights)
-    optimizer.minimize(*batch())
-    assert graded == moved
-    assert 0 < sum(graded.values()) < len(graded)
-    assert all(p.requires_grad for p in model.parameters())
-
-
-def test_esam_keeps_one_tensor_where_it_would_keep_none():
-    model, optimizer = build("ESAM", net=mlp, rho=1e-9, beta=1e-9, gamma=1.0)
-    before, moved = weights_of(model), []
-    model.register_forward_pre_hook(
-        lambda *_: moved.append([not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)])
-    )
-    optimizer.minimize(*batch())
-    assert [sum(each) for each in moved] == [0, 1]
-
-
-def test_esam_of_a_compiled_model_leaves_tensors_out_of_an_adaptive_ball():
-    results = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        model = mlp()
-        if compiled:
-            model.compile(backend="eager")
-        groups = [{"params": model.parameters(), "adaptive": True}]
-        optimizer = bisam.ESAM(torch.optim.SGD(groups, lr=0.1), model, rho=0.5)
-        steps(optimizer, range(4))
-        results.append(weights_of(model))
-    assert_close(*results, 1e-6)
-
-
-class Checkpointed(nn.Module):
-    """Its second layer is a reentrant checkpoint: without gradients unless the output of the first requires one."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(6, 6), mlp()])
-        self.reentrant = True
-
-    def forward(self, x):
-        first, second = self.layers
-        return checkpoint(second, first(x), use_reentrant=True) if self.reentrant else second(first(x))
-
-
-@pytest.mark.parametrize("sees_the_graph", [True, False])
-def test_esam_with_a_reentrant_checkpoint_is_esam_without_one(sees_the_graph):
-    """With β = 0.2 most steps drop both tensors before the checkpoint."""
-    results = []
-    for reentrant in (False, True):
-        model, optimizer = build("ESAM", net=Checkpointed, beta=0.2, gamma=1.0)
-        model.reentrant = reentrant
-        for seed in range(6):
-            closure = closure_of(model, optimizer, *batch(seed))
-            optimizer.step(closure if sees_the_graph else lambda closure=closure: closure().item())
-        results.append(weights_of(model))
-    assert_identical(*results)
 
 
 def test_what_goes_around_a_ball_does_not_go_around_another():
@@ -349,40 +230,6 @@ def test_a_pickled_optimizer_has_no_generators_of_devices_and_draws_on_as_the_or
     for either in (optimizer, copied):
         either.minimize(*batch(1))
     assert_identical(optimizer._parameters(), copied._parameters())
-
-
-def test_esam_with_frozen_parameters_only_where_it_would_perturb_is_the_base_optimizer():
-    model = nn.Sequential(nn.Linear(6, 6), mlp())
-    frozen = list(model[0].parameters())
-    for param in frozen:
-        param.requires_grad_(False)
-    groups = [{"params": frozen, "rho": 0.05}, {"params": list(model[1].parameters()), "rho": 0.0}]
-    optimizer = bisam.ESAM(torch.optim.SGD(groups, lr=0.1), model)
-    before = [p.detach().clone() for p in model[1].parameters()]
-    optimizer.minimize(*batch())
-    assert all(not torch.equal(p, b) for p, b in zip(model[1].parameters(), before, strict=True))
-
-
-def test_esam_scales_what_it_keeps_so_that_the_radius_is_rho_over_beta():
-    model, optimizer = build("ESAM", net=mlp, rho=0.3, beta=0.25, gamma=1.0, dtype=torch.float64)
-    before, lengths = weights_of(model), []
-    model.register_forward_pre_hook(lambda *_: lengths.append(distance(weights_of(model), before)))
-    optimizer.minimize(*batch(dtype=torch.float64))
-    assert lengths == pytest.approx([0.0, 0.3 / 0.25], rel=1e-9)
-
-
-def distance(a, b):
-    return torch.cat([(x - y).flatten() for x, y in zip(a, b, strict=True)]).norm().item()
-
-
-def test_esam_chooses_by_its_own_objective():
-    """ESAM by cross entropy, E-BiSAM by Q: on the same perturbation they may choose differently."""
-    chosen = {}
-    for name in ("ESAM", "EBiSAM(tanh)"):
-        model, optimizer = build(name, net=mlp, beta=1.0, rho=3.0)
-        model.register_forward_hook(lambda _, inputs, __, name=name: chosen.update({name: inputs[0]}))
-        optimizer.minimize(*batch(size=32))
-    assert not torch.equal(chosen["ESAM"], chosen["EBiSAM(tanh)"])
 
 
 def forward_backward_flops(optimizer, x, y):
@@ -411,57 +258,6 @@ def test_counted_work_relative_to_sgd(name, least, most, steps):
     x, y = batch(size=64)
     counted = sum(forward_backward_flops(optimizer, x, y) for _ in range(steps)) / steps
     assert least <= counted / forward_backward_flops(sgd, x, y) <= most
-
-
-# The others
-
-
-def test_msam_is_the_micro_batches_one_by_one(base):
-    model, optimizer = build("BiSAM(log)", base, net=mlp, dtype=torch.float64, micro_batch=4)
-    twin, single = build("BiSAM(log)", base, net=mlp, dtype=torch.float64)
-    for seed in range(3):
-        x, y = batch(seed, dtype=torch.float64)
-        total, norms = [torch.zeros_like(p) for p in twin.parameters()], []
-        for part in zip(x.split(4), y.split(4), strict=True):
-            single.criterion(twin(part[0]), part[1]).backward()
-            norms.append(torch.cat([p.grad.flatten() for p in twin.parameters()]).norm())
-            single.ascend()
-            single.criterion(twin(part[0]), part[1]).backward()
-            total = [t + p.grad / 4 for t, p in zip(total, twin.parameters(), strict=True)]
-            single.restore()
-        for p, t in zip(twin.parameters(), total, strict=True):
-            p.grad = t
-        single.base.step()
-        single.zero_grad()
-        optimizer.minimize(x, y)
-        torch.testing.assert_close(optimizer.telemetry.ascent_norm, torch.stack(norms).mean())
-    assert_close(tensors(model, optimizer), tensors(twin, single), 1e-9)
-
-
-@pytest.mark.parametrize("ascent", [None, bisam.LowerBound()])
-def test_unequal_micro_batches_have_the_whole_batchs_gradient_at_w(ascent):
-    seen = {}
-
-    class Watch(SurrogateGap):
-        def perturbed(self, params, at_weights):
-            seen["at_weights"] = [g.clone() for g in at_weights]
-
-    model = mlp().double()
-    base = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = bisam.SharpnessAware(base, model, merge=Watch(0.1), ascent=ascent, micro_batch=6)
-    x, y = batch(dtype=torch.float64)
-    expected = reference.gradient(model, x, y, reference.cross_entropy)
-    optimizer.minimize(x, y)
-    assert_close(seen["at_weights"], expected, 1e-12)
-
-
-@pytest.mark.parametrize("micro_batch", [16, 100])
-def test_micro_batches_of_the_whole_batch_are_the_plain_variant(micro_batch):
-    model, optimizer = build("BiSAM(log)", micro_batch=micro_batch)
-    twin, twin_optimizer = build("BiSAM(log)")
-    steps(optimizer, range(3))
-    steps(twin_optimizer, range(3))
-    assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
 
 
 def test_ksam_of_the_whole_batch_is_sam():
@@ -522,118 +318,6 @@ def test_steps_between_perturbations_run_one_pass(name, passes):
         optimizer.minimize(*batch(seed))
         seen.append(len(counts))
     assert seen == passes
-
-
-# Late sharpness
-
-
-def weights_after(optimizer, model, seeds):
-    for seed in seeds:
-        optimizer.minimize(*batch(seed))
-    return weights_of(model)
-
-
-def test_steps_before_the_start_are_those_of_the_base_optimizer(variant):
-    model, late = build(variant, net=mlp, start=2)
-    plain_model, plain = build(variant, net=mlp, rho=0.0)
-    assert_identical(weights_after(late, model, range(2)), weights_after(plain, plain_model, range(2)))
-    late.minimize(*batch(2))
-    plain.minimize(*batch(2))
-    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), plain_model.parameters(), strict=True))
-
-
-def test_from_the_start_on_it_is_the_variant(plain_variant):
-    model, late = build(plain_variant, net=mlp, start=2)
-    weights_after(late, model, range(2))
-    begun, fresh = build(plain_variant, net=mlp)
-    begun.load_state_dict(model.state_dict())
-    fresh.base.load_state_dict(copy.deepcopy(late.base.state_dict()))
-    assert_identical(weights_after(late, model, range(2, 5)), weights_after(fresh, begun, range(2, 5)))
-
-
-@pytest.mark.parametrize(
-    ("options", "passes"),
-    [
-        ({"start": 2}, [1, 1, 2, 2, 2]),
-        ({"start": 1, "every": 3}, [1, 2, 1, 1, 2]),
-        ({"start": lambda step: step in (0, 3)}, [2, 1, 1, 2, 1]),
-        ({"stop": 3}, [2, 2, 2, 1, 1]),
-        ({"start": 1, "stop": 3, "every": 2}, [1, 2, 1, 1, 1]),
-        ({"start": lambda step: step in (0, 3), "stop": 3}, [2, 1, 1, 1, 1]),
-    ],
-)
-def test_which_steps_perturb_is_a_matter_of_their_number(options, passes):
-    model, optimizer = build("SAM", net=mlp, **options)
-    counts, seen = [], []
-    model.register_forward_hook(lambda *_: counts.append(1))
-    for seed in range(5):
-        counts.clear()
-        optimizer.step(closure_of(model, optimizer, *batch(seed)))
-        seen.append(len(counts))
-    assert seen == passes
-
-
-@pytest.mark.parametrize("taken", [1, 3])
-def test_a_checkpoint_remembers_how_many_steps_are_left_before_the_start(taken):
-    model, optimizer = build("SAM", net=mlp, start=2)
-    weights_after(optimizer, model, range(taken))
-    other, resumed = build("SAM", net=mlp, start=2)
-    other.load_state_dict(model.state_dict())
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    seeds = range(taken, 5)
-    assert_identical(weights_after(optimizer, model, seeds), weights_after(resumed, other, seeds))
-
-
-@pytest.mark.parametrize("start", [-1, 1.5, True, "2"])
-def test_a_start_that_is_no_step_is_refused(start):
-    with pytest.raises(
-        ValueError, match=r"start must be the number of a step, .*, or a function.*int\(0.75 \* steps\)"
-    ):
-        build("SAM", net=mlp, start=start)
-
-
-def test_from_the_stop_on_steps_are_those_of_the_base_optimizer(variant):
-    model, early = build(variant, net=mlp, stop=2)
-    weights_after(early, model, range(2))
-    begun, plain = build(variant, net=mlp, rho=0.0)
-    begun.load_state_dict(model.state_dict())
-    plain.base.load_state_dict(copy.deepcopy(early.base.state_dict()))
-    for group in plain.param_groups:
-        group["rho"] = 0.0  # the state has the other's
-    assert_identical(weights_after(early, model, range(2, 5)), weights_after(plain, begun, range(2, 5)))
-
-
-def test_before_the_stop_it_is_the_variant(variant):
-    (model, early), (other, always) = build(variant, net=mlp, stop=3), build(variant, net=mlp)
-    assert_identical(weights_after(early, model, range(3)), weights_after(always, other, range(3)))
-
-
-def test_a_checkpoint_remembers_how_many_steps_are_left_before_the_stop():
-    model, optimizer = build("LookSAM", net=mlp, stop=3)
-    weights_after(optimizer, model, range(2))
-    other, resumed = build("LookSAM", net=mlp, stop=3)
-    other.load_state_dict(model.state_dict())
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert_identical(weights_after(optimizer, model, range(2, 6)), weights_after(resumed, other, range(2, 6)))
-
-
-@pytest.mark.parametrize("stop", [-1, 1.5, True, "2"])
-def test_a_stop_that_is_no_step_is_refused(stop):
-    with pytest.raises(ValueError, match=r"stop must be the number of a step, .*, or None.*int\(0.5 \* steps\)"):
-        build("SAM", net=mlp, stop=stop)
-
-
-def test_a_stop_before_the_start_is_refused():
-    with pytest.raises(ValueError, match="stop must come after start, got start=3 and stop=3"):
-        build("SAM", net=mlp, start=3, stop=3)
-
-
-@pytest.mark.parametrize("options", [{"start": 2}, {"stop": 2}])
-def test_plain_steps_cannot_be_had_by_hand(options):
-    model, optimizer = build("SAM", net=mlp, **options)
-    optimizer.criterion(model(batch()[0]), batch()[1]).backward()
-    with pytest.raises(RuntimeError, match="Use step\\(closure\\) or minimize"):
-        optimizer.ascend()
 
 
 @pytest.mark.parametrize("start", [0, 2])
@@ -730,9 +414,6 @@ def test_finite_gradients_of_any_size_give_finite_weights(variant, scale):
         handle.remove()
     optimizer.minimize(x, y)  # nothing of them is remembered that would spoil a step
     assert all(p.isfinite().all() for p in model.parameters())
-
-
-# Bad input
 
 
 @pytest.mark.parametrize(
@@ -844,73 +525,6 @@ def test_a_checkpoint_of_another_ball_is_refused_and_changes_nothing(writer, rea
         optimizer = reader(torch.optim.SGD(groups, lr=0.1), model)
         optimizer.load_state_dict(mixed)
         assert [group["adaptive"] for group in optimizer.param_groups] == [False, True]
-
-
-class Skipping(nn.Module):
-    """With a layer that some steps leave out, and one that none uses."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.unused = (nn.Linear(6, 6, bias=False) for _ in range(3))
-        self.head, self.skips = nn.Linear(6, 4, bias=False), False
-
-    def forward(self, x):
-        x = self.first(x).tanh()
-        return self.head(x if self.skips else x + self.second(x).tanh())
-
-
-@pytest.mark.slow
-def test_esam_draws_a_layer_that_was_left_out_for_a_while_as_often_as_before():
-    torch.manual_seed(0)
-    model = Skipping()
-    optimizer = bisam.ESAM(torch.optim.SGD(model.parameters(), lr=0.0), model, beta=0.5, gamma=1.0)
-    weights = model.second.weight.detach().clone()
-    moved = []
-
-    def watch(*_):
-        if optimizer.perturbed and optimizer.phase == "descent":
-            moved.append(not torch.equal(model.second.weight, weights))
-
-    model.register_forward_pre_hook(watch)
-    for skips, steps_ in ((True, 10), (False, 400)):
-        model.skips = skips
-        moved.clear()
-        for _ in range(steps_):
-            optimizer.minimize(*batch())
-    assert 0.42 < sum(moved) / len(moved) < 0.58
-
-
-def test_esam_resumes_bitwise_with_parameters_that_nobody_uses():
-    results = []
-    for cut in (None, 3):
-        model, optimizer = build("ESAM", net=Skipping, rho=0.5)
-        for step in range(8):
-            if step == cut:
-                state = copy.deepcopy(optimizer.state_dict())
-                optimizer = VARIANTS["ESAM"](BASES["SGD(foreach)"](model.parameters()), model, rho=0.5)
-                optimizer.load_state_dict(state)
-            optimizer.minimize(*batch(step))
-        results.append(weights_of(model))
-    assert_identical(*results)
-
-
-def test_esam_descends_at_the_weights_where_nobody_is_left_to_climb():
-    """Of the tensors that it keeps the loss may depend on none: a loss that cannot be differentiated is not."""
-    torch.manual_seed(0)
-    model = Skipping()
-    model.first.requires_grad_(False)
-    optimizer = bisam.ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    unmoved = 0
-    for step in range(40):
-        model.skips = step % 2 == 0
-        before = model.head.weight.detach().clone()
-        optimizer.minimize(*batch(step))
-        assert not torch.equal(model.head.weight, before)
-        unmoved += optimizer.telemetry.surrogate_gap == 0
-    assert 0 < unmoved < 20
-    model.requires_grad_(False)
-    with pytest.raises(RuntimeError, match=r"found no gradients"):
-        optimizer.minimize(*batch())
 
 
 @pytest.mark.parametrize("sigma", [0.5, 2.0])
@@ -1093,96 +707,6 @@ def test_the_grid_is_complete():
     assert classes | {bisam.SharpnessAware} == {type(build(name)[1]) for name in VARIANTS}
 
 
-# Micro-batches as one batched computation
-
-
-def convolutions():
-    norm = nn.GroupNorm(2, 4)
-    return nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), norm, nn.GELU(), nn.Flatten(), nn.Linear(16, 4))
-
-
-@pytest.mark.parametrize(
-    "name", ["SAM", "ASAM", "BiSAM(log)", "ABiSAM(tanh)", "FriendlySAM(log)", "VaSSO", "FisherSAM(log)"]
-)
-@pytest.mark.parametrize("net", [mlp, convolutions])
-@pytest.mark.parametrize("size", [4, 6])  # 6 does not divide 16: then it is the loop
-def test_vectorized_micro_batches_take_the_steps_of_the_loop(name, net, size, device):
-    model, optimizer = build(name, net=net, dtype=torch.float64, device=device, micro_batch=size, vectorize=True)
-    loop, loop_optimizer = build(name, net=net, dtype=torch.float64, device=device, micro_batch=size)
-    for seed in range(4):
-        x, y = batch(seed, dtype=torch.float64, device=device)
-        y[:3] = -100  # so that micro-batches do not count alike
-        torch.testing.assert_close(optimizer.minimize(x, y), loop_optimizer.minimize(x, y))
-        torch.testing.assert_close(optimizer.telemetry.as_dict(), loop_optimizer.telemetry.as_dict())
-    assert_close(tensors(model, optimizer), tensors(loop, loop_optimizer), 1e-9)
-
-
-def test_vectorized_micro_batches_take_tuples_dicts_and_frozen_parameters():
-    class Sum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = mlp()
-            self.net[0].bias.requires_grad_(False)
-
-        def forward(self, left, *, right, flag=False):
-            return self.net(left + right) if flag else None
-
-    results = []
-    for vectorize in (False, True):
-        model, optimizer = build("BiSAM(log)", net=Sum, dtype=torch.float64, micro_batch=4, vectorize=vectorize)
-        x, y = batch(dtype=torch.float64)
-        optimizer.minimize({"left": x, "right": x, "flag": True}, y)
-        results.append(list(model.parameters()))
-    assert_close(*results, 1e-12)
-
-
-def test_vectorized_micro_batches_leave_out_the_groups_that_are_left_out():
-    results = []
-    for vectorize in (False, True):
-        torch.manual_seed(0)
-        model = mlp().double()
-        groups = [{"params": model[0].parameters(), "rho": 0.0}, {"params": model[2].parameters()}]
-        base = torch.optim.SGD(groups, lr=0.1)
-        optimizer = bisam.ABiSAM(base, model, rho=1.0, micro_batch=4, vectorize=vectorize)
-        for seed in range(3):
-            optimizer.minimize(*batch(seed, dtype=torch.float64))
-        results.append(list(model.parameters()))
-    assert_close(*results, 1e-12)
-
-
-def test_vectorized_micro_batches_have_dropout_masks_of_their_own():
-    model, optimizer = build("SAM", net=lambda: nn.Sequential(nn.Dropout(0.5), mlp()), micro_batch=1, vectorize=True)
-    optimizer.minimize(torch.ones(16, 6), batch()[1])
-    used = model[1][0].weight.grad.any(0)  # an input that is dropped has no gradient
-    assert used.all()
-
-
-def test_what_cannot_be_vectorized_is_explained():
-    for name, size in (("SAM", None), ("ESAM", 4), ("GSAM", 4), ("RSAM", 4)):
-        with pytest.raises(ValueError, match="vectorize runs micro-batches at once: it needs micro_batch="):
-            build(name, vectorize=True, micro_batch=size)
-    model, optimizer = build("SAM", micro_batch=4, vectorize=True)
-    before = tensors(model, optimizer)
-    with pytest.raises(RuntimeError, match=r"cannot run as one batched computation.*Use vectorize=False"):
-        optimizer.minimize(*batch())
-    assert_identical(tensors(model, optimizer), before)
-
-
-# Found by trying to break it
-
-
-class WithScalar(nn.Module):
-    """A temperature without dimensions, and a layer that the loss does not depend on."""
-
-    def __init__(self):
-        super().__init__()
-        self.net, self.unused = mlp(), nn.Linear(6, 4)
-        self.temperature = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, x):
-        return self.net(x) * self.temperature
-
-
 def test_scalars_and_unused_parameters_train(variant):
     model, optimizer = build(variant, net=WithScalar)
     unused = model.unused.weight.detach().clone()
@@ -1190,74 +714,6 @@ def test_scalars_and_unused_parameters_train(variant):
         optimizer.minimize(*batch(seed))
     assert torch.equal(model.unused.weight, unused)  # no gradient, so no weight decay either
     assert model.temperature != 1.0
-
-
-class WithGain(nn.Module):
-    """Whose gain gets the same gradient in each of its places, and comes back as one number, expanded."""
-
-    def __init__(self):
-        super().__init__()
-        self.net, self.gain = mlp(), nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
-
-    def forward(self, x):
-        return self.net(x) * self.gain.sum()
-
-
-def test_vectorized_micro_batches_train_what_has_one_gradient_in_all_its_places():
-    gains = []
-    for vectorize in (False, True):
-        model, optimizer = build("SAM", net=WithGain, dtype=torch.float64, micro_batch=4, vectorize=vectorize)
-        optimizer.minimize(*batch(dtype=torch.float64))
-        gains.append(model.gain.detach())
-    torch.testing.assert_close(gains[1], gains[0], rtol=1e-12, atol=0)
-    assert (gains[0] != torch.tensor([1.0, 2.0, 3.0])).all()
-
-
-class Replacing(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = mlp()
-        self.register_buffer("mean", torch.zeros(6))
-
-    def forward(self, x):
-        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
-        return self.net(x)
-
-
-class RaisingAfter(Replacing):
-    def forward(self, x):
-        super().forward(x)
-        raise ValueError("after a buffer was replaced")
-
-
-@pytest.mark.parametrize(
-    ("net", "error", "words"),
-    [
-        (Replacing, RuntimeError, r"another tensor in the place of a buffer.*Use vectorize=False"),
-        (RaisingAfter, ValueError, "after a buffer was replaced"),
-    ],
-)
-def test_a_buffer_that_is_replaced_cannot_be_vectorized_and_stays_what_it_was(net, error, words):
-    model, optimizer = build("SAM", net=net, micro_batch=4, vectorize=True)
-    before = model.mean
-    with pytest.raises(error, match=words):
-        optimizer.minimize(*batch())
-    assert model.mean is before
-    assert not before.any()
-
-
-def test_vectorized_micro_batches_leave_unused_parameters_alone():
-    results = []
-    for vectorize in (False, True):
-        model, optimizer = build("SAM", net=WithScalar, dtype=torch.float64, micro_batch=4, vectorize=vectorize)
-        for seed in range(3):
-            optimizer.minimize(*batch(seed, dtype=torch.float64))
-        results.append(list(model.parameters()))
-    assert_close(*results, 1e-12)
-    stranger = nn.Parameter(torch.ones(()))
-    base = torch.optim.SGD([*mlp().parameters(), stranger], lr=0.1)
-    with pytest.raises(ValueError, match="vectorize sees the model's parameters only"):
-        bisam.SAM(base, mlp(), micro_batch=4, vectorize=True)
 
 
 @pytest.mark.parametrize(
@@ -1379,58 +835,10 @@ def test_a_merge_that_needs_the_gradient_at_w_gets_it_in_any_composition():
         bisam.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), model, merge=SurrogateGap(0.1), every=5)
 
 
-def test_esam_never_chooses_an_ignored_sample_over_one_that_counts():
-    model, optimizer = build("ESAM", net=mlp, rho=0.5)
-    chosen = []
-    model.register_forward_hook(lambda _, inputs, __: chosen.append(inputs[0]) if torch.is_grad_enabled() else None)
-    x, y = batch()
-    y[:8] = -100
-    for _ in range(10):
-        optimizer.minimize(x, y)
-        counted = {tuple(row.tolist()) for row in x[8:]}
-        assert {tuple(row.tolist()) for row in chosen[-1]} == counted
-
-
-def test_esam_looks_with_the_dropout_masks_it_is_to_compare_with():
-    net = lambda: nn.Sequential(nn.Dropout(0.5), mlp())  # noqa: E731
-    model, optimizer = build("ESAM", net=net, same_dropout=True)
-    masks = []
-    model[0].register_forward_hook(lambda _, inputs, output: masks.append(output == 0))
-    optimizer.minimize(*batch())
-    at_weights, look, _ = masks
-    assert torch.equal(at_weights, look)
-
-
-def test_inputs_shared_by_all_samples_are_never_cut():
-    class Shared(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = mlp()
-
-        def forward(self, x, table):
-            assert table.shape == (4, 6)  # as long as a micro-batch
-            return self.net(x + table.mean(0))
-
-    _, optimizer = build("SAM", net=Shared, micro_batch=4)
-    optimizer.minimize((batch()[0], torch.ones(4, 6)), batch()[1], accumulate=2)
-
-
 def test_random_numbers_are_not_those_that_the_weights_were_initialised_with():
     torch.manual_seed(7)
     weight = torch.randn(1000)
     assert abs(torch.cosine_similarity(torch.randn(1000, generator=Memory().generator), weight, dim=0)) < 0.2
-
-
-def test_esams_telemetry_compares_all_samples_before_and_after():
-    model, optimizer = build("ESAM", net=mlp, rho=1.0)
-    logits = []
-    model.register_forward_hook(lambda _, __, output: logits.append(output.detach()))
-    x, y = batch(size=64)
-    optimizer.minimize(x, y)
-    before, after, _ = logits
-    flipped = (before.argmax(1) == y) & (after.argmax(1) != y)
-    assert optimizer.telemetry.flips == flipped.sum() > 0
-    torch.testing.assert_close(optimizer.telemetry.perturbed_loss, nn.functional.cross_entropy(after, y))
 
 
 def test_gsam_takes_a_learning_rate_that_was_a_tensor_and_is_a_number_now():

@@ -1,0 +1,124 @@
+"""`start=` and `stop=`: plain steps of the base optimizer before and after the perturbed ones."""
+
+import copy
+
+import pytest
+import torch
+
+from family import (
+    assert_identical,
+    batch,
+    build,
+    closure_of,
+    mlp,
+    weights_of,
+)
+
+
+def weights_after(optimizer, model, seeds):
+    for seed in seeds:
+        optimizer.minimize(*batch(seed))
+    return weights_of(model)
+
+
+def test_steps_before_the_start_are_those_of_the_base_optimizer(variant):
+    model, late = build(variant, net=mlp, start=2)
+    plain_model, plain = build(variant, net=mlp, rho=0.0)
+    assert_identical(weights_after(late, model, range(2)), weights_after(plain, plain_model, range(2)))
+    late.minimize(*batch(2))
+    plain.minimize(*batch(2))
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), plain_model.parameters(), strict=True))
+
+
+def test_from_the_start_on_it_is_the_variant(plain_variant):
+    model, late = build(plain_variant, net=mlp, start=2)
+    weights_after(late, model, range(2))
+    begun, fresh = build(plain_variant, net=mlp)
+    begun.load_state_dict(model.state_dict())
+    fresh.base.load_state_dict(copy.deepcopy(late.base.state_dict()))
+    assert_identical(weights_after(late, model, range(2, 5)), weights_after(fresh, begun, range(2, 5)))
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ({"start": 2}, [1, 1, 2, 2, 2]),
+        ({"start": 1, "every": 3}, [1, 2, 1, 1, 2]),
+        ({"start": lambda step: step in (0, 3)}, [2, 1, 1, 2, 1]),
+        ({"stop": 3}, [2, 2, 2, 1, 1]),
+        ({"start": 1, "stop": 3, "every": 2}, [1, 2, 1, 1, 1]),
+        ({"start": lambda step: step in (0, 3), "stop": 3}, [2, 1, 1, 1, 1]),
+    ],
+)
+def test_which_steps_perturb_is_a_matter_of_their_number(options, passes):
+    model, optimizer = build("SAM", net=mlp, **options)
+    counts, seen = [], []
+    model.register_forward_hook(lambda *_: counts.append(1))
+    for seed in range(5):
+        counts.clear()
+        optimizer.step(closure_of(model, optimizer, *batch(seed)))
+        seen.append(len(counts))
+    assert seen == passes
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+def test_a_checkpoint_remembers_how_many_steps_are_left_before_the_start(taken):
+    model, optimizer = build("SAM", net=mlp, start=2)
+    weights_after(optimizer, model, range(taken))
+    other, resumed = build("SAM", net=mlp, start=2)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    seeds = range(taken, 5)
+    assert_identical(weights_after(optimizer, model, seeds), weights_after(resumed, other, seeds))
+
+
+@pytest.mark.parametrize("start", [-1, 1.5, True, "2"])
+def test_a_start_that_is_no_step_is_refused(start):
+    with pytest.raises(
+        ValueError, match=r"start must be the number of a step, .*, or a function.*int\(0.75 \* steps\)"
+    ):
+        build("SAM", net=mlp, start=start)
+
+
+def test_from_the_stop_on_steps_are_those_of_the_base_optimizer(variant):
+    model, early = build(variant, net=mlp, stop=2)
+    weights_after(early, model, range(2))
+    begun, plain = build(variant, net=mlp, rho=0.0)
+    begun.load_state_dict(model.state_dict())
+    plain.base.load_state_dict(copy.deepcopy(early.base.state_dict()))
+    for group in plain.param_groups:
+        group["rho"] = 0.0  # the state has the other's
+    assert_identical(weights_after(early, model, range(2, 5)), weights_after(plain, begun, range(2, 5)))
+
+
+def test_before_the_stop_it_is_the_variant(variant):
+    (model, early), (other, always) = build(variant, net=mlp, stop=3), build(variant, net=mlp)
+    assert_identical(weights_after(early, model, range(3)), weights_after(always, other, range(3)))
+
+
+def test_a_checkpoint_remembers_how_many_steps_are_left_before_the_stop():
+    model, optimizer = build("LookSAM", net=mlp, stop=3)
+    weights_after(optimizer, model, range(2))
+    other, resumed = build("LookSAM", net=mlp, stop=3)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert_identical(weights_after(optimizer, model, range(2, 6)), weights_after(resumed, other, range(2, 6)))
+
+
+@pytest.mark.parametrize("stop", [-1, 1.5, True, "2"])
+def test_a_stop_that_is_no_step_is_refused(stop):
+    with pytest.raises(ValueError, match=r"stop must be the number of a step, .*, or None.*int\(0.5 \* steps\)"):
+        build("SAM", net=mlp, stop=stop)
+
+
+def test_a_stop_before_the_start_is_refused():
+    with pytest.raises(ValueError, match="stop must come after start, got start=3 and stop=3"):
+        build("SAM", net=mlp, start=3, stop=3)
+
+
+@pytest.mark.parametrize("options", [{"start": 2}, {"stop": 2}])
+def test_plain_steps_cannot_be_had_by_hand(options):
+    model, optimizer = build("SAM", net=mlp, **options)
+    optimizer.criterion(model(batch()[0]), batch()[1]).backward()
+    with pytest.raises(RuntimeError, match="Use step\\(closure\\) or minimize"):
+        optimizer.ascend()
