@@ -2,7 +2,7 @@
 
 import pytest
 
-from bisam.lab.data.classes import number_classes
+from bisam.lab.data.classes import number_classes, plain
 from bisam.lab.data.images import DataError
 
 
@@ -29,3 +29,7 @@ def test_a_known_class_without_a_training_sample_is_named():
         number_classes({"train": [0, 0, 2, 2]}, "x", names=["cat", "dog", "cow"])
     found, names = number_classes({"train": [2, 0, 0, 2], "test": [2]}, "x", names=None)
     assert (found["train"].tolist(), found["test"].tolist(), names) == ([1, 0, 0, 1], [1], ["0", "2"])
+
+
+def test_an_infinite_label_is_not_a_whole_number():
+    assert [plain(value) for value in (2.0, 2.5, float("inf"))] == [2, 2.5, float("inf")]

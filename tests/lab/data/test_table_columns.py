@@ -326,3 +326,10 @@ def test_numbers_in_the_place_of_categories_are_refused():
 def test_what_no_training_writes_is_no_reading_of_a_table(wrong):
     with pytest.raises((ValueError, TypeError, KeyError)):
         TableReading.from_dict(wrong)
+
+
+def test_a_named_index_of_a_data_frame_is_no_input():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": np.arange(20.0), "id": np.random.default_rng(0).permutation(20)}).set_index("id")
+    task = from_parts("data", {"train": (frame, [0, 1] * 10)}, "the data")
+    assert task.columns.names == ["x"]

@@ -40,7 +40,7 @@ def number_classes(
         _check_present(values, f"{where}, {part}")
         _check_single(values, f"{where}, {part}")
     values = labels["train"]
-    if names is None and any(isinstance(value, float) and value != int(value) for value in values):
+    if names is None and any(isinstance(value, float) and not value.is_integer() for value in values):
         _check_no_quantity(values, where)
     counts = Counter(values)
     ordered: list[Any] = list(range(len(names))) if names is not None else _ordered(counts)
@@ -124,7 +124,7 @@ def _ordered(values: Iterable[Any]) -> list[Any]:
 
 def plain(value: Any) -> Any:
     """A whole number without its fraction of 0."""
-    return int(value) if _is_float(value) and value == int(value) else value
+    return int(value) if _is_float(value) and value.is_integer() else value
 
 
 def _is_float(value: Any) -> bool:

@@ -305,6 +305,9 @@ def has_columns(rows: Any) -> bool:
 
 
 def as_table(rows: Any) -> pa.Table:
-    """Without the index that pandas adds as a column."""
-    table = rows if isinstance(rows, pa.Table) else pa.table(rows)
-    return table.drop_columns([name for name in table.column_names if name.startswith("__index_level_")])
+    """Without the index that pandas adds as columns, which have its names where it has some."""
+    if isinstance(rows, pa.Table):
+        return rows.drop_columns([name for name in rows.column_names if name.startswith("__index_level_")])
+    table = pa.table(rows)
+    index = (table.schema.pandas_metadata or {}).get("index_columns", [])
+    return table.drop_columns([name for name in index if isinstance(name, str)])
