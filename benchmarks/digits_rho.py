@@ -1,7 +1,8 @@
 """Which ρ is best for each method and setting of the recipe `frontier_digits`, on other seeds than its own?
 
 Trains the recipe's ρ, half of it and twice of it, with the seeds 100 to 119, and keeps validation and test accuracies.
-The recipe's is to be the best by validation accuracy. SAM and BiSAM have the demo's ρ: see `digits_noise_rho.py`.
+The recipe's is to be the best by validation accuracy, except LookSAM's, which hardly matters if it is small. SAM and
+BiSAM have the demo's ρ: see `digits_noise_rho.py`.
 Finished runs in the folder are not trained again, so that two processes may share the work: `--only` names the cells
 of one.
 

@@ -11,7 +11,7 @@ import torch
 from bisam.lab.data.images import DataError
 from bisam.lab.data.own import from_parts, open_task
 from bisam.lab.data.own_source import OwnData
-from bisam.lab.data.table_columns import CategoryColumn
+from bisam.lab.data.table_columns import CategoryColumn, column_of
 from bisam.lab.data.table_reading import TableReading
 
 CITIES = ["Bern", "Oslo", "Rome"]
@@ -333,3 +333,22 @@ def test_a_named_index_of_a_data_frame_is_no_input():
     frame = pandas.DataFrame({"x": np.arange(20.0), "id": np.random.default_rng(0).permutation(20)}).set_index("id")
     task = from_parts("data", {"train": (frame, [0, 1] * 10)}, "the data")
     assert task.columns.names == ["x"]
+
+
+def test_the_index_that_pandas_saves_is_left_out_and_named(tmp_path):
+    folder = parts(tmp_path / "t", train={"x": [1.0, 2.0] * 6, "__index_level_0__": [*range(0, 24, 2)]})
+    task = open_task(folder)
+    assert task.train.inputs.shape[1] == 1
+    assert "__index_level_0__ (the index of a data frame)" in said(task)
+
+
+def test_a_constant_number_with_a_gap_is_constant_whether_the_gap_is_null_or_nan(tmp_path):
+    for gap in (None, float("nan")):
+        folder = parts(tmp_path / str(gap), train={"x": [1.0, 2.0] * 6, "one": [1.0] * 11 + [gap]})
+        assert "one (always 1)" in said(open_task(folder))
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused():
+    table = pa.table([pa.array([1.0, 2.0]), pa.array([3.0, 4.0])], names=["x", "x"])
+    with pytest.raises(DataError, match="2 columns are called 'x': rename them"):
+        column_of(table, "x", "here")

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 
 import numpy as np
 import pandas
@@ -489,3 +490,12 @@ def test_equal_probabilities_predict_the_class_with_the_larger_logit():
     predictor = Predictor(Nearly(), beside, torch.device("cpu"))
     assert predictor.probabilities(torch.zeros(1, 1)).tolist() == [[0.5, 0.5]]
     assert predictor.predict(torch.zeros(1, 1)) == ["b"]
+
+
+def test_predictions_never_replace_the_data_that_they_are_of(bisam, rows, tmp_path):
+    folder, data = rows
+    new = tmp_path / "predictions.csv"
+    shutil.copy(data / "test.csv", new)
+    before = new.read_bytes()
+    assert "give another --out" in refused(bisam, folder, new, "--out", new)
+    assert new.read_bytes() == before

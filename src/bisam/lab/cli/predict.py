@@ -39,6 +39,8 @@ def predict(
 ) -> None:
     """Predict the classes of new samples with a trained model, and measure the predictions if there are labels."""
     with errors_in_one_line():
+        if out.exists() and Path(data).exists() and out.samefile(data):
+            raise ValueError(f"the predictions would replace {data}, which they are of: give another --out")
         place = cli_options.device(device)
         predictor = load(folder, model or None, device=place, run_code=run_code)
         with cli_options.threads_for(place, [predictor.beside.model]):

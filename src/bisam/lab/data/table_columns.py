@@ -26,6 +26,9 @@ A seed may validate on all rows of a rarer one: its input would have untrained w
 on average has texts of their own, such as names.
 """
 
+INDEX = "__index_level_"
+"""How the name of a column begins that pandas saves for an index without a name."""
+
 DATE = (
     r"^(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}|\d{1,2}/\d{1,2}/\d{2})"
     r"([ T]\d{1,2}:\d{2}[\d:.,+\- ZAPMapm]*)?$"
@@ -164,7 +167,7 @@ def learn(train: pa.Table) -> tuple[TableInputs, dict[str, str]]:
     left_out: dict[str, str] = {}
     for name in train.column_names:
         column = plain(train.column(name))
-        if reason := _reason_against(column):
+        if reason := "the index of a data frame" if name.startswith(INDEX) else _reason_against(column):
             left_out[name] = reason
         elif content_of(column) == "numbers":
             numbers = numbers_of(column)
@@ -194,13 +197,18 @@ def _reason_against(column: pa.ChunkedArray) -> str:
         return content
     if content == "texts" and pc.all(pc.match_substring_regex(column, DATE)).as_py():
         return "dates"
-    present = column.drop_null()
+    present = column.drop_null() if content == "texts" else _finite(column)
     different = present.unique()
     if len(different) == 1 and missing < FEWEST_ROWS:
         return f"always {_shown(different[0].as_py())}"
     if content == "texts" and len(different) > min(MOST_CATEGORIES, len(present) / FEWEST_ROWS):
         return _unlike_numbers(present) or f"{len(different)} different texts in {len(present)} rows"
     return ""
+
+
+def _finite(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Without what is missing, as null or as NaN."""
+    return numbers.filter(pa.array(~np.isnan(numbers_of(numbers))))
 
 
 def _unlike_numbers(texts: pa.ChunkedArray) -> str:
@@ -291,9 +299,12 @@ def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def column_of(table: pa.Table, name: str, where: str) -> pa.ChunkedArray:
-    if name not in table.column_names:
+    places = table.schema.get_all_field_indices(name)  # not column_names, a list that is made anew for each column
+    if not places:
         raise DataError(f"{where}: there is no column {name!r}, which the training part has: add it")
-    return table.column(name)
+    if len(places) > 1:
+        raise DataError(f"{where}: {len(places)} columns are called {name!r}: rename them")
+    return table.column(places[0])
 
 
 def has_columns(rows: Any) -> bool:
@@ -307,7 +318,10 @@ def has_columns(rows: Any) -> bool:
 def as_table(rows: Any) -> pa.Table:
     """Without the index that pandas adds as columns, which have its names where it has some."""
     if isinstance(rows, pa.Table):
-        return rows.drop_columns([name for name in rows.column_names if name.startswith("__index_level_")])
-    table = pa.table(rows)
+        return rows.drop_columns([name for name in rows.column_names if name.startswith(INDEX)])
+    try:
+        table = pa.table(rows)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"the data frame has a column of mixed values: give it one type ({error})") from None
     index = (table.schema.pandas_metadata or {}).get("index_columns", [])
     return table.drop_columns([name for name in index if isinstance(name, str)])

@@ -16,7 +16,7 @@ from bisam.lab.data.preparation import Preparation
 from bisam.lab.data.sources import Source
 from bisam.lab.files import read_file
 from bisam.lab.predicting.weights import TrainedError
-from bisam.lab.records.layout import LARGEST_OBJECT, PREDICT
+from bisam.lab.records.layout import LARGEST_PREPARATION, PREDICT
 
 FORMAT = 1
 
@@ -44,7 +44,7 @@ def for_run(config: Config, source: Source) -> bytes | None:
 def read(folder: Path) -> BesideWeights:
     """Of a folder with weights. FileNotFoundError if the file is not there, TrainedError if it is not one of ours."""
     try:
-        values: Any = json.loads(read_file(folder / PREDICT, LARGEST_OBJECT))
+        values: Any = json.loads(read_file(folder / PREDICT, LARGEST_PREPARATION))
         if values["format"] != FORMAT:
             raise ValueError("it is of another version")
         model, names = values["model"], tuple(values["measures"])

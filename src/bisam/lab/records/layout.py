@@ -19,6 +19,9 @@ LARGEST_OBJECT = 4 * 2**20
 LARGEST_METRICS = 256 * 2**20
 """Bytes of metrics that are read: a line of 100,000 epochs takes 50 MB."""
 
+LARGEST_PREPARATION = 256 * 2**20
+"""Bytes of `predict.json`, which has the columns and categories of a table."""
+
 LARGEST_STATE = 8 * 2**30
 """Bytes of weights or of a checkpoint that are written and read."""
 
