@@ -71,7 +71,8 @@ def main():
     names = arguments.only.split(",") if arguments.only else known
     table = {name: trained(known[name], beside(known[name]), arguments.runs) for name in names}
     if arguments.save:
-        print("wrote", receipt.save(arguments.save, {"seeds": [*SEEDS], "cells": table}))
+        commits = sorted({record.commits for record in records.find(arguments.runs)})
+        print("wrote", receipt.save(arguments.save, {"commits": commits, "seeds": [*SEEDS], "cells": table}))
 
 
 if __name__ == "__main__":

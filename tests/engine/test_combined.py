@@ -441,6 +441,7 @@ def test_an_optimizer_that_outlives_its_list_takes_any_parameter():
     del optimizer
     gc.collect()
     first.add_param_group({"params": second.param_groups[0]["params"]})
+    assert len(first.param_groups) == 2
 
 
 def test_a_checkpoint_taken_after_a_group_was_added_resumes_bitwise():

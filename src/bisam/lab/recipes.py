@@ -65,6 +65,11 @@ class Recipe:
     def methods(self) -> list[str]:
         return list(dict.fromkeys(method for _, method in self.cells))
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every row has every method, as in the paper's tables; those of the frontier have their own."""
+        return len(self.cells) == len(self.rows) * len(self.methods)
+
     def only(self, rows: Iterable[str] = (), methods: Iterable[str] = ()) -> Recipe:
         """The table with these rows and methods; all of them where none is named."""
         wanted_rows = [_nearest(row, self.rows, f"row of {self.name}") for row in rows] or self.rows

@@ -43,7 +43,7 @@ def _show_all() -> None:
     here.print(
         "\nbisam list RECIPE shows the rows and methods of one, and bisam train RECIPE trains it; a part of it is "
         "RECIPE/ROW/METHOD, such as label_noise/80%/bisam-log. The size is rows × methods × seeds, with ≤ if some rows "
-        f"have not all of the methods. Times are those of all runs, one after the other ({OPEN}: not measured). Hours "
+        f"do not have all methods. Times are those of all runs, one after the other ({OPEN}: not measured). Hours "
         "are of one H200, from the measured milliseconds of a step with --set compile=true (densenet121 without), "
         "minutes of a CPU."
     )
@@ -54,8 +54,7 @@ def _size(recipe: Recipe) -> str:
     >>> _size(RECIPES["cifar10"]()), _size(RECIPES["frontier"]())
     ('5×4×6', '≤60×8×3')
     """
-    whole = len(recipe.rows) * len(recipe.methods)
-    mark = "≤" if len(recipe.cells) < whole else ""
+    mark = "" if recipe.is_complete else "≤"
     return f"{mark}{len(recipe.rows)}×{len(recipe.methods)}×{recipe.seeds}"
 
 

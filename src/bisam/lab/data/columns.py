@@ -12,7 +12,7 @@ import pyarrow as pa
 from bisam.lab.data.classes import listed_rows
 from bisam.lab.data.images import DataError
 from bisam.lab.data.pictures import EncodedImage
-from bisam.lab.data.table_columns import TableInputs, check_finite, column_of
+from bisam.lab.data.table_columns import INDEX, TableInputs, check_finite, column_of
 from bisam.lab.data.table_reading import TableReading
 from bisam.lab.data.tabular import Tables
 from bisam.lab.data.task import Kind
@@ -21,9 +21,6 @@ LABELS = ("label", "labels", "class", "target", "y")
 TEXTS = ("text", "sentence", "sentence1", "sentence2")
 IMAGES = ("image", "img")
 """Names of columns that are taken where none is given."""
-
-INDEX = "__index_level_0__"
-"""What pandas adds where rows have more commas than the header, as in numbers with a decimal comma."""
 
 MOST_LISTED = 30
 """Columns that an error lists: the first and the last, since labels are often the last one."""
@@ -35,7 +32,8 @@ def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind
     label = options.get("label") or next((name for name in LABELS if name in columns), "")
     if not columns:
         raise DataError(f"{where} has no columns: give a column of labels, and one or more of inputs")
-    own = [name for name in columns if name != INDEX]
+    # pandas reads an index where rows have more commas than the header, as in numbers with a decimal comma
+    own = [name for name in columns if not name.startswith(INDEX)]
     if len(own) == 1 and any(mark in own[0] for mark in ";\t|"):
         raise DataError(f"{where} has one column, {own[0]!r:.60}: separate its columns by commas (.tsv: by tabs)")
     if not label:
