@@ -229,3 +229,22 @@ def test_an_overflow_is_skipped_with_a_scaler_and_batch_norm_counts_once_with_a_
         assert is_unchanged == (factor == 1e3)
     assert all(p.isfinite().all() for p in model.parameters())
     assert {m.num_batches_tracked.item() for m in model.modules() if hasattr(m, "num_batches_tracked")} == {2}
+
+
+def test_a_scaler_that_steps_by_itself_is_refused_unless_both_passes_have_run():
+    x, y = batch()
+    model = mlp()
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def closure():
+        return scaler.scale(F.cross_entropy(model(x), y)).backward()
+
+    closure()
+    with pytest.raises(TypeError, match=r"Set optimizer\.scaler"):
+        scaler.step(optimizer, closure)
+    assert_identical(before, list(model.parameters()))
+    switched_off = torch.amp.GradScaler("cpu", enabled=False)
+    switched_off.step(optimizer, lambda: F.cross_entropy(model(x), y).backward())
+    assert not all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))

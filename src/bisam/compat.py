@@ -85,6 +85,17 @@ class SAM(SharpnessAware):
         """Back to w and update, after the second backward pass."""
         self.descend(zero_grad=zero_grad)
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Read by GradScaler.step alone, which knows nothing of a second pass and leaves its gradients scaled."""
+        if not self._awaits_update:
+            raise TypeError(
+                "GradScaler.step() unscales the gradients of the first pass only. Set optimizer.scaler to the "
+                "GradScaler, and call optimizer.step(closure) in place of "
+                "scaler.step(optimizer, closure) and scaler.update()"
+            )
+        return False
+
     def step(self, closure: Any = None) -> Any:
         """The form of that class: the first backward pass is done already, the closure does the second."""
         if self._awaits_update:

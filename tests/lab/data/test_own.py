@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from urllib.parse import urlencode
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +61,17 @@ def test_csv_jsonl_parquet_npz_and_a_function_are_the_same_task(numbers, tmp_pat
     tasks = [open_task(str(tmp_path / name)) for name in names]
     assert len({task.checksum for task in tasks}) == 1
     assert {(task.kind, task.features, tuple(task.classes)) for task in tasks} == {("rows", 3, ("0", "1", "2"))}
+
+
+def test_names_of_columns_may_have_commas(numbers, tmp_path):
+    x, y = numbers
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"a, in m": x[:, 0], "b": x[:, 1], "c": x[:, 2], "kind, final": y}), path)
+    for columns, expected in {'"a, in m",b': ["a, in m", "b"], "a, in m": ["a, in m"], "c, b": ["c", "b"]}.items():
+        task = open_task(f"{path}?" + urlencode({"columns": columns, "label": "kind, final"}))
+        assert task.columns.inputs.names == expected
+    with pytest.raises(DataError, match="no column 'a'"):
+        open_task(f"{path}?" + urlencode({"columns": "a, in m,b", "label": "kind, final"}))
 
 
 def test_names_of_columns_travel_in_the_name_of_the_data(tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from bisam.lab.data.classes import listed_rows
+from bisam.lab.data.column_names import read_names
 from bisam.lab.data.images import DataError
 from bisam.lab.data.pictures import EncodedImage
 from bisam.lab.data.table_columns import INDEX, TableInputs, check_finite, column_of
@@ -38,8 +39,10 @@ def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind
         raise DataError(f"{where} has one column, {own[0]!r:.60}: separate its columns by commas (.tsv: by tabs)")
     if not label:
         raise DataError(f"{where} has the columns {_listed(columns)}: name that of the classes by --label")
-    for option in ("label", "text", "image", "columns"):
-        for name in filter(None, options.get(option, "").split(",")):
+    several = {option: read_names(options.get(option, ""), columns) for option in ("text", "columns")}
+    given = {**several, **{option: [options[option]] for option in ("label", "image") if options.get(option)}}
+    for option, names in given.items():
+        for name in names:
             if name not in columns:
                 near = difflib.get_close_matches(name, columns, n=1)
                 meant = f"did you mean {near[0]!r}?" if near else f"it has {_listed(columns)}."
@@ -53,11 +56,11 @@ def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind
     if len(kinds) > 1:
         raise DataError(f"{where} is read as rows, texts or images: give {' or '.join(kinds)}")
     if options.get("columns"):
-        return "rows", options["columns"].split(","), label
+        return "rows", several["columns"], label
     if options.get("image"):
         return "image", [options["image"]], label
     if options.get("text"):
-        return "text", options["text"].split(","), label
+        return "text", several["text"], label
     images = [name for name in IMAGES if name in columns and name != label]
     if images:
         return "image", images[:1], label

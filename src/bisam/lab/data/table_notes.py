@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bisam.lab.data.column_names import write_names
 from bisam.lab.data.table_columns import CategoryColumn, NumberColumn, TableInputs, missing_in
 
 MOST_NAMED = 10
@@ -78,7 +79,7 @@ def note_of_identifiers(suspects: Sequence[str], inputs: TableInputs, *, by_opti
     if not found or not others:
         return []
     looks, it = ("looks like an identifier", "it") if len(found) == 1 else ("look like identifiers", "them")
-    remedy = f"give --columns {shlex.quote(','.join(others))}" if by_option else f"drop {it} from the data frame"
+    remedy = f"give --columns {shlex.quote(write_names(others))}" if by_option else f"drop {it} from the data frame"
     return [f"{_listed(found)} {looks}: to leave {it} out, {remedy}"]
 
 
