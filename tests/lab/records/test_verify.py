@@ -153,6 +153,17 @@ def test_a_run_that_is_not_finished_is_a_note(run, tmp_path):
     assert (done.exit_code, done.output) == (0, "note: not finished, 1 of 1 runs\n1 run, 0 problems\n")
 
 
+def test_the_folder_of_a_model_is_a_note(run, tmp_path):
+    model = tmp_path / "models" / "bert"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"model_type": "bert"}')
+    alone, beside = bisam("verify", model.parent), bisam("verify", tmp_path)
+    assert alone.exit_code == 1
+    assert f"has no runs; 1 folder has a config.json of another program: {model}" in alone.stderr.replace("\n", "")
+    assert (beside.exit_code, beside.output.count("note: 1 folder has a config.json of another program")) == (0, 1)
+    assert beside.output.endswith("1 run, 0 problems\n")
+
+
 def test_a_folder_without_runs_is_refused(tmp_path):
     done = bisam("verify", tmp_path)
     assert done.exit_code == 1

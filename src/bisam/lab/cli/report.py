@@ -159,9 +159,11 @@ def verify(
     """Check runs: files, digests, complete epochs and the accuracy of the best one. Exits with 1 for problems."""
     with errors_in_one_line():
         roots, count, kept_none = folders or [RUNS], 0, 0
-        found = _found(roots)
+        every = _found(roots)
+        found, foreign = [one for one in every if not one.foreign], [one for one in every if one.foreign]
+        others = summary.of_others(foreign) if foreign else ""
         if not found:
-            raise ValueError(f"{_listed(roots)} has no runs: give the folder that has them")
+            raise ValueError(f"{_listed(roots)} has no runs{others and f'; {others}'}: give the folder that has them")
         for record in found:
             lacking = records.lacks_weights(record)
             skipped = lacking and without_weights
@@ -175,6 +177,8 @@ def verify(
         open_ = sum(record.result is None for record in found)
         if open_:
             print_line(f"note: not finished, {open_} of {len(found)} runs")
+        if others:
+            print_line(f"note: {others}")
         print_line(f"{len(found)} run{'s' * (len(found) != 1)}, {count} problem{'s' * (count != 1)}")
     if count:
         raise typer.Exit(1)
