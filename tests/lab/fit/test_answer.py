@@ -93,6 +93,16 @@ def test_the_best_run_is_that_of_the_best_validation_value_and_not_of_the_best_t
     assert (found.best.config.method, found.best.config.seed) == ("sam", 1)
 
 
+def test_a_base_that_does_better_on_validation_data_is_named():
+    values = {"sgd": [90.0, 91.0, 92.0], "sam": [93.0, 94.0, 95.0]}
+    better = answer(group(values, validation={"sgd": [71.0, 73.0, 72.0], "sam": [60.0, 79.0, 70.0]}))
+    assert (better.better_base.config.method, better.better_base.config.seed) == ("sgd", 1)
+    assert (better.best.config.method, better.best.config.seed) == ("sam", 1)
+    equal = answer(group(values, validation={"sgd": [70.0] * 3, "sam": [69.0, 70.0, 71.0]}))
+    assert equal.better_base is None
+    assert answer(group({"sgd": [90.0]})).better_base is None
+
+
 def test_another_measure_may_be_the_one_that_counts():
     found = answer(group({"sgd": [-5.0, 1.0, 3.0], "sam": [20.0, 27.0, 29.0]}, measures="mcc"))
     assert found.sentence.startswith("Yes: in test Matthews correlation, SAM")

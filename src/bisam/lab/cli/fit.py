@@ -157,6 +157,11 @@ def _show(found: Answer, study: Study) -> None:
         best = title_of(found.best.config.method)
         print_line(f"weights of the best run of {best} on validation data: {study.folder / records.WEIGHTS}")
         print_line(f"to predict with them: bisam predict {study.folder} DATA")
+        if found.better_base is not None:
+            print_line(
+                f"{title_of(found.better_base.config.method)} did better on validation data, as the mean of its runs. "
+                f"To predict with its best run: bisam predict {found.better_base.record.folder} DATA"
+            )
         print_line(f"to train in the same way ({study.folder / CODE}):")
         for line in (study.folder / CODE).read_text(encoding="utf-8").splitlines():
             print_line(f"    {line}")

@@ -24,6 +24,8 @@ class Answer:
     """The sharpness-aware method that does best on validation data; None if none has a result."""
     best: Run | None
     """The run of that method that does best on validation data."""
+    better_base: Run | None = None
+    """The best run of the base optimizer, if the base optimizer does better on validation data than that method."""
 
 
 def answer(group: Group) -> Answer:
@@ -32,7 +34,10 @@ def answer(group: Group) -> Answer:
     lines = [(name, title_of_measure(name)) for _, _, name in group.recipe.lines]
     counted, measure = lines[0]
     base = next((method for method in group.recipe.methods if not perturbs(method)), None)
-    best = _best_on_validation(group, row)
+    on_validation = _on_validation(group, row)
+    best = _best_of({method: runs for method, runs in on_validation.items() if perturbs(method)})
+    first = _best_of(on_validation)
+    better_base = first if best is not None and first is not None and not perturbs(first.config.method) else None
     gaps: dict[str, Difference | None] = {
         method: None
         if base is None
@@ -54,7 +59,8 @@ def answer(group: Group) -> Answer:
     sheet = Sheet(
         f"{group.title}: {group.recipe.measure} in per cent", head, rows, _notes(group, row, [*gaps.values()])
     )
-    return Answer(_sentence(measure, base, best, gaps), sheet, best.config.method if best else None, best)
+    sentence = _sentence(measure, base, best, gaps)
+    return Answer(sentence, sheet, best.config.method if best else None, best, better_base)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -108,18 +114,25 @@ def _advice(gap: Difference) -> str:
     return f"; {seeds} would resolve a difference of this size with a chance of {100 * POWER:.0f} %"
 
 
-def _best_on_validation(group: Group, row: str) -> Run | None:
-    """The best run of the method with the best mean. The test data choose nothing."""
-    scores: dict[str, list[tuple[float, Run]]] = {}
-    for method in group.recipe.methods:
-        for run in group.of(row, method) if perturbs(method) else []:
-            value = run.measured(f"validation_{run.config.primary}")
-            if value is not None:
-                scores.setdefault(method, []).append((value, run))
-    if not scores:
+def _on_validation(group: Group, row: str) -> dict[str, list[tuple[float, Run]]]:
+    """For each method with results, sharpness-aware ones first: its runs with their results on validation data."""
+    found = {
+        method: [
+            (value, run)
+            for run in group.of(row, method)
+            if (value := run.measured(f"validation_{run.config.primary}")) is not None
+        ]
+        for method in sorted(group.recipe.methods, key=perturbs, reverse=True)
+    }
+    return {method: runs for method, runs in found.items() if runs}
+
+
+def _best_of(on_validation: dict[str, list[tuple[float, Run]]]) -> Run | None:
+    """The best run of the method with the best mean, the first of equals. The test data choose nothing."""
+    if not on_validation:
         return None
-    method = max(scores, key=lambda name: statistics.fmean(value for value, _ in scores[name]))
-    return max(scores[method], key=lambda pair: pair[0])[1]
+    runs = max(on_validation.values(), key=lambda runs: statistics.fmean(value for value, _ in runs))
+    return max(runs, key=lambda pair: pair[0])[1]
 
 
 def _notes(group: Group, row: str, gaps: list[Difference | None]) -> list[str]:
