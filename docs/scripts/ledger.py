@@ -59,6 +59,7 @@ EVIDENCE = [
     ("CIFAR-10, VGG19-BN", "cifar10", "vgg19bn"),
     ("Flowers-102, EfficientNet-Lite0", "flowers102-efficientnet_lite0+epochs=30", "efficientnet_lite0"),
     ("MRPC, MiniLM", "glue, model=transformers:minilm", "mrpc_acc"),
+    ("MRPC, MiniLM, five times the learning rate", "glue, model=transformers:minilm, lr=0.0001", "mrpc_acc"),
     ("CoLA, MiniLM, Matthews correlation", "glue, model=transformers:minilm", "cola_mcc"),
     ("RTE, MiniLM", "glue, model=transformers:minilm", "rte_acc"),
 ]
