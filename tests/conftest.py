@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from family import ALIKE_WHEN_CAPTURED, BASES, BY_HAND, VARIANTS, WITH_CLOSURE, WITHOUT_MEMORY, pairs
+from family import ALIKE_WHEN_CAPTURED, BASES, BY_HAND, CAPTURED_BASES, VARIANTS, WITH_CLOSURE, WITHOUT_MEMORY, pairs
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported: they run on the CPU then
@@ -26,6 +26,7 @@ def pytest_generate_tests(metafunc):
         "variant_alike_when_captured": ALIKE_WHEN_CAPTURED,
         "plain_variant": WITHOUT_MEMORY,
         "base": BASES,
+        "captured_base": CAPTURED_BASES,
         "device": devices,
     }
     for name, values in known.items():

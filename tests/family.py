@@ -94,6 +94,8 @@ BASES = {
     "Muon and AdamW": muon_and_adamw,
 }
 
+CAPTURED_BASES = [name for name in BASES if "Muon" not in name]  # which reads its learning rate on the host
+
 # Each kind with cross entropy and with one of the bounds in turn. What is promised of a composition does not depend on
 # which bound it is; every kind agrees with its reference under each of them.
 COMPOSITIONS = [

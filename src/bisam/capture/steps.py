@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 import sys
-import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bisam.capture.failures import explained, first_of, let_draw_again
 from bisam.capture.recording import Branch, Counter, Recording, copied, shape_of
 from bisam.engine.optimizer import SharpnessAware
 
@@ -228,7 +227,9 @@ class CapturedSteps:
         except Exception as error:
             for branch in self._branches:
                 branch.replay.abandon()
-            raise _explained(_first(error, outside), several_ranks=self._alike is not None) from None
+            let_draw_again([g for branch in self._branches for g in branch.generators()], self._streams[0].device)
+            self._pool = torch.cuda.graph_pool_handle()  # torch refuses to record into that of a failed capture
+            raise explained(first_of(error, outside), several_ranks=self._alike is not None) from None
         return _Graph(graph, recordings)
 
     def _record(self, recordings: list[Recording]) -> None:
@@ -330,41 +331,6 @@ def _reason(branches: Sequence[Branch]) -> str | None:
         if len(branches) > 1 and not branch.replay.is_alone:
             return "collectives of trainings side by side may wait for each other: capture one training in a process"
     return None
-
-
-def _explained(error: BaseException, *, several_ranks: bool = False) -> BaseException:
-    """An error of the capture, in terms of the line that caused it."""
-    text = str(error).lower()
-    if isinstance(error, torch.cuda.OutOfMemoryError) or "captur" not in text:
-        return error
-    frames = traceback.extract_tb(error.__traceback__)
-    # the innermost line that is neither a library's nor ours is the user's
-    libraries = (
-        os.path.dirname(os.path.dirname(__file__)),
-        os.path.dirname(torch.__file__),
-        os.sep + "triton" + os.sep,
-    )
-    theirs = [f for f in frames if not any(library in f.filename for library in libraries) and f.line]
-    frame = theirs[-1] if theirs else frames[-1]
-    if several_ranks and "legacy stream" in text:
-        return RuntimeError(
-            "DistributedDataParallel was built on the default stream, which cannot be captured, and keeps adding up "
-            "gradients there: build it inside of `with torch.cuda.stream(torch.cuda.Stream()):`. "
-            f"(CUDA: {str(error).splitlines()[0]})"
-        )
-    return RuntimeError(
-        f"the step waited for the device, or copied from it, while it was captured: {frame.filename}, line "
-        f"{frame.lineno}, in {frame.name}: {frame.line}. A graph runs without the host: take .item(), print, .cpu(), "
-        "and decisions on values out of the model, the objective and the closure, or use optimizer.minimize. "
-        f"(CUDA: {str(error).splitlines()[0]})"
-    )
-
-
-def _first(error: BaseException, outside: BaseException | None) -> BaseException:
-    """The error that the others came from: after the first, a capture makes everything fail."""
-    while error.__context__ is not None and error.__context__ is not outside:
-        error = error.__context__
-    return error
 
 
 @contextmanager
