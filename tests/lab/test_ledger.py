@@ -166,7 +166,7 @@ def test_the_evidence_is_bold_where_an_interval_excludes_zero(recorded):
     _, _, demo, noise = ledger.evidence_table(collect(found)).replace("\u00a0", " ").splitlines()
     assert demo == "| Digits, 40 % | – | – | +1.00 | 1 |"  # no interval from one seed
     title, sam, log, tanh, seeds = noise.strip("| ").split(" | ")
-    assert (title, tanh, seeds) == ("CIFAR-10, ResNet-32, 40 % wrong labels", "–", "3")
+    assert (title, tanh, seeds) == ("CIFAR-10, ResNet-32, 40 %", "–", "3")
     assert sam.startswith("**+2.00** (+1.")
     assert log.startswith("−0.30 (−")
 
