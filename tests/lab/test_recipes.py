@@ -92,7 +92,7 @@ def test_the_frontier_has_one_protocol_and_its_settings_differ_in_one_field_or_t
     theirs = find("label_noise").cells["40%", "bisam-log"]
     assert training_of(cells["resnet32-noise40", "bisam-log"]) == training_of(theirs)
     assert training_of(cells["vgg19bn", "sgd"]) == training_of(find("cifar10").cells["vgg19bn", "sgd"])
-    assert len(cells) == 4 * (8 + 1 + 8 * 2 + 5)
+    assert len(cells) == 4 * (8 + 1 + 8 * 2 + 6)
 
 
 def test_other_rates_of_wrong_digits_are_the_demo_s_training_with_the_rho_that_validated_best():
