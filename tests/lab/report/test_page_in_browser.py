@@ -114,7 +114,7 @@ def test_the_cards_count_the_differences_of_the_records(wide):
     for record in PART:
         if not record.not_counted:
             own = record.config
-            place = [own[name] for name in ("recipe", "data", "model", "noise", "cutout", "label_smoothing")]
+            place = [own[name] for name in ("recipe", "data", "model", "noise", "cutout", "label_smoothing", "lr")]
             for measure in own.get("measures", "accuracy").split(","):
                 values[(*place, measure, own["method"])][own["seed"]] = record.result[f"test_{measure}"]
     counts = defaultdict(lambda: {"all": 0, "resolved": 0, "above": 0, "below": 0})

@@ -52,7 +52,7 @@ def _show_all() -> None:
 def _size(recipe: Recipe) -> str:
     """
     >>> _size(RECIPES["cifar10"]()), _size(RECIPES["frontier"]())
-    ('5×4×6', '≤60×8×3')
+    ('5×4×6', '≤64×8×3')
     """
     mark = "" if recipe.is_complete else "≤"
     return f"{mark}{len(recipe.rows)}×{len(recipe.methods)}×{recipe.seeds}"
