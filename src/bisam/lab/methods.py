@@ -114,7 +114,7 @@ ESAM = _variant("esam", "ESAM", "beta", "gamma", baseline="sam", passes=_with_ch
 # a forward pass of the batch, and two passes of half of the samples
 KSAM = _variant("ksam", "K-SAM", baseline="sam", passes=FORWARD + 1.0)
 LOOKSAM = _variant("looksam", "LookSAM", baseline="sam", every=5)
-# its best ρ is 12 times SAM's on the demo's digits, and 15 times in its authors' examples (3 and 0.2)
+# its best ρ is 17 times SAM's on the demo's digits, and 15 times in its authors' examples (3 and 0.2)
 MSAM = _variant("msam", "MSAM", shared=("every", "start", "stop"), baseline="sgd", passes=1.0, rho_to_sams=12.0)
 
 METHODS: dict[str, Method] = {
