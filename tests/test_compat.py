@@ -248,3 +248,10 @@ def test_a_scaler_that_steps_by_itself_is_refused_unless_both_passes_have_run():
     switched_off = torch.amp.GradScaler("cpu", enabled=False)
     switched_off.step(optimizer, lambda: F.cross_entropy(model(x), y).backward())
     assert not all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_a_dict_of_several_states_is_refused_as_by_every_optimizer():
+    model = mlp()
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+    with pytest.raises(ValueError, match=r"several parts give the optimizer's"):
+        optimizer.load_state_dict({"model": model.state_dict(), "optimizer": optimizer.state_dict()})

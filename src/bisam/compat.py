@@ -67,11 +67,13 @@ class SAM(SharpnessAware):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of this class, or of the one it replaces, without the old weights that that one carries."""
-        state = {
-            index: {name: value for name, value in entry.items() if name not in TWO_STEP_KEYS}
-            for index, entry in state_dict["state"].items()
-        }
-        super().load_state_dict({**state_dict, "state": {index: entry for index, entry in state.items() if entry}})
+        if "state" in state_dict:  # otherwise it is another dict, which is refused below
+            state = {
+                index: {name: value for name, value in entry.items() if name not in TWO_STEP_KEYS}
+                for index, entry in state_dict["state"].items()
+            }
+            state_dict = {**state_dict, "state": {index: entry for index, entry in state.items() if entry}}
+        super().load_state_dict(state_dict)
 
     @property
     def base_optimizer(self) -> torch.optim.Optimizer:

@@ -45,7 +45,7 @@ def test_misuse_is_explained(call):
         (lambda *data: average_sharpness(*data, 0.1, samples=0), "samples must be a whole number, at least 1"),
         (lambda *data: hessian_eigenvalues(*data, 0), "k must be a whole number, at least 1, got 0"),
         (lambda *data: hessian_eigenvalues(*data, 100), "k must be at most the number of parameters, 92, got 100"),
-        (lambda *data: hessian_eigenvalues(*data, 5, iterations=4), "iterations must be a whole number, at least 5"),
+        (lambda *data: hessian_eigenvalues(*data, 5, iterations=4), "k must be at most iterations, 4, got 5"),
         (lambda *data: hessian_eigenvalues(*data, tolerance=0.0), "tolerance must lie between 0 and 1, got 0.0"),
         (lambda *data: hessian_eigenvalues(*data, tolerance=1.0), "tolerance must lie between 0 and 1, got 1.0"),
         (lambda *data: hessian_trace(*data, samples=0), "samples must be a whole number, at least 1"),

@@ -273,3 +273,14 @@ def test_half_precision_weights_come_back_and_one_is_told_that_they_cannot_be_mo
     assert told.value > 0
     assert told.norm == pytest.approx(0.5, rel=1e-6)
     assert_unchanged(before, state_of(model))
+
+
+@pytest.mark.parametrize(
+    "call", [diagnostics.average_sharpness, diagnostics.hessian_trace, hessian_eigenvalues, surface]
+)
+def test_directions_are_drawn_on_the_cpu_whatever_the_default_device(call):
+    model, data = mlp(), batch()
+    arguments = [0.1] if call is diagnostics.average_sharpness else []
+    expected = numbers(call(model, data, *arguments))
+    with torch.device("meta"):  # stands for a GPU: a draw there would fail
+        assert numbers(call(model, data, *arguments)) == expected

@@ -442,3 +442,47 @@ def test_what_is_called_weight_need_not_be_class_weights(weight):
     _, optimizer = build("BiSAM(log)", net=mlp, descent=Margin(weight))
     assert optimizer.criterion.ascent.weight is None
     optimizer.minimize(*batch())
+
+
+@pytest.mark.parametrize("form", ["minimize", "step"])
+def test_q_is_refused_also_where_the_first_samples_happen_to_have_one_label_each(form):
+    x, y = batch()
+    one_hot = F.one_hot(y, 4).float()
+    model, optimizer = build("BiSAM(log)", net=mlp, descent=nn.BCEWithLogitsLoss())
+    optimizer.minimize(x, one_hot)
+    several = (one_hot + one_hot.roll(1, 0)).clamp(max=1)
+    with pytest.raises(ValueError, match="one label for each sample"):
+        optimizer.minimize(x, several) if form == "minimize" else optimizer.step(
+            closure_of(model, optimizer, x, several)
+        )
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_batch_by_hand_whose_gradients_are_dropped_is_not_of_the_next_step(set_to_none):
+    model, optimizer = build("SAM", net=mlp)
+    x, y = batch()
+    optimizer.criterion(model(9 * x), 3 - y).backward()
+    optimizer.zero_grad(set_to_none)  # this batch is skipped
+    for _ in range(2):
+        first = optimizer.criterion(model(x), y)
+        optimizer.zero_grad(set_to_none)  # also after the forward pass, as many loops have it
+        first.backward()
+        optimizer.ascend()
+        optimizer.criterion(model(x), y).backward()
+        optimizer.descend()
+        assert optimizer.telemetry.loss == first
+        assert optimizer.telemetry.flips is not None
+
+
+def test_a_list_of_closures_returns_the_weighted_mean_of_what_they_returned():
+    model, optimizer = build("SAM", net=mlp)
+    x, y = batch()
+
+    def closure(x, y):
+        loss = optimizer.criterion(model(x), y) + 5  # a term of its own
+        loss.backward()
+        return loss
+
+    parts = [partial(closure, x[:4], y[:4]), partial(closure, x[4:], y[4:])]
+    expected = F.cross_entropy(model(x), y) + 5
+    torch.testing.assert_close(optimizer.step(parts), expected)

@@ -259,3 +259,28 @@ def test_clipping_sees_sparse_gradients_and_dense_ones(most):
     norm = torch.stack([p.grad.to_dense().norm() for p in model.parameters()]).norm()
     told = optimizer.telemetry.descent_norm
     torch.testing.assert_close(norm, told.clamp(max=most), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("name", ["SAM", "GSAM(log)"])
+def test_closures_may_keep_all_gradients_in_one_flat_tensor(name):
+    """As libraries do that communicate or clip them as one: the next closure clears those that were taken."""
+
+    def trained(*, flat):
+        model, optimizer = build(name, net=mlp)
+        params = [*model.parameters()]
+        memory = torch.zeros(sum(p.numel() for p in params))
+
+        def closure(x, y):
+            if flat:
+                memory.zero_()
+                for param, part in zip(params, memory.split([p.numel() for p in params]), strict=True):
+                    param.grad = part.view_as(param)
+            loss = optimizer.criterion(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(partial(closure, *batch(0)))
+        optimizer.step([partial(closure, *batch(seed)) for seed in (1, 2)])
+        return [p.detach() for p in params]
+
+    assert_close(trained(flat=True), trained(flat=False), 1e-6)  # float32, sums in another order

@@ -21,7 +21,8 @@ from family import ScheduleFree, assert_close, assert_identical, batch, build, m
 
 @pytest.mark.parametrize("when", ["ascent", "descent"])
 @pytest.mark.parametrize(
-    "call", ["step", "minimize", "base.step", "ascend", "descend", "restore", "load_state_dict", "add_param_group"]
+    "call",
+    ["step", "step()", "minimize", "base.step", "ascend", "descend", "restore", "load_state_dict", "add_param_group"],
 )
 def test_a_closure_cannot_begin_or_end_a_step(call, when):
     model, optimizer = build("SAM", net=mlp)
@@ -30,6 +31,7 @@ def test_a_closure_cannot_begin_or_end_a_step(call, when):
     saved = optimizer.state_dict()
     calls = {
         "step": lambda: optimizer.step(lambda: None),
+        "step()": optimizer.step,
         "minimize": lambda: optimizer.minimize(x, y),
         "base.step": optimizer.base.step,
         "ascend": optimizer.ascend,

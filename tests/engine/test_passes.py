@@ -6,9 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import bisam
-
-from family import assert_close, assert_identical, batch, build, closure_of, mlp, tensors
+from family import assert_identical, batch, build, closure_of, mlp, tensors
 
 
 def test_gradients_accumulated_before_a_step_are_never_lost_in_silence():
@@ -145,32 +143,3 @@ def test_a_list_of_closures_that_return_more_than_a_loss_is_a_step_all_the_same(
         return loss, "more"
 
     assert optimizer.step([partial(closure, *batch(seed)) for seed in range(2)])[1] == "more"
-
-
-@pytest.mark.parametrize("form", ["minimize", "step"])
-@pytest.mark.parametrize("variant_name", ["SAM", "BiSAM", "GSAM"])
-def test_parameters_of_another_optimizer_have_the_gradient_of_the_descent(variant_name, form):
-    """As where Muon has the matrices and AdamW the rest: their gradients were the sum of those of all passes."""
-    torch.manual_seed(0)
-    model = mlp().double()
-    *body, weight, bias = model.parameters()
-    ascent = bisam.LowerBound() if variant_name == "GSAM" else None  # which takes a pass more
-    options = {} if ascent is None else {"ascent": ascent}
-    optimizer = getattr(bisam, variant_name)(torch.optim.SGD(body, lr=0.1), model, rho=0.1, **options)
-    x, y = batch(dtype=torch.float64)
-    objective = optimizer.criterion.ascent
-    gradients = torch.autograd.grad(objective(model(x), y), body)
-    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
-    names = [name for name, _ in model.named_parameters()]
-    moved = [p + 0.1 * g / norm for p, g in zip(body, gradients, strict=True)]
-    values = dict(zip(names, [*moved, weight, bias], strict=True))
-    loss = F.cross_entropy(torch.func.functional_call(model, values, (x,)), y)
-    expected = [1 + gradient for gradient in torch.autograd.grad(loss, (weight, bias))]
-
-    for param in (weight, bias):
-        param.grad = torch.ones_like(param)  # what the other optimizer has accumulated
-    if form == "minimize":
-        optimizer.minimize(x, y)
-    else:
-        optimizer.step(closure_of(model, optimizer, x, y))
-    assert_close([weight.grad, bias.grad], expected, 1e-12)  # float64, sums in another order

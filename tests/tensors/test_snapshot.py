@@ -1,13 +1,14 @@
 import copy
 import warnings
 
+import pytest
 import torch
 from torch import nn
 
-from bisam import BiSAM
+from bisam import KSAM, BiSAM
 from bisam.tensors.snapshot import BufferSnapshot, Snapshot
 
-from family import assert_identical, batch, build
+from family import assert_identical, batch, build, mlp
 
 
 class HandMadeNorm(nn.Module):
@@ -161,3 +162,47 @@ def test_copies_for_another_set_of_tensors_take_the_place_of_the_old_ones():
             peak = max(peak, held)
     assert peak <= 1.1 * sum(tensor.nbytes for tensor in tensors)
     assert len(snapshot.copies) == 7
+
+
+class Resized(nn.Module):
+    """A buffer that takes on the size of the batch, in place, as observers of quantisation do."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(0))
+
+    def forward(self, x):
+        self.last.resize_(len(x)).copy_(x.detach().mean(1))
+        return x
+
+
+def test_a_buffer_that_a_pass_resizes_has_its_size_and_values_back():
+    x, y = batch()
+    model = nn.Sequential(Resized(), mlp())
+    optimizer = BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    last = model[0].last
+    for size in (16, 5):
+        optimizer.criterion(model(x), y).backward()
+        optimizer.ascend()
+        optimizer.criterion(model(x[:size]), y[:size]).backward()
+        optimizer.descend()
+        assert model[0].last is last
+        assert torch.equal(last, x.mean(1))
+    kept = model[0].last.clone()
+    KSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(x, y)  # the second pass has half of the samples
+    assert torch.equal(model[0].last, kept)
+
+
+def test_weights_come_back_also_where_a_buffer_cannot(monkeypatch):
+    model, optimizer = build()
+    x, y = batch()
+    weights = [p.detach().clone() for p in model.parameters()]
+
+    def fails():
+        raise RuntimeError("no memory for the buffers")
+
+    monkeypatch.setattr(optimizer._buffers, "restore", fails)
+    with pytest.raises(RuntimeError, match="no memory for the buffers"):
+        optimizer.minimize(x, y)
+    assert not optimizer.perturbed
+    assert_identical([p.detach() for p in model.parameters()], weights)

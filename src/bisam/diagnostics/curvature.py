@@ -35,12 +35,14 @@ def hessian_eigenvalues(
     memory of the weights.
     """
     check_count("k", k, 1)
-    check_count("iterations", iterations, k)
+    check_count("iterations", iterations, 1)
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}")
     with Probe(model, data, objective, None, train_mode, progress, passes=iterations) as probe:
         if k > probe.size:
             raise ValueError(f"k must be at most the number of parameters, {probe.size}, got {k}")
+        if k > iterations:
+            raise ValueError(f"k must be at most iterations, {iterations}, got {k}: give more iterations")
         random = torch.Generator().manual_seed(seed)
         values, residual = _lanczos(probe, random, k, iterations, tolerance)
         probe.finish()
@@ -91,7 +93,7 @@ def _lanczos(
         if not math.isfinite(diagonal[-1]):
             raise ValueError("the Hessian is not finite at these weights: it has no eigenvalues")
         vector, left = _orthogonal(vector, basis)
-        tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+        tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64, device="cpu"))
         for index, entry in enumerate(beside):
             tridiagonal[index, index + 1] = tridiagonal[index + 1, index] = entry
         values, vectors = torch.linalg.eigh(tridiagonal)

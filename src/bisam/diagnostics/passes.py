@@ -167,10 +167,10 @@ class Probe:
 
     def normal(self, random: torch.Generator) -> Tensor:
         # drawn on the CPU: the same directions on every device
-        return torch.randn(self.size, generator=random, dtype=self.dtype).to(self.device)
+        return torch.randn(self.size, generator=random, dtype=self.dtype, device="cpu").to(self.device)
 
     def signs(self, random: torch.Generator) -> Tensor:
-        return (2 * torch.randint(2, (self.size,), generator=random) - 1).to(self.device, self.dtype)
+        return (2 * torch.randint(2, (self.size,), generator=random, device="cpu") - 1).to(self.device, self.dtype)
 
     def filter_normalised(self, random: torch.Generator) -> Tensor:
         if all(param.dim() < 2 for param in self.params):

@@ -136,9 +136,14 @@ class Criterion:
         )
 
     def check_task(self, target: Any) -> None:
-        """That targets are class indices or probabilities. The first floating-point ones are read, once."""
+        """That targets are class indices or probabilities: the first floating-point ones are read.
+
+        Where the descent takes other targets too, as binary cross entropy does, those of every batch are read.
+        """
         if self._knows_the_task or not (isinstance(target, Tensor) and target.is_floating_point()):
             return
+        if target.is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # the eager steps before were checked
         if target.dim() < 2 and objective_options.is_of_labels(self.descent):
             return  # cross entropy itself refuses these, by their shape
         total = target.sum(1) if target.dim() > 1 else torch.zeros(())
@@ -150,4 +155,5 @@ class Criterion:
                 "give the model two logits and class indices; for several labels a sample, or a regression, use a "
                 "variant without Q, such as SAM, with descent=torch.nn.BCEWithLogitsLoss() or another loss"
             )
-        self._knows_the_task = True
+        # cross entropy at w + ε would refuse targets of another kind; another loss takes several labels a sample too
+        self._knows_the_task = objective_options.is_of_labels(self.descent)

@@ -18,7 +18,7 @@ from bisam.tensors import gradients, scaling
 from bisam.tensors.buckets import Bucket, all_zero, into_buckets
 from bisam.tensors.distributed import GradientSync
 from bisam.tensors.gradients import Gradients
-from bisam.tensors.snapshot import BufferSnapshot, Snapshot
+from bisam.tensors.snapshot import BufferSnapshot, Snapshot, modules_of
 
 
 class Moves(Wrapper):
@@ -43,7 +43,7 @@ class Moves(Wrapper):
 
     model: nn.Module | None
     _others: list[Tensor]
-    """Parameters of the model that another optimizer may step."""
+    """Parameters of the model that another optimizer may step, as of the beginning of the step."""
     _sync: GradientSync
 
     @property
@@ -90,9 +90,11 @@ class Moves(Wrapper):
 
     @torch.no_grad()
     def _bring_back(self) -> None:
-        self._buffers.restore()
-        self._weights.restore()  # last, for a buffer may share memory with a weight
-        self._weights_changed()
+        try:
+            self._buffers.restore()
+        finally:
+            self._weights.restore()  # last, for a buffer may share memory with a weight
+            self._weights_changed()
 
     def _weights_changed(self) -> None:
         torch.clear_autocast_cache()  # it holds low-precision copies of the weights as they were
@@ -185,6 +187,12 @@ class Moves(Wrapper):
 
         for one in leaves(self.base):
             one.register_step_pre_hook(refuse)
+
+    def _parameters_of_others(self) -> list[Tensor]:
+        """Those of the model that this optimizer does not have: layers may be replaced, and groups added."""
+        ours = {*map(id, self._parameters())}
+        found = (param for module in modules_of(self.model) for param in module._parameters.values())
+        return [*{id(param): param for param in found if param is not None and id(param) not in ours}.values()]
 
     def _devices(self) -> set[torch.device]:
         return {param.device for param in self._parameters()}

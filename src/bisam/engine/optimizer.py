@@ -173,13 +173,18 @@ class SharpnessAware(TwoPasses):
             )
         self._sync = sync
         self._buffers = BufferSnapshot(model)
-        ours = {*map(id, self._parameters())}
-        self._others = [param for param in model.parameters() if id(param) not in ours] if model is not None else []
         self._model = model
+        self._others = []
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. A closure need not call it: inside a step each closure starts without gradients."""
         self._stale, self._awaits_update = None, False
+        if (
+            not self._running
+            and self.criterion.current is Pass.ASCENT
+            and not gradients.are_cleared(self._parameters())
+        ):
+            self.criterion.finish()  # a batch whose gradients are dropped is not of the next step
         for group in self.base.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
@@ -203,6 +208,7 @@ class SharpnessAware(TwoPasses):
         After `backward`, call `step()` without a closure: only the update is left. A closure given then runs once,
         without gradients, because frameworks clip in theirs.
         """
+        self._refuse_inside_step("step()")
         if self._awaits_update:
             return self._update_after_backward(closure)
         check_caller(self, closure)
@@ -261,7 +267,7 @@ class SharpnessAware(TwoPasses):
         if self.criterion.current is Pass.NONE:
             self.criterion.begin()
         self._ascend([param.grad for param in params])
-        gradients.take(params)
+        gradients.take([*params, *self._parameters_of_others()])  # another optimizer steps with those of the descent
 
     def descend(self, *, zero_grad: bool = True) -> None:
         """After the second backward pass: restore w, bit for bit, run the base optimizer's step, clear gradients."""
@@ -335,8 +341,7 @@ class SharpnessAware(TwoPasses):
         if not isinstance(work[0], Given):
             return self._observed_loss()
         value, closures = _mean(values), work[0].divisor
-        weighed = closures > 1 and isinstance(value, Tensor)  # by the labels that each closure keeps, as telemetry does
-        if not self.criterion.bilevel and value is not None and not weighed:
+        if not self.criterion.bilevel and value is not None:
             return value
         loss = self._observed_loss()
         sums = closures > 1 and setting(self.criterion.descent, "reduction") == "sum"

@@ -84,6 +84,7 @@ class TwoPasses(Moves):
     def _begin(self, work: Sequence[Work], params: list[Tensor]) -> None:
         """Take away the gradients from before the step."""
         self._awaits_update = False
+        self._others = self._parameters_of_others()
         self.criterion.begin()
         torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
         if gradients.present(params):
@@ -234,9 +235,42 @@ class TwoPasses(Moves):
 
         `averaged` over the ranks, or not; `followed` by passes whose gradients may come to lie in the same memory.
         """
+        if divisor > 1:
+            return self._pass_of_list(closures, params, averaged=averaged, followed=followed)
+        found, values = self._closures(closures, params, None, averaged=averaged, followed=followed)
+        if not may_be_empty and all(gradient is None for gradient in found):
+            raise self._no_gradients("step()", "the closure")
+        return found, values
+
+    def _pass_of_list(
+        self, closures: Sequence[Closure], params: list[Tensor], *, averaged: bool, followed: bool
+    ) -> tuple[Gradients, list[Any]]:
+        """The same for a list of closures, each of which counts by its labels, also for parameters of others."""
+        weights, count = Weights(self.criterion), len(params)
+        earlier = gradients.take(self._others)
+        try:
+            found, values = self._closures(
+                closures, [*params, *self._others], weights, averaged=averaged, followed=followed
+            )
+            earlier = gradients.add(earlier, found[count:])
+        finally:
+            gradients.put(self._others, earlier)
+        if all(gradient is None for gradient in found[:count]):
+            raise self._no_gradients("step()", "the closure")
+        return found[:count], weights.mean(values)
+
+    def _closures(
+        self,
+        closures: Sequence[Closure],
+        params: list[Tensor],
+        weights: Weights | None,
+        *,
+        averaged: bool,
+        followed: bool,
+    ) -> tuple[Gradients, list[Any]]:
+        """Run closures one after the other. Returns the sum of their gradients, by their weights, and their values."""
         total: Gradients | None = None
         values = []
-        weights = Weights(self.criterion) if divisor > 1 else None
         replicas = self._sync.replicas
         # DistributedDataParallel averages one closure's gradients while they are computed; of several, the sum
         during = averaged and len(closures) == 1 and (not replicas or self._sync.overlaps)
@@ -248,11 +282,11 @@ class TwoPasses(Moves):
                 values.append(_value_of(closure))
             self._check_closure(is_of_list=weights is not None)
             found = gradients.take(params, copied=copied)
+            if (followed or len(closures) > 1) and not copied:
+                found = gradients.owned(found)
             total = gradients.add(total, found if weights is None else weights.end_closure(found))
             del found  # else it would live beside the next closure's
         assert total is not None
-        if not may_be_empty and all(gradient is None for gradient in total):
-            raise self._no_gradients("step()", "the closure")
         if weights is not None:
             weights.finish(total)
         return (self._sync.average(params, total) if averaged and not during else total), values
@@ -297,7 +331,8 @@ class TwoPasses(Moves):
             shares = [part.share for part in work]
             found = Vectorized(self.model, self.criterion, micro_batches).gradients(perturb, shares)
         self._bring_back()
-        gradients.put(params, [found.get(of_name.get(param, "")) for param in params])
+        for owners, earlier in ((params, None), (self._others, gradients.take(self._others))):
+            gradients.put(owners, gradients.add(earlier, [found.get(of_name.get(param, "")) for param in owners]))
         return [None]
 
 

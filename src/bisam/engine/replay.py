@@ -14,6 +14,7 @@ from bisam.engine.optimizer import SharpnessAware
 from bisam.engine.telemetry import Telemetry
 from bisam.tensors import gradients
 from bisam.tensors.gradients import Gradients
+from bisam.tensors.snapshot import modules_of
 
 T = TypeVar("T")
 
@@ -81,15 +82,7 @@ class Replay:
             self.optimizer._steps = steps
 
     def modules(self) -> list[nn.Module]:
-        """The modules of the model. This runs in every step: torch's own walk, which names them, takes much longer."""
-        found: dict[nn.Module, None] = {}
-        waiting: list[nn.Module | None] = [self.optimizer.model]
-        while waiting:
-            module = waiting.pop()
-            if module is not None and module not in found:
-                found[module] = None
-                waiting += module._modules.values()
-        return list(found)
+        return modules_of(self.optimizer.model)
 
     def kept_tensors(self, modules: Sequence[nn.Module] | None = None) -> list[Tensor]:
         """What lasts from step to step beside the parameters: buffers, the base optimizer's state, the variant's.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -39,7 +41,19 @@ class Weights:
                 f"{len(known)} of the {len(self._found)} closures of a list called the criterion: the weights of the "
                 "others are unknown. Call optimizer.criterion in all of them, or in none"
             )
+        gradients.scale_(total, self._share)
+
+    @property
+    def _share(self) -> float | Tensor:
+        """1 ÷ the sum of the weights; 0 if every label was ignored."""
+        known = [weight for weight in self._found if weight is not None]
         whole = sum(known) if known else float(len(self._found))
-        # if every label was ignored, the gradient is 0
-        share = torch.where(whole == 0, 0.0, 1 / whole) if isinstance(whole, Tensor) else 1 / whole
-        gradients.scale_(total, share)
+        return torch.where(whole == 0, 0.0, 1 / whole) if isinstance(whole, Tensor) else 1 / whole
+
+    def mean(self, values: list[Any]) -> list[Any]:
+        """The weighted mean of what the closures returned, as a list of one; all of them where they are no tensors."""
+        if not all(isinstance(value, Tensor) for value in values):
+            return values
+        factors = [1.0 if weight is None else weight for weight in self._found]
+        mean = sum(factor * value for factor, value in zip(factors, values, strict=True)) * self._share
+        return [mean.to(values[0].dtype)]

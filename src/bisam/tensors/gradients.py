@@ -27,6 +27,17 @@ def take(params: Sequence[Tensor], *, copied: bool = False) -> Gradients:
     return copy(taken) if copied else taken
 
 
+def owned(gradients: Gradients) -> Gradients:
+    """The same, copied where they are a part of larger memory: a later closure may clear all of it."""
+    return [gradient.clone() if gradient is not None and _is_part(gradient) else gradient for gradient in gradients]
+
+
+def _is_part(gradient: Tensor) -> bool:
+    if type(gradient) is not Tensor or gradient.layout is not torch.strided:
+        return False
+    return gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size()
+
+
 def put(params: Sequence[Tensor], gradients: Gradients) -> None:
     for param, gradient in zip(params, gradients, strict=True):
         param.grad = gradient

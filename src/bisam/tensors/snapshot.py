@@ -10,6 +10,18 @@ from torch import Tensor, nn
 from bisam.tensors import buckets
 
 
+def modules_of(model: nn.Module | None) -> list[nn.Module]:
+    """The modules of a model, each once. This runs in every step: torch's own walk, which names them, takes longer."""
+    found: dict[nn.Module, None] = {}
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and module not in found:
+            found[module] = None
+            waiting += module._modules.values()
+    return list(found)
+
+
 class Snapshot:
     """Copies of tensors, restored by copying: subtracting ε would leave the weights off by an ulp.
 
@@ -40,6 +52,12 @@ class Snapshot:
         if self.originals:
             self._copy(self.originals, self.copies)
         self.forget()
+
+    def restore_sizes(self) -> None:
+        """Give tensors that were resized in place, as observers of quantisation do, the size that they had."""
+        for original, copy in zip(self.originals or [], self.copies, strict=False):
+            if original.shape != copy.shape:
+                original.resize_(copy.shape)
 
     def forget(self) -> None:
         """Do not restore what was saved."""
@@ -84,8 +102,7 @@ class BufferSnapshot:
         if self._early:
             self._early = False
             return
-        modules = self._model.modules() if self._model is not None else ()
-        self._tables = [(module._buffers, dict(module._buffers)) for module in modules]
+        self._tables = [(module._buffers, dict(module._buffers)) for module in modules_of(self._model)]
         buffers = [buffer for _, table in self._tables for buffer in table.values() if buffer is not None]
         self._values.save(buckets.locals_of(buffer for buffer in buffers if _is_writable(buffer)))
 
@@ -99,6 +116,7 @@ class BufferSnapshot:
                 current.clear()
                 current.update(saved)
         self._tables = []
+        self._values.restore_sizes()
         self._values.restore()
 
 
