@@ -486,3 +486,12 @@ def test_a_list_of_closures_returns_the_weighted_mean_of_what_they_returned():
     parts = [partial(closure, x[:4], y[:4]), partial(closure, x[4:], y[4:])]
     expected = F.cross_entropy(model(x), y) + 5
     torch.testing.assert_close(optimizer.step(parts), expected)
+
+
+@pytest.mark.parametrize(
+    ("returned", "name"), [((torch.ones(()), "more"), "tuple"), (None, "NoneType"), (1.0, "float")]
+)
+def test_an_objective_that_returns_no_tensor_is_refused_by_what_it_returned(returned, name):
+    _, optimizer = build("SAM", net=mlp, descent=lambda output, target: returned)
+    with pytest.raises(TypeError, match=f"must return a scalar tensor to step on, got {name} from"):
+        optimizer.minimize(*batch())

@@ -90,6 +90,10 @@ class Criterion:
         if self.current is Pass.NONE:
             self.begin()
         loss = self.objective(logits, target)
+        if not isinstance(loss, Tensor):
+            raise TypeError(
+                f"an objective must return a scalar tensor to step on, got {type(loss).__name__} from {self.objective}"
+            )
         if loss.dim() != 0:
             raise ValueError(
                 f"an objective must return a scalar to step on, got shape {tuple(loss.shape)} from {self.objective}. "
