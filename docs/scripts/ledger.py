@@ -62,6 +62,7 @@ EVIDENCE = [
     ("MRPC, MiniLM", "glue, model=transformers:minilm", "mrpc_acc"),
     ("MRPC, MiniLM, five times the learning rate", "glue, model=transformers:minilm, lr=0.0001", "mrpc_acc"),
     ("CoLA, MiniLM, Matthews correlation", "glue, model=transformers:minilm", "cola_mcc"),
+    ("CoLA, MiniLM, five times the learning rate", "glue, model=transformers:minilm, lr=0.0001", "cola_mcc"),
     ("RTE, MiniLM", "glue, model=transformers:minilm", "rte_acc"),
 ]
 """Lines of the table of README: what is trained, and the table and row of its runs."""
