@@ -231,7 +231,7 @@ def check_by_hand(variant: Variant) -> None:
 def refuse_loss_without_criterion(name: str) -> None:
     """The ascent pass of a bilevel variant did not compute the ascent's objective."""
     raise RuntimeError(
-        f"{name} needs two losses, and the closure did not call its criterion: replace "
+        f"{name} needs two losses, and the closure did not call its criterion: inside of the closure, replace "
         "F.cross_entropy(output, target) with optimizer.criterion(output, target). A closure that computes both "
         "losses by itself, by optimizer.phase, goes with bisam.SAM, which takes any loss"
     )

@@ -259,7 +259,7 @@ class SharpnessAware(TwoPasses):
         if gradients.any_of_last_step(params):
             raise RuntimeError(
                 "ascend() found the gradient of the last step beneath the new one. Call optimizer.zero_grad() before "
-                "the first backward pass"
+                "the first backward pass. Zeros that model.zero_grad(set_to_none=False) writes look the same"
             )
         check_by_hand(self)
         self._require_gradients("ascend()", "the first backward pass")
