@@ -126,23 +126,25 @@ def _answers(groups: Sequence[Group]) -> list[Block]:
     found = verdicts(groups)
     if not found:
         return [Sentences(["No two methods of a table have finished runs: no comparison is possible yet."])]
-    caption = "With 95 % intervals: one that excludes 0 is resolved."
-    first, folded = _parted(found)
-    plots = [Figure(f"{one.name} − {one.baseline}", forest(one), caption * (one is first[0])) for one in first]
-    blocks: list[Block] = [Cards(found), Figures(plots, "forest")]
-    if folded:
-        more = [Figure(f"{one.name} − {one.baseline}", forest(one)) for one in folded]
-        lines = sum(len(one.placed) for one in folded)
-        blocks.append(Fold(f"{lines} difference{'s' * (lines != 1)} of changed recipes", [Figures(more, "forest")]))
-    blocks.append(_in_words(found))
+    first, changed = _parted(found)
+    blocks = _compared(first, caption="With 95 % intervals: one that excludes 0 is resolved.")
+    if changed:
+        lines = sum(len(one.placed) for one in changed)
+        blocks.append(Fold(f"{lines} difference{'s' * (lines != 1)} of changed recipes", _compared(changed)))
     plans = effects.sheet_of_plans(effects.seed_plans(groups), found[0].measure)
     return blocks if plans is None else [*blocks, Grid(plans)]
+
+
+def _compared(found: Sequence[Verdict], caption: str = "") -> list[Block]:
+    """The counts of these differences, their plots, and each in words."""
+    plots = [Figure(f"{one.name} − {one.baseline}", forest(one), caption * (one is found[0])) for one in found]
+    return [Cards(found), Figures(plots, "forest"), _in_words(found)]
 
 
 def _parted(found: Sequence[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
     """The verdicts with the differences of tables as they are, and those with the differences of changed recipes.
 
-    Only the first are in sight: a ledger has ever more of the others. Where there are no others, all are.
+    Only the first are in sight, and count: a ledger has ever more of the others. Where all are changed, they are.
     """
     parts: dict[bool, list[Verdict]] = {False: [], True: []}
     for one in found:
