@@ -43,7 +43,7 @@ KINDS = {
 NAMED = {"SAM": bisam.BiSAM, "ASAM": bisam.ABiSAM, "ESAM": bisam.EBiSAM}
 
 
-def _climbing(kind, phi):
+def _with_ascent(kind, phi):
     if kind in NAMED:
         return lambda *args, **options: NAMED[kind](*args, **({} if phi == "log" else {"phi": phi}), **options)
     bound = bisam.LowerBound(phi)
@@ -56,7 +56,7 @@ def _name(kind, phi):
 
 VARIANTS = {
     **KINDS,
-    **{_name(kind, phi): _climbing(kind, phi) for kind in KINDS for phi in ("log", "tanh")},
+    **{_name(kind, phi): _with_ascent(kind, phi) for kind in KINDS for phi in ("log", "tanh")},
     "ASAM(eta)": lambda *args, **options: bisam.ASAM(*args, **{"eta": 0.01, **options}),
     "BiSAM(own)": lambda *args, **options: bisam.BiSAM(*args, phi=own_phi, mu=2.0, **options),
     "MSAM": bisam.MSAM,

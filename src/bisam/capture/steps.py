@@ -109,7 +109,7 @@ class CapturedStep:
         return self._steps.eager_because
 
     def reset(self) -> None:
-        """Drop the graphs, for what they cannot notice: say, a constant of an objective that was changed."""
+        """Drop the graphs: for changes that they do not see, such as of a constant of an objective."""
         self._steps.reset()
 
 
@@ -302,7 +302,7 @@ class _Graph:
 
 
 def _reset(steps: weakref.ref[CapturedSteps], _: torch.optim.Optimizer) -> None:
-    """State that is loaded lies in other tensors than the graphs know."""
+    """State that is loaded lies in other tensors than those of the graphs."""
     this = steps()
     if this is not None:
         this.reset()

@@ -33,7 +33,7 @@ def plain(model: nn.Module) -> nn.Module:
 
 
 def batches_of(data: Data) -> tuple[Iterable[Any], int | None]:
-    """The batches, and how many they are, if they know."""
+    """The batches, and their number if it is known."""
     if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], Tensor):
         return [data], 1
     if isinstance(data, Iterator):

@@ -136,7 +136,7 @@ class Criterion:
         if self.current is Pass.NONE:
             self.begin()
         self.telemetry.record(
-            logits, target, loss, climbing=self.current is Pass.ASCENT, perturbed=self.current is Pass.DESCENT
+            logits, target, loss, of_ascent=self.current is Pass.ASCENT, perturbed=self.current is Pass.DESCENT
         )
 
     def check_task(self, target: Any) -> None:

@@ -18,7 +18,7 @@ MOST_PARTS = 1000
 
 @dataclass(frozen=True)
 class Players:
-    """The two objectives, and what telemetry has to know of them."""
+    """The two objectives, and what telemetry needs of them."""
 
     ascent: Objective
     descent: Objective
@@ -151,8 +151,8 @@ class Telemetry:
         return bool(self._at_weights) or self._gave_up
 
     @torch.no_grad()
-    def record(self, logits: Tensor, target: Tensor, loss: Tensor, *, climbing: bool, perturbed: bool) -> None:
-        """Observe a call of the criterion that gave this loss: of the ascent's objective if `climbing`."""
+    def record(self, logits: Tensor, target: Tensor, loss: Tensor, *, of_ascent: bool, perturbed: bool) -> None:
+        """Observe a call of the criterion that gave this loss: the ascent's objective if `of_ascent`."""
         passes = self._at_perturbed if perturbed else self._at_weights
         if self._gave_up or (passes and not passes[-1].propagated) or len(passes) >= MOST_PARTS:
             # two calls before a backward pass are terms of one loss, and their weights are not known here
@@ -160,12 +160,12 @@ class Telemetry:
             return
         # cloned: the caller may change the loss in place, such as divide it
         value = loss.detach().clone()
-        descent = self._players.descent(logits, target) if climbing and self._players.bilevel else value
+        descent = self._players.descent(logits, target) if of_ascent and self._players.bilevel else value
         # labels of its own: the caller may put the next part's into the same tensor
         observation = Observation(descent, target if target.is_floating_point() else target.clone())
         if loss.requires_grad and not torch.compiler.is_compiling():
             observation.wait_for_backward(loss)
-        if climbing:
+        if of_ascent:
             observation.ascent, observation.bound = value, self._bound_of(value, logits, target)
         if self._players.is_classification:
             observation.right, observation.wrong = self._right_and_wrong(logits, target)

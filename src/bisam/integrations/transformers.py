@@ -240,7 +240,7 @@ class SharpnessAwareTrainer(SharpnessAwareMixin, Trainer):
 
 
 class _Reported(torch.autograd.Function):
-    """The value of one loss with the gradient of another: the descent's is logged, the ascent's is climbed."""
+    """The value of one loss with the gradient of another: the descent's is logged, the ascent's is propagated."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, value: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def refuse_foreign(path: Path, remedy: str) -> None:
     """Raise OSError for a link, a folder, a pipe or a device in the place of a file to write, with the remedy."""
     try:
         kind = kind_of(path.lstat().st_mode)
-    except OSError:  # it is not there, or writing it says why not
+    except OSError:  # it is not there, or writing it raises with the reason
         return
     if kind != "file":
         raise OSError(f"{path} is a {kind} and is not written to: {remedy}")

@@ -73,7 +73,7 @@ class RhoSweep:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What to know before the choice is used, a sentence or two each."""
+        """What matters before the choice is used, a sentence or two each."""
         remarks = [self._choice(), self._scatter(), self._plain_training(), self._edge(), self._diverged()]
         return (*(remark for remark in remarks if remark), SHORT_TRAINING)
 

@@ -205,7 +205,7 @@ def test_a_storage_travels_to_another_process_as_its_url(tmp_path):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("xyz://bucket/runs", "xyz://bucket/runs is no storage that fsspec knows: "),
+        ("xyz://bucket/runs", "xyz://bucket/runs is no storage that fsspec supports: "),
         ("adl://bucket/runs", "adl://bucket/runs cannot be opened: "),  # its library is not installed
     ],
 )

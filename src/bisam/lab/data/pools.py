@@ -141,7 +141,7 @@ def open_pool(
 ) -> Pool:
     """The data set of that name, from a folder or the hub, as for a training.
 
-    One's own data is read from where its name says, or from `folder`. A Python file that the name has is run only if
+    One's own data is read from the path in its name, or from `folder`. A Python file in the name is run only if
     `run_code`: the name may come from a record, and a record from anywhere.
     """
     if not is_registered(name):

@@ -174,7 +174,7 @@ class Storage:
         except ImportError as error:
             raise ValueError(f"{self.shown} cannot be opened: {error}") from None
         except ValueError as error:
-            raise ValueError(f"{self.shown} is no storage that fsspec knows: {error}") from None
+            raise ValueError(f"{self.shown} is no storage that fsspec supports: {error}") from None
         except Exception as error:
             raise StorageError(f"cannot open {self.shown}: {_described(error)}") from error
 

@@ -78,7 +78,7 @@ class Layer:
 
     @property
     def is_usual(self) -> bool:
-        """Whether the kernels know this kind of layer; others are SyncBatchNorm, and a parametrized weight."""
+        """Whether the kernels compute this kind of layer; not SyncBatchNorm, nor parametrized weights."""
         norm = self.norm
         return (
             type(self.convolution) is nn.Conv2d

@@ -64,7 +64,7 @@ function nearest(rows, axis, value) {
   return rows.reduce((best, row) => (Math.abs(row[axis] - value) < Math.abs((best?.[axis] ?? Infinity) - value) ? row : best), null);
 }
 
-function tell(figure, event) {
+function showTooltip(figure, event) {
   const panel = panels.get(figure.closest(".curves"));
   const { value, left } = valueAt(figure, event.clientX);
   const { means, runs } = tablesOf(panel.series, figure.dataset.curve, panel.chosen);
@@ -104,7 +104,7 @@ function watch(figure) {
   const element = figure.closest(".curves");
   let from = null;
   chart.addEventListener("pointermove", (event) => {
-    tell(figure, event);
+    showTooltip(figure, event);
     if (from === null) return;
     const brush = chart.querySelector(".brush") ?? chart.appendChild(make("div", { className: "brush" }));
     const { left } = valueAt(figure, event.clientX);
@@ -112,7 +112,7 @@ function watch(figure) {
   });
   chart.addEventListener("pointerdown", (event) => {
     if (event.pointerType === "mouse" && event.button === 0) from = valueAt(figure, event.clientX);
-    else tell(figure, event);
+    else showTooltip(figure, event);
   });
   addEventListener("pointerup", (event) => {
     if (from === null || !views.has(figure)) return;
