@@ -15,7 +15,7 @@ from bisam.lab.recipes import RECIPES
 from bisam.lab.tables.cells import collect
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
-REGISTERED = [(DATA_SETS, "stripes"), (MODELS, "linear8"), (METHODS, "fsam"), (RECIPES, "stripes")]
+REGISTERED = [(DATA_SETS, "stripes"), (MODELS, "linear8"), (METHODS, "gbisam"), (RECIPES, "stripes")]
 
 
 def snippets():
@@ -42,13 +42,13 @@ def test_a_data_set_a_model_a_method_and_a_table_are_one_entry_each(run_snippets
     found = collect(records.find(run_snippets / "runs"))
     (group,) = found.groups
     assert (group.title, group.recipe.methods, found.others, found.unreadable) == (
-        "Stripes", ["sgd", "sam", "fsam"], [], [],
+        "Stripes", ["sgd", "gsam", "gbisam"], [], [],
     )  # fmt: skip
-    assert [*group.measured("linear8", "fsam")] == [0, 1]
+    assert [*group.measured("linear8", "gbisam")] == [0, 1]
     assert {run.config.data for run in found.runs} == {"stripes"}
     assert len({run.record.receipt["data_checksum"] for run in found.runs}) == 1
     page = (run_snippets / "runs" / "report.html").read_text()
-    for text in ("Stripes", "Friendly SAM", "Friendly SAM − SAM"):
+    for text in ("Stripes", "G-BiSAM (-log)", "G-BiSAM (-log) − GSAM"):
         assert text in page
     listed = CliRunner().invoke(app, ["list"])
     assert listed.exit_code == 0

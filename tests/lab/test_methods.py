@@ -100,6 +100,7 @@ def test_methods_are_compared_with_the_one_that_they_extend():
         "ksam": "sam",
         "looksam": "sam",
         "msam": "sgd",
+        **dict.fromkeys(["fsam", "gsam", "rsam", "vasso", "wsam", "fishersam"], "sam"),
     }
     assert methods.baseline_of("msam", ["sgd", "sam", "msam"]) == "sgd"
     assert methods.baseline_of("msam", ["msam", "adamw"]) == "adamw"  # MSAM costs one pass, and perturbs

@@ -114,6 +114,12 @@ ESAM = _variant("esam", "ESAM", "beta", "gamma", baseline="sam", passes=_with_ch
 # a forward pass of the batch, and two passes of half of the samples
 KSAM = _variant("ksam", "K-SAM", baseline="sam", passes=FORWARD + 1.0)
 LOOKSAM = _variant("looksam", "LookSAM", baseline="sam", every=5)
+FSAM = _variant("fsam", "Friendly SAM", baseline="sam")
+GSAM = _variant("gsam", "GSAM", baseline="sam")
+RSAM = _variant("rsam", "R-SAM", baseline="sam")
+VASSO = _variant("vasso", "VaSSO", baseline="sam")
+WSAM = _variant("wsam", "WSAM", baseline="sam")
+FISHERSAM = _variant("fishersam", "Fisher SAM", baseline="sam")
 # its best ρ is 17 times SAM's on the demo's digits, and 15 times in its authors' examples (3 and 0.2)
 MSAM = _variant("msam", "MSAM", shared=("every", "start", "stop"), baseline="sgd", passes=1.0, rho_to_sams=12.0)
 
@@ -128,6 +134,7 @@ METHODS: dict[str, Method] = {
         KSAM,
         LOOKSAM,
         MSAM,
+        *(FSAM, GSAM, RSAM, VASSO, WSAM, FISHERSAM),
     )
 }
 

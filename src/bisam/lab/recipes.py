@@ -190,7 +190,8 @@ FRONTIER_SETTINGS: Settings = {
 digits the best are 11 to 34 times (`DIGITS_SETTINGS`). MSAM's 2.4 was added when 1.2 had been the best of the three."""
 
 DIGITS_SETTINGS: Settings = {
-    "": (EIGHT_METHODS, {}),
+    "": ([*EIGHT_METHODS, "asam", "abisam-log", "fsam", "gsam", "rsam", "vasso", "wsam", "fishersam"], {}),
+    "micro16": (["sam"], {"micro_batch": 16}),
     "30epochs": (["sgd"], {"epochs": 30}),
     "every5": (["sam"], {"every": 5, "rho": 0.8}),
     "every5rho0.1": (["sam"], {"every": 5, "rho": 0.1}),
