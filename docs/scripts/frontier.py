@@ -40,8 +40,9 @@ STEPS = {
     "": "all steps", "200epochs": "200 epochs", "every5": "every fifth step", "late50": "last 50 %",
     "late25": "last 25 %", "late14": "last 14 %", "late10": "last 10 %",
     "late50every5": "every fifth step of the last 50 %", "early50": "first 50 %", "early25": "first 25 %",
+    "micro16": "micro-batches of 16",
 }  # fmt: skip
-"""Which steps perturb, by setting; another ρ than usual follows its name."""
+"""What a setting changes, most of all which steps perturb; another ρ than usual follows its name."""
 GOAL = 1.15
 KINDS = {
     "SAM": ("square", COLOURS["sam"]),

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
+from bisam.integrations.methods import VARIANTS
 from bisam.lab.config import Config
 from bisam.lab.methods import METHODS
-
-CLASSES = {
-    "sam": "SAM", "bisam": "BiSAM", "asam": "ASAM", "abisam": "ABiSAM", "esam": "ESAM", "ebisam": "EBiSAM",
-    "ksam": "KSAM", "looksam": "LookSAM", "msam": "MSAM",
-}  # fmt: skip
 
 
 def lines(config: Config) -> str:
@@ -49,11 +45,11 @@ def _base(config: Config) -> str:
 
 
 def _optimizer(config: Config) -> str:
-    kind, _, phi = config.method.partition("-")
-    options = [_set(config, "rho")]
-    fields = METHODS[config.method].fields
-    if phi:
-        options.append(f'phi="{phi}"')
+    variant, method = VARIANTS[config.method], METHODS[config.method]
+    name_of_class = getattr(variant, "func", variant).__name__  # tanh is an argument of the same class
+    options, fields = [_set(config, "rho")], method.fields
+    if method.phi:
+        options.append(f'phi="{method.phi}"')
     for name, default in (("mu", None), ("alpha", 0.1), ("eta", 0.0), ("beta", 0.5), ("gamma", 0.5)):
         if name in fields and getattr(config, name) != default:
             options.append(_set(config, name))
@@ -67,7 +63,7 @@ def _optimizer(config: Config) -> str:
         options.append(_set(config, "clip_norm"))
     if config.precision == "bf16":
         options.append("autocast=torch.bfloat16")
-    return f"bisam.{CLASSES[kind]}(base, model, {', '.join(options)})"
+    return f"bisam.{name_of_class}(base, model, {', '.join(options)})"
 
 
 def _window(config: Config) -> list[str]:
