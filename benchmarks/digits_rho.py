@@ -1,15 +1,16 @@
 """Which ρ is best for each method and setting of the recipe `frontier_digits`, on other seeds than its own?
 
 Trains the recipe's ρ, half of it and twice of it, with the seeds 100 to 119, and keeps validation and test accuracies.
-The recipe's is to be the best by validation accuracy, except LookSAM's, which hardly matters if it is small. SAM and
-BiSAM have the demo's ρ: see `digits_noise_rho.py`.
+Methods that cost as much as SAM get as many values as SAM got in `digits_noise_rho.py`, where its ρ and BiSAM's are
+from. The recipe's is to be the best by validation accuracy, except LookSAM's, which hardly matters if it is small.
 Finished runs in the folder are not trained again, so that two processes may share the work: `--only` names the cells
-of one.
+of one. `--save` keeps the other cells that the file has.
 
     python benchmarks/digits_rho.py --runs FOLDER [--only esam,late10] [--save NAME]
 """
 
 import argparse
+import json
 import statistics
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,14 @@ from bisam.lab.training.progress import Progress
 
 SEEDS = range(100, 120)
 FACTORS = (0.5, 1.0, 2.0)
+SAMS = (0.05, 0.07, 0.08, 0.09, 0.1, 0.12, 0.14)
+GRIDS = {
+    **dict.fromkeys(["fsam", "gsam", "rsam", "vasso", "fishersam", "micro16"], SAMS),
+    "asam": tuple(8 * rho for rho in SAMS),
+    "abisam-log": tuple(16 * rho for rho in SAMS),
+    "wsam": (0.0025, 0.0035, 0.005, 0.007, 0.008, 0.01, 0.014),
+}
+"""Around the best of four values, each twice the one before, of five seeds (not kept)."""
 
 
 def cells():
@@ -38,10 +47,10 @@ def cells():
     return found
 
 
-def beside(cell):
-    """The ρ of a cell, half of it and twice of it."""
+def values(name, cell):
+    """The ρ of a cell, half of it and twice of it, or its grid."""
     (config,) = find(cell).cells.values()
-    return [float(f"{factor * config.rho:.3g}") for factor in FACTORS]
+    return [float(f"{rho:.3g}") for rho in GRIDS.get(name, [factor * config.rho for factor in FACTORS])]
 
 
 def trained(cell, values, root, seeds=SEEDS):
@@ -69,9 +78,12 @@ def main():
     torch.set_num_threads(1)
     known = cells()
     names = arguments.only.split(",") if arguments.only else known
-    table = {name: trained(known[name], beside(known[name]), arguments.runs) for name in names}
+    table = {name: trained(known[name], values(name, known[name]), arguments.runs) for name in names}
     if arguments.save:
-        commits = sorted({record.commits for record in records.find(arguments.runs)})
+        path = receipt.RESULTS / f"{arguments.save}.json"
+        saved = json.loads(path.read_text()) if path.exists() else {"commits": [], "cells": {}}
+        commits = sorted({*saved["commits"], *(record.commits for record in records.find(arguments.runs))})
+        table = {**saved["cells"], **table}
         print("wrote", receipt.save(arguments.save, {"commits": commits, "seeds": [*SEEDS], "cells": table}))
 
 

@@ -102,7 +102,7 @@ def noise_rho_table(path: Path = ROOT / "benchmarks/results/digits_noise_rho.jso
         for method, by_rho in methods.items():
             counts = sorted({len(of["validation"]) for of in by_rho.values()}, reverse=True)
             best = chosen_rho(by_rho)
-            cells = [", ".join(_by_rho(by_rho, count, best)) + f" (n = {count})" for count in counts]
+            cells = [", ".join(of_each_rho(by_rho, count, best)) + f" (n = {count})" for count in counts]
             rows.append([rate.replace("%", " %"), title_of(method), *cells])
     receipt = result["receipt"]
     head = ["wrong labels", "method", "ρ: validation (test) accuracy, the three best", "the others"]
@@ -118,7 +118,8 @@ def chosen_rho(by_rho: dict[str, dict[str, list[float]]]) -> str:
     return min((rho for rho in sums if sums[rho] == max(sums.values())), key=float)
 
 
-def _by_rho(by_rho: dict[str, dict[str, list[float]]], seeds: int, best: str) -> Iterator[str]:
+def of_each_rho(by_rho: dict[str, dict[str, list[float]]], seeds: int, best: str) -> Iterator[str]:
+    """Validation and test accuracy of each ρ with that number of seeds, the best in bold."""
     for rho, of in by_rho.items():
         if len(of["validation"]) == seeds:
             cell = f"{rho}: {statistics.fmean(of['validation']):.1f} ({statistics.fmean(of['test']):.1f})"
@@ -245,7 +246,7 @@ def _not_run(recipe: Recipe, groups: Iterable[Group]) -> str:
 
 def all_tables(found: Collection) -> str:
     """Each table that has runs, with its differences."""
-    return "\n\n".join(sheet.markdown() for sheet in sheets(found.groups))
+    return "\n\n".join(sheet.markdown() for sheet in sheets(found.groups, found.runs))
 
 
 def all_runs(found: Collection) -> str:

@@ -19,11 +19,13 @@ from typer.testing import CliRunner
 from bisam import objectives
 from bisam.lab import records
 from bisam.lab.cli import app
+from bisam.lab.recipes import RECIPES
 from bisam.lab.report import figures, report
 from bisam.lab.report.bounds import lower_bounds
+from bisam.lab.report.charts import styles
 from bisam.lab.report.curves import MEANS, RUNS
 from bisam.lab.report.curves import drawn as drawn_curve
-from bisam.lab.report.dots import dots
+from bisam.lab.report.dots import dots, of_cells, of_row
 from bisam.lab.report.forest import KINDS, forest
 from bisam.lab.tables import curves
 from bisam.lab.tables.cells import collect
@@ -564,10 +566,37 @@ def test_a_method_has_one_colour_in_all_rows_of_a_table_and_no_other_method_has_
     (group,) = collect(runs).groups
     colours = defaultdict(set)
     for row in cells:
-        spec = dots(group, row).to_dict()
+        spec = dots(of_row(group, row), group.recipe.methods).to_dict()
         scale = next(layer["encoding"]["color"]["scale"] for layer in spec["layer"] if "color" in layer["encoding"])
         for title, colour in zip(scale["domain"], scale["range"], strict=True):
             colours[title].add(colour)
     assert len(colours) == 8
     assert all(len(each) == 1 for each in colours.values())
     assert len({*map(min, colours.values())}) == 8
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_two_methods_of_a_table_look_alike_in_its_curves(recipe):
+    methods = RECIPES[recipe]().methods
+    assert len({(style.colour, *style.dash) for style in styles(methods)}) == len(methods)
+
+
+def test_a_table_whose_rows_have_methods_of_their_own_has_its_seeds_on_one_axis_beside_sam(tmp_path, recorded):
+    runs = [
+        recorded(f"frontier/resnet32-{row}/sam", seed, 80 + seed) for row in ("late10", "early25") for seed in (0, 1)
+    ]
+    runs += [recorded("label_noise/0%/sam", seed, 90 + seed) for seed in (0, 1, 2)]  # the same training as resnet32's
+    found = report.figures(collect(runs))
+    (name,) = (name for name in found if name.startswith("frontier") and name.endswith("seeds"))
+    figures.save(found[name], tmp_path / "seeds.svg")
+    seen = Drawing(tmp_path / "seeds.svg")
+    assert [text for text in seen.texts if ": SAM" in text] == [
+        "resnet32: SAM", "resnet32-late10: SAM", "resnet32-early25: SAM",
+    ]  # fmt: skip
+    assert len(seen.marks("point")) == 7
+
+
+def test_a_plot_of_all_cells_leaves_out_those_without_results(recorded):
+    under_way = recorded("frontier/resnet32/esam", accuracy=None)
+    (group,) = collect([recorded("frontier/resnet32-late10/sam"), under_way]).groups
+    assert [line.title for line in of_cells(group)] == ["resnet32-late10: SAM"]

@@ -17,7 +17,7 @@ from bisam.lab.methods import uses
 from bisam.lab.recipes import RECIPES, find
 from bisam.lab.records import Record
 from bisam.lab.tables import cells
-from bisam.lab.tables.cells import Group, borrow, collect, fill
+from bisam.lab.tables.cells import Group, borrow, collect, fill, with_equal_runs
 from bisam.lab.training.jobs import jobs_of
 
 EVERY_CELL = [(name, *cell) for name, make in RECIPES.items() for cell in make().cells]
@@ -650,3 +650,16 @@ def test_a_table_borrows_equal_runs_of_another_and_keeps_its_own(recorded):
     borrowing = Group(find("frontier"), "")
     borrow(borrowing, collect([*theirs, *others, taken_out]).runs)
     assert {cell: [*runs] for cell, runs in borrowing.runs.items() if runs} == {("resnet32", "sam"): [0, 1]}
+
+
+def test_only_a_table_whose_rows_have_methods_of_their_own_is_shown_with_equal_runs(recorded):
+    runs = collect([recorded("frontier/resnet32-late10/sam"), recorded("label_noise/0%/sam", 1, 80.0)]).runs
+    noise, frontier = (collect([run.record]).groups[0] for run in runs)
+    shown = with_equal_runs(frontier, runs)
+    assert {cell: [*of] for cell, of in shown.runs.items() if of} == {
+        ("resnet32-late10", "sam"): [0], ("resnet32", "sam"): [1],
+    }  # fmt: skip
+    assert [*frontier.runs] == [("resnet32-late10", "sam")]
+    assert with_equal_runs(noise, runs) is noise
+    (changed,) = collect([recorded("frontier/resnet32-late10/sam", epochs=3)]).groups
+    assert with_equal_runs(changed, runs) is changed

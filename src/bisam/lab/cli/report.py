@@ -61,7 +61,7 @@ def report(
                 "bisam demo"
             )
         groups, sweeps = sort_out(collection)
-        sheets = [*sheets_of(groups), *map(sheet_of_sweep, sweeps)]
+        sheets = [*sheets_of(groups, collection.runs), *map(sheet_of_sweep, sweeps)]
         page, wrote = out or roots[0] / "report.html", []
         try:  # files first, since the reader of a pipe may stop
             for path, written in ((markdown, summary.Sheet.markdown), (latex, exports.latex)):

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import altair as alt
@@ -61,12 +62,17 @@ def styles(methods: Sequence[str], titles: Sequence[str] = ()) -> list[Style]:
     """
     kinds = [_kind(method) for method in methods]
     names = titles or [title_of(method) for method in methods]
-    spare, dashes = iter(MORE_COLOURS * len(methods)), [*DASHES.values()]
+    spare, dashes = cycle(MORE_COLOURS), [*DASHES.values()]
     made: list[Style] = []
     for place, (kind, name) in enumerate(zip(kinds, names, strict=True)):
-        is_again = kind in kinds[:place]
-        dash = next((one for one in dashes if one not in [style.dash for style in made]), DASHES[kind])
-        made.append(Style(name, next(spare) if is_again else COLOURS[kind], dash if is_again else DASHES[kind]))
+        if kind not in kinds[:place]:
+            made.append(Style(name, COLOURS[kind], DASHES[kind]))
+            continue
+        colour = next(spare)
+        of_colour = [style.dash for style in made if style.colour == colour]
+        unused = [dash for dash in dashes if dash not in [style.dash for style in made]]
+        free = [*unused, DASHES[kind], *dashes]
+        made.append(Style(name, colour, next((dash for dash in free if dash not in of_colour), DASHES[kind])))
     return made
 
 

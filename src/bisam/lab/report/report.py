@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
-from itertools import chain, count
+from itertools import chain, count, repeat
 from pathlib import Path
 
 from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES
 from bisam.lab.report import charts, curves, page
-from bisam.lab.report.dots import dots
+from bisam.lab.report.dots import dots, of_cells, of_row
 from bisam.lab.report.forest import forest
 from bisam.lab.report.grids import grid
 from bisam.lab.report.page import (
@@ -30,7 +30,7 @@ from bisam.lab.report.page.series import of_methods
 from bisam.lab.report.runs import listing, names_of
 from bisam.lab.tables import curves as numbers
 from bisam.lab.tables import effects, levels, published, summary
-from bisam.lab.tables.cells import Collection, Group, Run, number
+from bisam.lab.tables.cells import Collection, Group, Run, number, with_equal_runs
 from bisam.lab.tables.summary import OPEN, Sheet
 from bisam.lab.tables.sweeps import Sweep, sheet, sort_out
 from bisam.lab.tables.verdicts import Verdict, verdicts
@@ -95,7 +95,7 @@ def figures(collection: Collection) -> dict[str, charts.Chart]:
         name = f"{sweep.name}, {sweep.changes}" if sweep.changes else sweep.name
         drawn[_file_name(name, sweep.fields[0], drawn)] = grid(sweep)
     for group in groups:
-        for title, chart in _dots(group).items():
+        for title, chart in _dots(with_equal_runs(group, collection.runs)).items():
             drawn[_file_name(group.name, f"{title}-seeds", drawn)] = chart
         for row in group.rows:
             rows = numbers.points(group.of_row(row), numbers.stride(group.of_row(row)))
@@ -184,16 +184,9 @@ def _grid(sweep: Sweep) -> list[Block]:
 
 
 def _blocks(found: _Report, group: Group) -> list[Block]:
-    blocks: list[Block] = [_titled(group, summary.sheet(group))]
-    drawn = _dots(group)
-    if drawn:
-        caption = "Every seed a dot, joined across methods; below, the mean with its 95 % interval."
-        first = next(iter(drawn))
-        plots = [
-            Figure(f"{row}: {group.recipe.measure}", chart, caption * (row == first)) for row, chart in drawn.items()
-        ]
-        blocks.append(Figures(plots))
-    below = (summary.sheet_of_comparisons(group), levels.sheet_of_levels(group))
+    filled = with_equal_runs(group, found.collection.runs)
+    blocks: list[Block] = [_titled(filled, summary.sheet(filled)), *_plots(filled)]
+    below = (summary.sheet_of_comparisons(filled), levels.sheet_of_levels(group))
     blocks += [_titled(group, made) for made in below if made is not None]
     series = {row: found.series(group, row) for row in group.rows}
     options = {row: [Curves(one, _captions(group, row))] for row, one in series.items() if one.names}
@@ -208,14 +201,23 @@ def _titled(group: Group, made: Sheet) -> Grid:
     return Grid(made, short[:1].upper() + short[1:])
 
 
+def _plots(group: Group) -> list[Block]:
+    drawn, is_one = _dots(group), not group.recipe.is_complete
+    joined = "" if is_one else ", joined across methods"
+    captions = chain([f"Every seed a dot{joined}; below, the mean with its 95 % interval."], repeat(""))
+    plots = [Figure(f"{row}: {group.recipe.measure}", chart, next(captions)) for row, chart in drawn.items()]
+    return [Figures(plots, "forest" if is_one else "")] if plots else []
+
+
 def _dots(group: Group) -> dict[str, charts.Chart]:
-    """The dot plot of each row of the printed table that has finished runs."""
-    drawn = {}
-    for label, row, name in group.recipe.lines:
-        chart = dots(group, row, name, f"{group.recipe.measure}, per cent") if row in group.rows else None
-        if chart is not None:
-            drawn[label] = chart
-    return drawn
+    """A dot plot for each row of the printed table that has finished runs; one for all if rows differ in methods."""
+    recipe = group.recipe
+    measure = f"{recipe.measure}, per cent"
+    if not recipe.is_complete:
+        cells = of_cells(group)
+        return {"all settings": dots(cells, recipe.methods, measure, joined=False)} if cells else {}
+    lines = {label: of_row(group, row, name) for label, row, name in recipe.lines}
+    return {label: dots(found, recipe.methods, measure) for label, found in lines.items() if found}
 
 
 def _captions(group: Group, row: str) -> dict[str, str]:

@@ -254,6 +254,19 @@ def borrow(group: Group, runs: Iterable[Run]) -> None:
             group.borrowed.append(run)
 
 
+def with_equal_runs(group: Group, runs: Iterable[Run]) -> Group:
+    """A copy of a table whose rows have methods of their own, such as the frontier, that has borrowed SAM's runs.
+
+    Any other table itself: its own runs are compared, and each difference counts in one table.
+    """
+    if group.recipe.is_complete or group.changes:
+        return group
+    own = defaultdict(dict, {cell: dict(of_cell) for cell, of_cell in group.runs.items()})
+    borrowing = replace(group, runs=own, borrowed=[*group.borrowed])
+    borrow(borrowing, runs)
+    return borrowing
+
+
 def training_of(config: Config) -> Config:
     """The same for two runs that are the same training: without the table that they are of, and `NUMERICS`."""
     return replace(without_numerics(config), recipe="", title="", row="")
