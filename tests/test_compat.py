@@ -245,9 +245,33 @@ def test_a_scaler_that_steps_by_itself_is_refused_unless_both_passes_have_run():
     with pytest.raises(TypeError, match=r"Set optimizer\.scaler"):
         scaler.step(optimizer, closure)
     assert_identical(before, list(model.parameters()))
+    with pytest.raises(TypeError, match=r"Set optimizer\.scaler"):
+        scaler.step(bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model), closure)
+    with pytest.raises(TypeError, match="A GradScaler goes to the optimizer"):
+        scaler.step(bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model))
     switched_off = torch.amp.GradScaler("cpu", enabled=False)
     switched_off.step(optimizer, lambda: F.cross_entropy(model(x), y).backward())
     assert not all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_a_scaler_steps_by_itself_after_both_passes():
+    x, y = batch()
+    found = {}
+    for enabled in (True, False):
+        torch.manual_seed(0)
+        model = mlp().double()
+        optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=enabled)
+
+        def closure(model=model, scaler=scaler):
+            return scaler.scale(F.cross_entropy(model(x.double()), y)).backward()
+
+        for _ in range(2):
+            optimizer.backward(closure, scaler=scaler)
+            scaler.step(optimizer)
+            scaler.update()
+        found[enabled] = list(model.parameters())
+    assert_close(found[True], found[False], 1e-12)
 
 
 def test_a_dict_of_several_states_is_refused_as_by_every_optimizer():
@@ -255,3 +279,7 @@ def test_a_dict_of_several_states_is_refused_as_by_every_optimizer():
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
     with pytest.raises(ValueError, match=r"several parts give the optimizer's"):
         optimizer.load_state_dict({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    with pytest.raises(ValueError, match="got state, epoch"):
+        optimizer.load_state_dict({"state": model.state_dict(), "epoch": 3})
+    with pytest.raises(ValueError, match="got NoneType"):
+        optimizer.load_state_dict(None)

@@ -29,7 +29,7 @@ import torch
 
 from bisam.engine.checks import check_caller
 from bisam.engine.optimizer import SharpnessAware
-from bisam.engine.wrapper import TWO_STEP_KEYS
+from bisam.engine.wrapper import TWO_STEP_KEYS, refuse_other_dicts
 from bisam.perturbation import Ball
 
 
@@ -67,13 +67,12 @@ class SAM(SharpnessAware):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of this class, or of the one it replaces, without the old weights that that one carries."""
-        if "state" in state_dict:  # otherwise it is another dict, which is refused below
-            state = {
-                index: {name: value for name, value in entry.items() if name not in TWO_STEP_KEYS}
-                for index, entry in state_dict["state"].items()
-            }
-            state_dict = {**state_dict, "state": {index: entry for index, entry in state.items() if entry}}
-        super().load_state_dict(state_dict)
+        refuse_other_dicts(state_dict)
+        state = {
+            index: {name: value for name, value in entry.items() if name not in TWO_STEP_KEYS}
+            for index, entry in state_dict["state"].items()
+        }
+        super().load_state_dict({**state_dict, "state": {index: entry for index, entry in state.items() if entry}})
 
     @property
     def base_optimizer(self) -> torch.optim.Optimizer:
@@ -86,17 +85,6 @@ class SAM(SharpnessAware):
     def second_step(self, zero_grad: bool = False) -> None:
         """Back to w and update, after the second backward pass."""
         self.descend(zero_grad=zero_grad)
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Read by GradScaler.step alone, which knows nothing of a second pass and leaves its gradients scaled."""
-        if not self._awaits_update:
-            raise TypeError(
-                "GradScaler.step() unscales the gradients of the first pass only. Set optimizer.scaler to the "
-                "GradScaler, and call optimizer.step(closure) in place of "
-                "scaler.step(optimizer, closure) and scaler.update()"
-            )
-        return False
 
     def step(self, closure: Any = None) -> Any:
         """The form of that class: the first backward pass is done already, the closure does the second."""

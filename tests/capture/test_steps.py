@@ -76,8 +76,16 @@ def changed_buffer(model):
         lambda model: next(model.parameters()).requires_grad_(False),
         lambda model: setattr(model, "norm", copy.deepcopy(model.norm)),
         lambda model: setattr(model, "dropout", nn.Dropout(0.5)),
+        lambda model: setattr(model.norm, "weight", nn.Parameter(model.norm.weight.detach().clone())),
     ],
-    ids=["a module in evaluation", "another buffer", "a frozen parameter", "another norm", "another dropout"],
+    ids=[
+        "a module in evaluation",
+        "another buffer",
+        "a frozen parameter",
+        "another norm",
+        "another dropout",
+        "a parameter that the optimizer does not have",
+    ],
 )
 def test_a_graph_does_not_fit_a_model_that_was_changed(change):
     model, optimizer = build(net=ConvNet)
@@ -571,6 +579,22 @@ def test_too_little_memory_is_a_warning_and_the_eager_step():
     twin_optimizer.minimize(*batch(3, device="cuda"))
     assert_same(model.parameters(), twin.parameters(), 1e-6)
     assert "memory" in step.eager_because
+
+
+@needs_cuda
+def test_a_model_with_a_part_of_another_optimizer_is_not_captured():
+    """After its zero_grad() a graph would write gradients to memory that nothing reads."""
+    torch.manual_seed(0)
+    model = mlp().cuda()
+    *body, weight, bias = model.parameters()
+    optimizer = bisam.SAM(torch.optim.SGD(body, lr=0.1), model)
+    with pytest.warns(UserWarning, match=r"freeze them by requires_grad_\(False\)"):
+        step = capture(optimizer)
+    step(*batch(device="cuda"))
+    assert weight.grad is not None
+    for param in (weight, bias):
+        param.requires_grad_(False)
+    assert capture(optimizer).eager_because is None
 
 
 @needs_cuda

@@ -474,6 +474,44 @@ def test_a_batch_by_hand_whose_gradients_are_dropped_is_not_of_the_next_step(set
         assert optimizer.telemetry.flips is not None
 
 
+def test_a_batch_whose_gradients_are_cleared_after_its_forward_pass_is_that_of_the_step():
+    model, optimizer = build("BiSAM(log)", net=mlp)
+    x, y = batch()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.base.step()  # a plain step of a warm-up, which leaves its gradient
+    first = optimizer.criterion(model(x), y)
+    optimizer.zero_grad()
+    first.backward()
+    optimizer.ascend()  # and warns of nothing
+    optimizer.criterion(model(x), y).backward()
+    optimizer.descend()
+    assert optimizer.telemetry.ascent == first
+
+
+@pytest.mark.parametrize("kind", ["SAM", "BiSAM(log)"])
+def test_a_list_returns_a_number_also_where_a_part_has_no_label_that_counts(kind):
+    model, optimizer = build(kind, net=mlp)
+    x, y = batch()
+    expected = F.cross_entropy(model(x), y)
+    ignored = torch.full_like(y, -100)
+    found = optimizer.step([closure_of(model, optimizer, x, y), closure_of(model, optimizer, x, ignored)])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("descent", "reads"),
+    [(lambda z, t: F.cross_entropy(z, t), 1), (nn.CrossEntropyLoss(), 1), (nn.BCEWithLogitsLoss(), 6)],
+)
+def test_soft_labels_are_read_once_unless_the_loss_takes_several_labels_a_sample(descent, reads, monkeypatch):
+    count, own = [], torch.allclose
+    monkeypatch.setattr(torch, "allclose", lambda *args, **options: count.append(args) or own(*args, **options))
+    _, optimizer = build("BiSAM(log)", net=mlp, descent=descent)
+    x, y = batch()
+    for _ in range(3):
+        optimizer.minimize(x, F.one_hot(y, 4).float())
+    assert len(count) == reads
+
+
 def test_a_list_of_closures_returns_the_weighted_mean_of_what_they_returned():
     model, optimizer = build("SAM", net=mlp)
     x, y = batch()
@@ -492,6 +530,7 @@ def test_a_list_of_closures_returns_the_weighted_mean_of_what_they_returned():
     ("returned", "name"), [((torch.ones(()), "more"), "tuple"), (None, "NoneType"), (1.0, "float")]
 )
 def test_an_objective_that_returns_no_tensor_is_refused_by_what_it_returned(returned, name):
-    _, optimizer = build("SAM", net=mlp, descent=lambda output, target: returned)
-    with pytest.raises(TypeError, match=f"must return a scalar tensor to step on, got {name} from"):
-        optimizer.minimize(*batch())
+    for options in ({}, {"micro_batch": 8, "vectorize": True}):
+        _, optimizer = build("SAM", net=mlp, descent=lambda output, target: returned, **options)
+        with pytest.raises(TypeError, match=f"must return a scalar tensor to step on, got {name} from"):
+            optimizer.minimize(*batch())

@@ -284,3 +284,20 @@ def test_closures_may_keep_all_gradients_in_one_flat_tensor(name):
         return [p.detach() for p in params]
 
     assert_close(trained(flat=True), trained(flat=False), 1e-6)  # float32, sums in another order
+
+
+def test_closures_that_put_the_same_memory_into_grad_are_refused():
+    model, optimizer = build("SAM", net=mlp)
+    memory = {param: torch.zeros_like(param) for param in model.parameters()}
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def closure(x, y):
+        for param, own in memory.items():
+            param.grad = own.zero_()
+        loss = optimizer.criterion(model(x), y)
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match="wrote into the gradients of the one before it"):
+        optimizer.step([partial(closure, *batch(seed)) for seed in (1, 2)])
+    assert_identical(before, list(model.parameters()))

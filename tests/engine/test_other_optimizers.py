@@ -1,5 +1,7 @@
 """Parameters of the model that another optimizer steps have the descent's gradient, whatever the form of the step."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -85,6 +87,118 @@ def test_a_list_whose_closure_raises_leaves_what_was_accumulated():
     assert head[1].grad is None
 
 
+class FailsAt(nn.Module):
+    """An identity that raises when it is run for the n-th time."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.left = n
+
+    def forward(self, x):
+        self.left -= 1
+        if self.left == 0:
+            raise ArithmeticError
+        return x
+
+
+def test_a_micro_batch_that_raises_leaves_what_was_accumulated():
+    model, _, body, head = split()
+    model.append(FailsAt(4))  # the descent pass of the second
+    optimizer = bisam.SAM(torch.optim.SGD(body, lr=0.1), model, rho=0.1, micro_batch=8)
+    head[0].grad = torch.ones_like(head[0])
+    with pytest.raises(ArithmeticError):
+        optimizer.minimize(*batch(dtype=torch.float64))
+    assert torch.equal(head[0].grad, torch.ones_like(head[0]))
+    assert head[1].grad is None
+
+
+@pytest.mark.parametrize("kind", ["SAM", "BiSAM"])
+def test_parts_of_a_batch_add_up_beside_what_was_accumulated(kind):
+    model, optimizer, body, head = split(kind)
+    x, y = batch(dtype=torch.float64)
+    found = [1 + gradient for gradient in expected(optimizer, body, head, model, x, y)]
+    for param in head:
+        param.grad = torch.ones_like(param)
+    optimizer.minimize(x, y, accumulate=3)
+    assert_close([p.grad for p in head], found, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["SAM", "BiSAM"])
+def test_micro_batches_add_up_each_at_its_own_perturbed_weights(kind):
+    model, optimizer, body, head = split(kind, micro_batch=8)
+    x, y = batch(dtype=torch.float64)
+    assert len(y) == 16
+    halves = [expected(optimizer, body, head, model, x[part], y[part]) for part in (slice(0, 8), slice(8, 16))]
+    for param in head:
+        param.grad = torch.ones_like(param)
+    optimizer.minimize(x, y)
+    assert_close([p.grad for p in head], [1 + (a + b) / 2 for a, b in zip(*halves, strict=True)], 1e-12)
+
+
+def test_a_closure_may_clear_what_was_accumulated():
+    model, optimizer, body, head = split()
+    x, y = batch(dtype=torch.float64)
+    other = torch.optim.SGD(head, lr=0.1)
+    for _ in range(2):  # the second step finds the gradients of the first
+        found = expected(optimizer, body, head, model, x, y)
+
+        def closure():
+            optimizer.zero_grad()
+            other.zero_grad()
+            loss = optimizer.criterion(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        assert_close([p.grad for p in head], found, 1e-12)
+
+
+def test_a_scaler_of_the_loop_unscales_both_optimizers():
+    def trained(scaler):
+        model, optimizer, _, head = split("BiSAM")
+        other = torch.optim.SGD(head, lr=0.1)
+        x, y = batch(dtype=torch.float64)
+
+        def closure():
+            loss = optimizer.criterion(model(x), y)
+            scaler.scale(loss).backward()
+            return loss
+
+        for _ in range(3):
+            other.zero_grad()
+            optimizer.backward(closure, scaler=scaler)
+            scaler.step(optimizer)
+            scaler.step(other)
+            scaler.update()
+        return [*model.parameters()]
+
+    scalers = [torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1, enabled=on) for on in (True, False)]
+    assert_close(*map(trained, scalers), 1e-12)
+
+
+@pytest.mark.parametrize("form", ["minimize", "step", "by hand"])
+def test_a_scaler_of_the_optimizer_s_own_warns_once_that_it_does_not_unscale_them(form):
+    x, y = batch(dtype=torch.float64)
+    for is_frozen in (False, True):
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        model, optimizer, _, head = split(scaler=scaler)
+        for param in head:
+            param.requires_grad_(not is_frozen)
+
+        def closure(model=model, optimizer=optimizer, scaler=scaler):
+            scaler.scale(optimizer.criterion(model(x), y)).backward()
+
+        step = {
+            "minimize": partial(optimizer.minimize, x, y),
+            "step": partial(optimizer.step, closure),
+            "by hand": partial(by_hand, optimizer, closure),
+        }[form]
+        if not is_frozen:
+            with pytest.warns(UserWarning, match=r"optimizer\.backward\(closure, scaler=scaler\)"):
+                step()
+        step()  # a warning here would be an error
+
+
 def test_micro_batches_in_one_computation_leave_it_as_the_loop_does():
     found = {}
     for vectorize in (True, False):
@@ -104,6 +218,32 @@ def test_a_layer_that_was_replaced_after_the_optimizer_was_built_counts():
     found = expected(optimizer, body, head, model, x, y)
     optimizer.step(closure_of(model, optimizer, x, y))
     assert_close([p.grad for p in head], found, 1e-12)
+
+
+def test_a_layer_that_is_replaced_between_two_steps_counts():
+    model, optimizer, body, _ = split()
+    x, y = batch(dtype=torch.float64)
+    optimizer.step(closure_of(model, optimizer, x, y))
+    old = model[-1]
+    model[-1] = nn.Linear(old.in_features, old.out_features, dtype=torch.float64)
+    head = [*model[-1].parameters()]
+    found = expected(optimizer, body, head, model, x, y)
+    optimizer.step([closure_of(model, optimizer, x[:5], y[:5]), closure_of(model, optimizer, x[5:], y[5:])])
+    assert_close([p.grad for p in head], found, 1e-12)
+
+
+def test_a_group_that_is_added_between_two_steps_is_stepped_by_its_new_optimizer_alone():
+    _model, optimizer, _, head = split()
+    x, y = batch(dtype=torch.float64)
+    optimizer.minimize(x, y)
+    optimizer.zero_grad()
+    for param in head:
+        param.grad = None
+    optimizer.add_param_group({"params": head})
+    before = [p.detach().clone() for p in head]
+    optimizer.minimize(x, y, accumulate=2)
+    for param, old in zip(head, before, strict=True):
+        assert_close([param], [old - 0.1 * param.grad], 1e-12)  # one step of SGD, of one gradient
 
 
 def test_a_group_that_is_added_later_is_perturbed_and_belongs_to_no_other():

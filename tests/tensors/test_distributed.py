@@ -75,6 +75,60 @@ def test_two_ranks_with_local_perturbation_average_the_gradients_at_two_perturbe
         assert_identical(first[variant], second[variant])
 
 
+def train_beside_another(module, model, form, **options):
+    """The last layer has an optimizer of its own, which steps every second time only."""
+    *body, weight, bias = module.parameters()
+    optimizer = bisam.BiSAM(torch.optim.SGD(body, lr=0.1), model, rho=0.1, **options)
+    head = torch.optim.SGD([weight, bias], lr=0.1)
+    for seed in range(2 * STEPS):
+        x, y = data(seed) if model is module else map(ranks.mine, data(seed))
+        if form == "step":
+            optimizer.step(closure_of(model, optimizer, x, y))
+        elif form == "list":
+            optimizer.step([closure_of(model, optimizer, x[s], y[s]) for s in (slice(0, 5), slice(5, None))])
+        else:
+            optimizer.minimize(x, y, accumulate=2 if form == "accumulate" else 1)
+        if seed % 2:
+            head.step()
+            head.zero_grad()
+    return weights_of(model)
+
+
+FORMS = ("step", "list", "minimize", "accumulate", "micro-batches")
+WRAPS = ({}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True})
+
+
+def train_replicas_beside_another():
+    results = {}
+    for form, wrap, sharpness in itertools.product(FORMS, range(len(WRAPS)), ("local", "global")):
+        torch.manual_seed(0)
+        module = mlp().double()
+        model = DistributedDataParallel(module, **WRAPS[wrap])
+        micro = 4 if form == "micro-batches" else None
+        results[form, wrap, sharpness] = train_beside_another(
+            module, model, form, sharpness=sharpness, micro_batch=micro
+        )
+    return results
+
+
+def test_ranks_stay_together_where_another_optimizer_steps_a_part_of_the_model():
+    first, second = ranks.run(train_replicas_beside_another)
+    alone = {}
+    for micro in (None, 4, 8):  # 8 samples of the 16 are a rank's
+        torch.manual_seed(0)
+        module = mlp().double()
+        alone[micro] = train_beside_another(module, module, "minimize", micro_batch=micro)
+    for form, wrap, sharpness in first:
+        assert_identical(first[form, wrap, sharpness], second[form, wrap, sharpness])
+        if form != "micro-batches":
+            same = alone[None if sharpness == "global" else 8]
+        elif sharpness == "local":
+            same = alone[4]
+        else:  # a micro-batch is that of both ranks, half of each
+            same = first[form, 0, "global"]
+        assert_close(first[form, wrap, sharpness], same, 1e-12)
+
+
 def train_locally():
     """Every variant, each rank with its own perturbation: whatever it does, the ranks must stay together."""
     results = {}

@@ -206,3 +206,23 @@ def test_weights_come_back_also_where_a_buffer_cannot(monkeypatch):
         optimizer.minimize(x, y)
     assert not optimizer.perturbed
     assert_identical([p.detach() for p in model.parameters()], weights)
+
+
+@pytest.mark.parametrize("end", ["descend", "restore"])
+def test_a_step_by_hand_whose_buffers_cannot_come_back_is_over(end, monkeypatch):
+    model, optimizer = build("BiSAM(log)")
+    x, y = batch()
+
+    def fails():
+        raise RuntimeError("no memory for the buffers")
+
+    optimizer.criterion(model(x), y).backward()
+    optimizer.ascend()
+    optimizer.criterion(model(x), y).backward()
+    with monkeypatch.context() as broken:
+        broken.setattr(optimizer._buffers, "restore", fails)
+        with pytest.raises(RuntimeError, match="no memory for the buffers"):
+            getattr(optimizer, end)()
+    assert not optimizer.perturbed
+    optimizer.zero_grad()
+    assert optimizer.phase == "ascent"

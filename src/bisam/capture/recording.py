@@ -171,7 +171,7 @@ class Branch:
             shape_of(batch),
             (perturbs, optimizer.has_stopped),
             tuple(map(str, options)),
-            tuple((p.data_ptr(), p.requires_grad) for p in self.replay.params),
+            tuple((p.data_ptr(), p.requires_grad) for p in (*self.replay.params, *self.replay.others(modules))),
             tuple(tensor.data_ptr() for tensor in self.replay.kept_tensors(modules)),
             tuple(
                 str(value) for state in optimizer.state.values() for value in state.values() if not _is_tensor(value)

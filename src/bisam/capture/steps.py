@@ -326,6 +326,12 @@ def _reason(branches: Sequence[Branch]) -> str | None:
             return "a GradScaler decides on the host whether to update: use autocast=torch.bfloat16, which needs none"
         if branch.replay.base_has_hooks():
             return "the base optimizer has step hooks of its own: register them on the sharpness-aware optimizer"
+        if any(param.requires_grad for param in branch.replay.others()):
+            return (
+                "the model has parameters that the optimizer does not have, whose gradients a graph would not put back "
+                "after zero_grad(): freeze them by requires_grad_(False), or give their optimizer as one of a list of "
+                "base optimizers"
+            )
         if (unrecordable := branch.replay.unrecordable()) is not None:
             return unrecordable
         if len(branches) > 1 and not branch.replay.is_alone:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,9 @@ Start = int | Callable[[int], bool]
 
 FRAMEWORKS = "docs/frameworks.md"
 """The page on Lightning, Accelerate and others."""
+
+DEPTH = 8
+"""Frames between a caller and a check of it: decorators of `step` by torch, schedulers and frameworks."""
 
 CALLER_CHECKS: list[Callable[[Any, Any], None]] = []
 """Checks of the caller of `step`, called with the optimizer and the closure. `bisam.integrations.callers` adds one."""
@@ -338,9 +342,26 @@ def check_vectorize(variant: Variant, model: nn.Module | None, sync: GradientSyn
 
 
 def check_caller(optimizer: Any, closure: Any) -> None:
-    """That no framework between the user and `step` changes what the closure means."""
+    """That nothing between the user and `step` changes what the closure means."""
+    if closure is not None and _is_called_by_scaler():
+        raise TypeError(
+            "GradScaler.step() unscales the gradients that are there before the passes of the step, and not those that "
+            "the passes compute. Set optimizer.scaler to the GradScaler, and call optimizer.step(closure) in place of "
+            "scaler.step(optimizer, closure) and scaler.update()"
+        )
     for check in CALLER_CHECKS:
         check(optimizer, closure)
+
+
+def _is_called_by_scaler() -> bool:
+    frame = sys._getframe(2)
+    for _ in range(DEPTH):
+        if frame.f_code is torch.amp.GradScaler.step.__code__:
+            return bool(frame.f_locals["self"].is_enabled())
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
 
 
 @contextmanager

@@ -90,15 +90,7 @@ class Criterion:
         if self.current is Pass.NONE:
             self.begin()
         loss = self.objective(logits, target)
-        if not isinstance(loss, Tensor):
-            raise TypeError(
-                f"an objective must return a scalar tensor to step on, got {type(loss).__name__} from {self.objective}"
-            )
-        if loss.dim() != 0:
-            raise ValueError(
-                f"an objective must return a scalar to step on, got shape {tuple(loss.shape)} from {self.objective}. "
-                'Use reduction="mean" or "sum"'
-            )
+        check_loss(loss, self.objective)
         if self.parts is not None:
             self.parts.append(Part.of(self.objective, target))
         if self.current not in _NOT_OBSERVED:
@@ -142,7 +134,7 @@ class Criterion:
     def check_task(self, target: Any) -> None:
         """That targets are class indices or probabilities: the first floating-point ones are read.
 
-        Where the descent takes other targets too, as binary cross entropy does, those of every batch are read.
+        Where the descent takes several labels a sample, as binary cross entropy does, those of every batch are read.
         """
         if self._knows_the_task or not (isinstance(target, Tensor) and target.is_floating_point()):
             return
@@ -159,5 +151,18 @@ class Criterion:
                 "give the model two logits and class indices; for several labels a sample, or a regression, use a "
                 "variant without Q, such as SAM, with descent=torch.nn.BCEWithLogitsLoss() or another loss"
             )
-        # cross entropy at w + ε would refuse targets of another kind; another loss takes several labels a sample too
-        self._knows_the_task = objective_options.is_of_labels(self.descent)
+        self._knows_the_task = not objective_options.takes_several_labels(self.descent)
+
+
+def check_loss(loss: Any, objective: Objective) -> None:
+    """That it can be propagated back."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"an objective must return a scalar tensor to step on, got {type(loss).__name__} from {objective}. Return "
+            "the loss alone, as the tensor that torch computed, not its .item()"
+        )
+    if loss.dim() != 0:
+        raise ValueError(
+            f"an objective must return a scalar to step on, got shape {tuple(loss.shape)} from {objective}. "
+            'Use reduction="mean" or "sum"'
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -44,6 +45,9 @@ class Moves(Wrapper):
     model: nn.Module | None
     _others: list[Tensor]
     """Parameters of the model that another optimizer may step, as of the beginning of the step."""
+    _has_warned_of_scaled = False
+    _of_others: Gradients | None
+    """What was in their `.grad` before the step; None where it is left there, for a closure to clear."""
     _sync: GradientSync
 
     @property
@@ -106,6 +110,7 @@ class Moves(Wrapper):
         """Let the base optimizer step with the gradients in `.grad`."""
         if self.scaler is not None:
             scaling.unscale_descent(self.scaler, self, self.base)
+            self._warn_of_scaled(self.scaler)
         try:
             if self.clip_norm is not None:
                 self.criterion.telemetry.descent_norm = gradients.clip_(params, self.clip_norm)
@@ -119,6 +124,18 @@ class Moves(Wrapper):
         self._awaits_update = False
         self._opt_called = True  # what torch's schedulers look at; descend() is a step too
         gradients.mark(params)
+
+    def _warn_of_scaled(self, scaler: torch.amp.GradScaler) -> None:
+        """Where parameters of another optimizer have gradients, once: only this one's are unscaled."""
+        if scaler.is_enabled() and gradients.present(self._others) and not self._has_warned_of_scaled:
+            self._has_warned_of_scaled = True
+            warnings.warn(
+                "the model has parameters that this optimizer does not step, and their gradients stay multiplied by "
+                "the GradScaler's factor. If another optimizer steps them, remove scaler= and call "
+                "optimizer.backward(closure, scaler=scaler), scaler.step(optimizer), scaler.step(other), "
+                "scaler.update(). If none does, freeze them: param.requires_grad_(False)",
+                stacklevel=6,
+            )
 
     def _buckets(self, found: Gradients | None) -> list[Bucket]:
         """The parameters to perturb, with these gradients; None takes all, without gradients."""
@@ -188,10 +205,14 @@ class Moves(Wrapper):
         for one in leaves(self.base):
             one.register_step_pre_hook(refuse)
 
-    def _parameters_of_others(self) -> list[Tensor]:
-        """Those of the model that this optimizer does not have: layers may be replaced, and groups added."""
+    def _parameters_of_others(self, modules: Sequence[nn.Module] | None = None) -> list[Tensor]:
+        """Those of the model that this optimizer does not have: layers may be replaced, and groups added.
+
+        `modules` are the model's, if they are at hand.
+        """
         ours = {*map(id, self._parameters())}
-        found = (param for module in modules_of(self.model) for param in module._parameters.values())
+        walked = modules_of(self.model) if modules is None else modules
+        found = (param for module in walked for param in module._parameters.values())
         return [*{id(param): param for param in found if param is not None and id(param) not in ours}.values()]
 
     def _devices(self) -> set[torch.device]:

@@ -13,6 +13,13 @@ from torch import Tensor, nn
 from bisam.objectives import LowerBound, Objective, as_target, label_weights, lower_bound
 
 _FUNCTIONS = (F.cross_entropy, F.nll_loss, lower_bound)
+_OF_SEVERAL_LABELS = (nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss, nn.SoftMarginLoss)
+_BINARY = (
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+    F.multilabel_soft_margin_loss,
+    F.soft_margin_loss,
+)
 _DEFAULTS = {"weight": None, "ignore_index": -100, "reduction": "mean"}
 """Of these functions, each of logits and one label for each sample."""
 
@@ -41,6 +48,17 @@ def is_of_labels(objective: Objective) -> bool:
     while isinstance(objective, partial):
         objective = objective.func
     return isinstance(objective, (nn.CrossEntropyLoss, nn.NLLLoss, LowerBound)) or _is_known_function(objective)
+
+
+def takes_several_labels(objective: Objective) -> bool:
+    """Whether it is known to take several labels a sample, where later batches may have other targets than the first.
+
+    >>> takes_several_labels(nn.BCEWithLogitsLoss()), takes_several_labels(nn.CrossEntropyLoss())
+    (True, False)
+    """
+    while isinstance(objective, partial):
+        objective = objective.func
+    return isinstance(objective, _OF_SEVERAL_LABELS) or any(objective is function for function in _BINARY)
 
 
 def divisor(objective: Objective, target: Tensor) -> float | Tensor:

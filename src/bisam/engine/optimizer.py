@@ -174,16 +174,12 @@ class SharpnessAware(TwoPasses):
         self._sync = sync
         self._buffers = BufferSnapshot(model)
         self._model = model
-        self._others = []
+        self._others, self._of_others = [], None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. A closure need not call it: inside a step each closure starts without gradients."""
         self._stale, self._awaits_update = None, False
-        if (
-            not self._running
-            and self.criterion.current is Pass.ASCENT
-            and not gradients.are_cleared(self._parameters())
-        ):
+        if not self._running and self.criterion.current is Pass.ASCENT and self.telemetry.has_propagated():
             self.criterion.finish()  # a batch whose gradients are dropped is not of the next step
         for group in self.base.param_groups:
             for param in group["params"]:
@@ -267,7 +263,8 @@ class SharpnessAware(TwoPasses):
         if self.criterion.current is Pass.NONE:
             self.criterion.begin()
         self._ascend([param.grad for param in params])
-        gradients.take([*params, *self._parameters_of_others()])  # another optimizer steps with those of the descent
+        self._others = self._parameters_of_others()
+        gradients.take([*params, *self._others])  # another optimizer steps with those of the descent
 
     def descend(self, *, zero_grad: bool = True) -> None:
         """After the second backward pass: restore w, bit for bit, run the base optimizer's step, clear gradients."""
@@ -277,8 +274,10 @@ class SharpnessAware(TwoPasses):
                 "descend() called before ascend(): there is no perturbation to take back. Call ascend() after the "
                 "first backward pass, or use step(closure), which runs both passes."
             )
-        self._bring_back()
-        self.criterion.finish()
+        try:
+            self._bring_back()
+        finally:
+            self.criterion.finish()
         self._require_gradients("descend()", "the second backward pass")
         self._update(self._parameters())
         if zero_grad:
@@ -288,10 +287,12 @@ class SharpnessAware(TwoPasses):
         """Abandon a step: restore weights and buffers, clear gradients. Does nothing between steps."""
         self._refuse_inside_step("restore()")
         if self.perturbed:
-            self._bring_back()
-            self.criterion.finish()
-            scaling.forget(self.scaler, self)
-            self.zero_grad()
+            try:
+                self._bring_back()
+            finally:
+                self.criterion.finish()
+                scaling.forget(self.scaler, self)
+                self.zero_grad()
 
     @property
     def phase(self) -> Phase:

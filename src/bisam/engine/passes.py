@@ -1,13 +1,14 @@
 """What one step does: the ascent pass at w, the move to w + ε, the descent pass there, the way back, the update.
 
 A step owns its gradients. Every closure starts with none in `.grad`; what it leaves there is taken and summed
-elsewhere, so it does not matter whether, or how, a closure clears.
+elsewhere, so it does not matter whether, or how, a closure clears. Parameters of the model that another optimizer steps
+have the descent's gradient in the end, beside what was in theirs before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ from bisam.engine.criterion import Pass
 from bisam.engine.moves import Moves
 from bisam.engine.vectorized import Vectorized
 from bisam.engine.weights import Weights
-from bisam.engine.work import Work
+from bisam.engine.work import Given, Work
 from bisam.tensors import gradients, scaling
 from bisam.tensors.gradients import Gradients
 from bisam.tensors.snapshot import BufferSnapshot, RandomState
@@ -67,6 +68,8 @@ class TwoPasses(Moves):
             if update:
                 self._update(params)
             self._awaits_update = not update
+            if self._of_others is not None:
+                gradients.put(self._others, gradients.add(self._of_others, gradients.take(self._others)))
             torch.clear_autocast_cache()
             self._has_perturbed |= perturbs
             self._steps += 1
@@ -77,7 +80,7 @@ class TwoPasses(Moves):
             for look in (watch, replicas):
                 if look is not None:
                     look.stop()
-            self._stale, self._running, self.criterion.parts = None, False, None
+            self._stale, self._running, self.criterion.parts, self._of_others = None, False, None, None
             self.criterion.finish()
         return values
 
@@ -85,6 +88,8 @@ class TwoPasses(Moves):
         """Take away the gradients from before the step."""
         self._awaits_update = False
         self._others = self._parameters_of_others()
+        if not (isinstance(work[0], Given) and len(work[0].closures) == 1):  # a single closure may clear them itself
+            self._of_others = gradients.take(self._others, copied=self._sync.reuses_gradient_memory)
         self.criterion.begin()
         torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
         if gradients.present(params):
@@ -99,13 +104,16 @@ class TwoPasses(Moves):
         scaling.forget(self.scaler, self)
         self._buffers.forget()
         gradients.put(params, self._stale or [None] * len(params))
+        if self._of_others is not None:
+            gradients.put(self._others, self._of_others)
 
     def _plain_step(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
         """Leave the gradient of a step that does not perturb in `.grad`."""
         self.criterion.current = Pass.PLAIN
         closures = [closure for part in work for closure in part.plain()]
-        found, values = self._pass(closures, work[0].divisor, params)
-        gradients.put(params, found)
+        everyone = [*params, *self._others]
+        found, values = self._pass(closures, work[0].divisor, everyone)
+        gradients.put(everyone, found)
         if self._has_radius() and not self.has_stopped:
             with torch.no_grad():
                 self.merge.plain(params)
@@ -120,7 +128,7 @@ class TwoPasses(Moves):
         values: list[Any] = []
         total: Gradients | None = None
         at_weights: Gradients | None = None
-        is_whole = len(work) == 1
+        everyone, is_whole = [*params, *self._others], len(work) == 1
         for part in work:
             self.criterion.current = Pass.ASCENT
             closures = part.ascent()
@@ -141,13 +149,13 @@ class TwoPasses(Moves):
             closures = part.descent()
             if random is not None:
                 random.restore()
-            found, more = self._pass(closures, part.divisor, params, averaged=is_whole, followed=not is_whole)
+            found, more = self._pass(closures, part.divisor, everyone, averaged=is_whole, followed=not is_whole)
             values += [] if self.perturbation.needs_ascent else more
             self._bring_back()
             total = gradients.add(total, found)
             del found
         assert total is not None
-        gradients.put(params, total if is_whole else self._sync.average(params, total))
+        gradients.put(everyone, total if is_whole else self._sync.average(everyone, total))
         if at_weights is not None:
             self._merge(params, at_weights)
         return values
@@ -189,7 +197,7 @@ class TwoPasses(Moves):
             random = RandomState(self._devices()) if self.same_dropout else None
             # the perturbation may have frozen every parameter that the loss uses: then the descent finds gradients
             may_be_empty = isinstance(part, Planned)
-            with gradients.unchanged(self._others):  # another optimizer steps with those of the descent
+            with self._others_unchanged():
                 found, values = self._pass(
                     closures, part.divisor, params, averaged=not self._sync.is_local, may_be_empty=may_be_empty
                 )
@@ -212,7 +220,7 @@ class TwoPasses(Moves):
         random = RandomState(self._devices()) if self.same_dropout else None
         self.criterion.current = Pass.EXTRA
         try:
-            with gradients.unchanged(self._others):
+            with self._others_unchanged():
                 found, _ = self._pass(part.plain(), part.divisor, params, followed=True)
         finally:
             buffers.restore()
@@ -220,6 +228,10 @@ class TwoPasses(Moves):
         if random is not None:
             random.restore()
         return found
+
+    def _others_unchanged(self) -> AbstractContextManager[None]:
+        """Around a pass whose gradients another optimizer must not step with."""
+        return gradients.unchanged(self._others, copied=self._sync.reuses_gradient_memory)
 
     def _pass(
         self,
@@ -233,62 +245,39 @@ class TwoPasses(Moves):
     ) -> tuple[Gradients, list[Any]]:
         """Run the closures of one pass. Returns the sum of their gradients over the divisor, and their values.
 
-        `averaged` over the ranks, or not; `followed` by passes whose gradients may come to lie in the same memory.
+        Each closure of a list counts by its labels. `averaged` over the ranks, or not; `followed` by passes whose
+        gradients may come to lie in the same memory.
         """
-        if divisor > 1:
-            return self._pass_of_list(closures, params, averaged=averaged, followed=followed)
-        found, values = self._closures(closures, params, None, averaged=averaged, followed=followed)
-        if not may_be_empty and all(gradient is None for gradient in found):
-            raise self._no_gradients("step()", "the closure")
-        return found, values
-
-    def _pass_of_list(
-        self, closures: Sequence[Closure], params: list[Tensor], *, averaged: bool, followed: bool
-    ) -> tuple[Gradients, list[Any]]:
-        """The same for a list of closures, each of which counts by its labels, also for parameters of others."""
-        weights, count = Weights(self.criterion), len(params)
-        earlier = gradients.take(self._others)
-        try:
-            found, values = self._closures(
-                closures, [*params, *self._others], weights, averaged=averaged, followed=followed
-            )
-            earlier = gradients.add(earlier, found[count:])
-        finally:
-            gradients.put(self._others, earlier)
-        if all(gradient is None for gradient in found[:count]):
-            raise self._no_gradients("step()", "the closure")
-        return found[:count], weights.mean(values)
-
-    def _closures(
-        self,
-        closures: Sequence[Closure],
-        params: list[Tensor],
-        weights: Weights | None,
-        *,
-        averaged: bool,
-        followed: bool,
-    ) -> tuple[Gradients, list[Any]]:
-        """Run closures one after the other. Returns the sum of their gradients, by their weights, and their values."""
         total: Gradients | None = None
         values = []
+        weights = Weights(self.criterion) if divisor > 1 else None
         replicas = self._sync.replicas
         # DistributedDataParallel averages one closure's gradients while they are computed; of several, the sum
         during = averaged and len(closures) == 1 and (not replicas or self._sync.overlaps)
         copied = bool(replicas) and self._sync.reuses_gradient_memory and (followed or not during)
         for closure in closures:
+            before = gradients.versions(total) if total is not None else []
             if weights is not None:
                 weights.begin_closure()
             with self._sync.during(averaged=during) if replicas else nullcontext():
                 values.append(_value_of(closure))
             self._check_closure(is_of_list=weights is not None)
+            if total is not None and before != gradients.versions(total):
+                raise RuntimeError(
+                    "a closure of a list wrote into the gradients of the one before it: both have put the same memory "
+                    "into .grad. Let backward() create the gradients, or put a copy there"
+                )
             found = gradients.take(params, copied=copied)
             if (followed or len(closures) > 1) and not copied:
                 found = gradients.owned(found)
             total = gradients.add(total, found if weights is None else weights.end_closure(found))
             del found  # else it would live beside the next closure's
         assert total is not None
+        if not may_be_empty and all(gradient is None for gradient in total[: len(self._parameters())]):
+            raise self._no_gradients("step()", "the closure")
         if weights is not None:
             weights.finish(total)
+            values = weights.mean(values)
         return (self._sync.average(params, total) if averaged and not during else total), values
 
     def _check_closure(self, *, is_of_list: bool) -> None:
@@ -331,8 +320,8 @@ class TwoPasses(Moves):
             shares = [part.share for part in work]
             found = Vectorized(self.model, self.criterion, micro_batches).gradients(perturb, shares)
         self._bring_back()
-        for owners, earlier in ((params, None), (self._others, gradients.take(self._others))):
-            gradients.put(owners, gradients.add(earlier, [found.get(of_name.get(param, "")) for param in owners]))
+        everyone = [*params, *self._others]
+        gradients.put(everyone, [found.get(of_name.get(param, "")) for param in everyone])
         return [None]
 
 

@@ -81,6 +81,10 @@ class Replay:
         finally:
             self.optimizer._steps = steps
 
+    def others(self, modules: Sequence[nn.Module] | None = None) -> list[Tensor]:
+        """The parameters of the model that the optimizer does not have. `modules` are `modules()`, if at hand."""
+        return self.optimizer._parameters_of_others(modules)
+
     def modules(self) -> list[nn.Module]:
         return modules_of(self.optimizer.model)
 

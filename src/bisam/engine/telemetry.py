@@ -146,6 +146,10 @@ class Telemetry:
             turned.append((before.right & after.wrong).sum())
         return torch.stack(turned).sum()
 
+    def has_propagated(self) -> bool:
+        """Whether a loss at w was propagated back."""
+        return any(observation.propagated for observation in self._at_weights)
+
     def used_criterion(self) -> bool:
         """Whether the criterion was called at w."""
         return bool(self._at_weights) or self._gave_up

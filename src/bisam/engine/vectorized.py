@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from bisam.engine.criterion import Criterion, Pass
+from bisam.engine.criterion import Criterion, Pass, check_loss
 from bisam.objectives import Objective, logits_of
 from bisam.plan import Batch, stack
 from bisam.tensors.snapshot import BufferSnapshot
@@ -52,7 +52,9 @@ class Vectorized:
         def loss(weights: dict[str, Tensor], x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
             output = Batch(x, y, per_sample=False).run(partial(_call, self.model, weights))
             logits = logits_of(output)
-            return objective(logits, y), logits
+            value = objective(logits, y)
+            check_loss(value, objective)
+            return value, logits
 
         # fresh dropout masks for each micro-batch, as the loop has them
         run = vmap(grad_and_value(loss, has_aux=True), (None if shared else 0, self.axes, 0), randomness="different")

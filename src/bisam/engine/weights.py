@@ -55,5 +55,9 @@ class Weights:
         if not all(isinstance(value, Tensor) for value in values):
             return values
         factors = [1.0 if weight is None else weight for weight in self._found]
-        mean = sum(factor * value for factor, value in zip(factors, values, strict=True)) * self._share
-        return [mean.to(values[0].dtype)]
+        weighted = [
+            # the mean of a closure whose labels were all ignored is 0/0, and counts for nothing
+            torch.where(factor == 0, 0.0, factor * value) if isinstance(factor, Tensor) else factor * value
+            for factor, value in zip(factors, values, strict=True)
+        ]
+        return [torch.as_tensor(sum(weighted) * self._share, dtype=values[0].dtype)]

@@ -141,7 +141,7 @@ class Wrapper(torch.optim.Optimizer):
         """Load what `state_dict` gave, or a state dict of the base optimizer alone: then ρ and the like stay."""
         self._refuse_inside_step("load_state_dict()")
         self._refuse_while_perturbed("load_state_dict()")
-        _refuse_other_dicts(state_dict)
+        refuse_other_dicts(state_dict)
         self._refuse_two_step_class(state_dict)
         self._refuse_memory_of_another(state_dict)
         self._refuse_ball_of_another(state_dict)
@@ -253,7 +253,7 @@ def parts_of(perturbation: Perturbation) -> list[Any]:
     return parts
 
 
-def _refuse_other_dicts(state_dict: Any) -> None:
+def refuse_other_dicts(state_dict: Any) -> None:
     """A model's state dict, or a whole checkpoint that has the optimizer's in it."""
     if isinstance(state_dict, dict) and {"state", "param_groups"} <= state_dict.keys():
         return

@@ -11,10 +11,7 @@ import warnings
 from typing import Any
 
 from bisam.compat import SAM
-from bisam.engine.checks import CALLER_CHECKS, FRAMEWORKS
-
-_DEPTH = 8
-"""Frames between a framework's wrapper and the check: decorators of `step` by torch, schedulers and the framework."""
+from bisam.engine.checks import CALLER_CHECKS, DEPTH, FRAMEWORKS
 
 
 def check(optimizer: Any, closure: Any) -> None:
@@ -29,7 +26,7 @@ def _refuse_dropped_batches(optimizer: Any, closure: Any) -> None:
     """Accelerate's wrapper calls `step` with the last closure of several, and drops the others unseen."""
     wrapper_class = sys.modules["accelerate.optimizer"].AcceleratedOptimizer
     frame = sys._getframe(1)
-    for _ in range(_DEPTH):
+    for _ in range(DEPTH):
         if frame.f_back is None:
             return
         frame = frame.f_back

@@ -44,9 +44,9 @@ def put(params: Sequence[Tensor], gradients: Gradients) -> None:
 
 
 @contextmanager
-def unchanged(params: Sequence[Tensor]) -> Iterator[None]:
-    """Drop what backward passes in the block add to the gradients of these parameters."""
-    before = take(params)
+def unchanged(params: Sequence[Tensor], *, copied: bool = False) -> Iterator[None]:
+    """Drop what backward passes in the block add to the gradients of these parameters. For `copied` see `take`."""
+    before = take(params, copied=copied)
     try:
         yield
     finally:
@@ -153,6 +153,11 @@ def any_of_last_step(params: Iterable[Tensor]) -> bool:
 
 def _marks(gradient: Tensor) -> tuple[int | None, int | None]:
     return getattr(gradient, _MARK, None), getattr(gradient, _ZEROS, None)
+
+
+def versions(found: Gradients) -> list[int | None]:
+    """Counts that rise where a gradient is written to."""
+    return [None if gradient is None else _version(gradient) for gradient in found]
 
 
 def _version(gradient: Tensor) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Iterable, Sequence
 
 
@@ -16,10 +17,12 @@ def read_names(text: str, columns: Sequence[str]) -> list[str]:
     ['age', 'rooms, total']
     >>> read_names("rooms, total", ["age", "rooms, total"])
     ['rooms, total']
+    >>> read_names('age,"rooms\\ntotal"', ["age", "rooms\\ntotal"])
+    ['age', 'rooms\\ntotal']
     """
     if text in columns:
         return [text]
-    names = next(csv.reader([text], skipinitialspace=True), [])
+    names = itertools.chain.from_iterable(csv.reader(text.splitlines(keepends=True), skipinitialspace=True))
     # a header such as "a, b" gives the second column a name that begins with a space
     by_stripped = {column.strip(): column for column in columns}
     return [name if name in columns else by_stripped.get(name.strip(), name) for name in names if name]
@@ -29,7 +32,9 @@ def write_names(names: Iterable[str]) -> str:
     """
     >>> write_names(["age", "rooms, total"])
     'age,"rooms, total"'
+    >>> read_names(write_names(["a\\nb", "c"]), ["a\\nb", "c"])
+    ['a\\nb', 'c']
     """
     text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(names)
-    return text.getvalue()
+    csv.writer(text, lineterminator="\r\n").writerow(names)  # names with either of the two are quoted
+    return text.getvalue().removesuffix("\r\n")
