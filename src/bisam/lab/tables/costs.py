@@ -23,7 +23,7 @@ PLAIN_STEP_MS = {
 }
 
 NOT_MEASURED = "not measured"
-ON_A_CPU = {"demo": "2 min, two CPU cores", "frontier_digits": "20 min, one CPU core",
+ON_A_CPU = {"demo": "2 min, two CPU cores", "frontier_digits": "30 min, one CPU core",
             "label_noise_digits": "20 min, one CPU core"}  # fmt: skip
 
 
