@@ -184,7 +184,7 @@ def test_speed_is_told_with_how_many_runs_shared_the_device(recorded):
 def test_every_method_is_compared_with_the_one_that_it_is_to_improve_on(recorded):
     runs = [
         recorded(f"{name}/{row}/{method}", seed)
-        for name in ("demo", "adaptive", "efficient", "frontier")
+        for name in ("demo", "adaptive", "efficient", "frontier_digits")
         for row, method in find(name).cells
         for seed in (0, 1)
     ]

@@ -206,7 +206,7 @@ def _plots(group: Group) -> list[Block]:
     joined = "" if is_one else ", joined across methods"
     captions = chain([f"Every seed a dot{joined}; below, the mean with its 95 % interval."], repeat(""))
     plots = [Figure(f"{row}: {group.recipe.measure}", chart, next(captions)) for row, chart in drawn.items()]
-    return [Figures(plots, "forest" if is_one else "")] if plots else []
+    return [Figures(plots, "whole" if is_one else "")] if plots else []
 
 
 def _dots(group: Group) -> dict[str, charts.Chart]:

@@ -50,7 +50,7 @@ class Figures:
 
     figures: Sequence[Figure]
     kind: str = ""
-    """ "forest" for a wide and a narrow column."""
+    """ "forest" for a wide and a narrow column, "whole" for one column."""
 
 
 @dataclass
