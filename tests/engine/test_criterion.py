@@ -488,6 +488,41 @@ def test_a_batch_whose_gradients_are_cleared_after_its_forward_pass_is_that_of_t
     assert optimizer.telemetry.ascent == first
 
 
+@pytest.mark.parametrize("batches", ["one of two terms", "one of two and the first half of another"])
+def test_batches_that_are_dropped_in_other_states_are_not_of_the_next_step(batches):
+    model, optimizer = build("SAM", net=mlp)
+    x, y = batch()
+    if batches == "one of two terms":
+        (optimizer.criterion(model(x), y) + optimizer.criterion(model(x), y)).backward()
+    else:
+        optimizer.criterion(model(x), y).backward()
+        optimizer.criterion(model(x), y)
+    optimizer.zero_grad()
+    first = optimizer.criterion(model(x), y)
+    first.backward()
+    optimizer.ascend()
+    optimizer.criterion(model(x), y).backward()
+    optimizer.descend()
+    assert optimizer.telemetry.loss == first
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler's own
+def test_a_compiled_criterion_s_batch_is_that_of_the_step():
+    """Compiled, the criterion cannot note the backward pass."""
+    model, optimizer = build("BiSAM(log)", net=mlp)
+    x, y = batch()
+    compiled = torch.compile(lambda x, y: optimizer.criterion(model(x), y), backend="eager")
+    for _ in range(2):
+        first = compiled(x, y)
+        optimizer.zero_grad()
+        first.backward()
+        optimizer.ascend()
+        compiled(x, y).backward()
+        optimizer.descend()
+        assert optimizer.telemetry.loss is not None
+
+
 @pytest.mark.parametrize("kind", ["SAM", "BiSAM(log)"])
 def test_a_list_returns_a_number_also_where_a_part_has_no_label_that_counts(kind):
     model, optimizer = build(kind, net=mlp)
@@ -500,7 +535,12 @@ def test_a_list_returns_a_number_also_where_a_part_has_no_label_that_counts(kind
 
 @pytest.mark.parametrize(
     ("descent", "reads"),
-    [(lambda z, t: F.cross_entropy(z, t), 1), (nn.CrossEntropyLoss(), 1), (nn.BCEWithLogitsLoss(), 6)],
+    [
+        (lambda z, t: F.cross_entropy(z, t), 1),
+        (nn.CrossEntropyLoss(), 1),
+        (nn.BCEWithLogitsLoss(), 6),
+        (partial(F.binary_cross_entropy_with_logits, reduction="mean"), 6),
+    ],
 )
 def test_soft_labels_are_read_once_unless_the_loss_takes_several_labels_a_sample(descent, reads, monkeypatch):
     count, own = [], torch.allclose

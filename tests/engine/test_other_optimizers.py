@@ -135,6 +135,44 @@ def test_micro_batches_add_up_each_at_its_own_perturbed_weights(kind):
     assert_close([p.grad for p in head], [1 + (a + b) / 2 for a, b in zip(*halves, strict=True)], 1e-12)
 
 
+def test_a_step_of_one_form_leaves_nothing_to_the_next_of_another():
+    model, optimizer, body, head = split()
+    x, y = batch(dtype=torch.float64)
+    for param in head:
+        param.grad = torch.ones_like(param)
+    optimizer.minimize(x, y)
+    for param in head:
+        param.grad = None
+    found = expected(optimizer, body, head, model, x, y)
+    optimizer.step(closure_of(model, optimizer, x, y))
+    assert_close([p.grad for p in head], found, 1e-12)
+
+
+def test_a_base_optimizer_that_raises_leaves_what_was_accumulated():
+    _model, optimizer, _, head = split()
+    optimizer.base.register_step_post_hook(lambda *_: 1 / 0)
+    for param in head:
+        param.grad = torch.ones_like(param)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.minimize(*batch(dtype=torch.float64))
+    for param in head:
+        assert torch.equal(param.grad, torch.ones_like(param))
+
+
+def test_a_hook_of_the_base_optimizer_may_step_the_other_one():
+    model, optimizer, body, head = split()
+    x, y = batch(dtype=torch.float64)
+    other = torch.optim.SGD(head, lr=1.0)
+    optimizer.base.register_step_post_hook(lambda *_: (other.step(), other.zero_grad()))
+    before = [p.detach().clone() for p in head]
+    found = expected(optimizer, body, head, model, x, y)
+    for param in head:
+        param.grad = torch.ones_like(param)
+    optimizer.minimize(x, y)
+    assert_close(head, [old - 1 - gradient for old, gradient in zip(before, found, strict=True)], 1e-12)
+    assert all(param.grad is None for param in head)
+
+
 def test_a_closure_may_clear_what_was_accumulated():
     model, optimizer, body, head = split()
     x, y = batch(dtype=torch.float64)
@@ -194,9 +232,16 @@ def test_a_scaler_of_the_optimizer_s_own_warns_once_that_it_does_not_unscale_the
             "by hand": partial(by_hand, optimizer, closure),
         }[form]
         if not is_frozen:
-            with pytest.warns(UserWarning, match=r"optimizer\.backward\(closure, scaler=scaler\)"):
+            with pytest.warns(UserWarning, match=r"optimizer\.backward\(closure, scaler=scaler\)") as warned:
                 step()
+            assert warned[0].filename == __file__
         step()  # a warning here would be an error
+
+
+def test_a_scaler_that_is_switched_off_warns_of_nothing():
+    _model, optimizer, _, head = split(scaler=torch.amp.GradScaler("cpu", enabled=False))
+    optimizer.minimize(*batch(dtype=torch.float64))
+    assert head[0].grad is not None
 
 
 def test_micro_batches_in_one_computation_leave_it_as_the_loop_does():

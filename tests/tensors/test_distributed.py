@@ -75,13 +75,13 @@ def test_two_ranks_with_local_perturbation_average_the_gradients_at_two_perturbe
         assert_identical(first[variant], second[variant])
 
 
-def train_beside_another(module, model, form, **options):
+def train_beside_another(module, model, form, *, is_sharded=False, **options):
     """The last layer has an optimizer of its own, which steps every second time only."""
     *body, weight, bias = module.parameters()
     optimizer = bisam.BiSAM(torch.optim.SGD(body, lr=0.1), model, rho=0.1, **options)
     head = torch.optim.SGD([weight, bias], lr=0.1)
     for seed in range(2 * STEPS):
-        x, y = data(seed) if model is module else map(ranks.mine, data(seed))
+        x, y = map(ranks.mine, data(seed)) if is_sharded or model is not module else data(seed)
         if form == "step":
             optimizer.step(closure_of(model, optimizer, x, y))
         elif form == "list":
@@ -127,6 +127,34 @@ def test_ranks_stay_together_where_another_optimizer_steps_a_part_of_the_model()
         else:  # a micro-batch is that of both ranks, half of each
             same = first[form, 0, "global"]
         assert_close(first[form, wrap, sharpness], same, 1e-12)
+
+
+def train_sharded_beside_another(wrapped):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    results = {}
+    for form in ("step", "list", "minimize", "accumulate"):
+        torch.manual_seed(0)
+        module = mlp().double()
+        mesh = init_device_mesh("cpu", (ranks.RANKS,))
+        for layer in module if wrapped == "layers" else ():
+            if isinstance(layer, torch.nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+        results[form] = train_beside_another(module, module, form, is_sharded=True)
+    return results
+
+
+@pytest.mark.parametrize("wrapped", ["whole", "layers"])
+def test_sharded_ranks_equal_one_process_where_another_optimizer_steps_a_part_of_the_model(wrapped):
+    """The gradients of one group of FSDP2 are views of one buffer."""
+    first, _ = ranks.run(train_sharded_beside_another, wrapped)
+    torch.manual_seed(0)
+    module = mlp().double()
+    alone = train_beside_another(module, module, "minimize")
+    for weights in first.values():
+        assert_close(weights, alone, 1e-12)
 
 
 def train_locally():

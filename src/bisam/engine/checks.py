@@ -309,6 +309,14 @@ class RefuseUnknownReplicas:
         self._handle.remove()
 
 
+def warn_caller(message: str) -> None:
+    """A warning at the line outside of bisam and torch that led to it."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("bisam", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
 def warn_unless_criterion(variant: Variant) -> None:
     """By hand, the caller may have computed both losses without the criterion."""
     called = variant.criterion.current is not Pass.NONE and variant.criterion.telemetry.used_criterion()
@@ -343,7 +351,7 @@ def check_vectorize(variant: Variant, model: nn.Module | None, sync: GradientSyn
 
 def check_caller(optimizer: Any, closure: Any) -> None:
     """That nothing between the user and `step` changes what the closure means."""
-    if closure is not None and _is_called_by_scaler():
+    if closure is not None and not torch.compiler.is_compiling() and _is_called_by_scaler(optimizer):
         raise TypeError(
             "GradScaler.step() unscales the gradients that are there before the passes of the step, and not those that "
             "the passes compute. Set optimizer.scaler to the GradScaler, and call optimizer.step(closure) in place of "
@@ -353,10 +361,10 @@ def check_caller(optimizer: Any, closure: Any) -> None:
         check(optimizer, closure)
 
 
-def _is_called_by_scaler() -> bool:
-    frame = sys._getframe(2)
+def _is_called_by_scaler(optimizer: Any) -> bool:
+    code, frame = getattr(torch.amp.GradScaler.step, "__code__", None), sys._getframe(2)
     for _ in range(DEPTH):
-        if frame.f_code is torch.amp.GradScaler.step.__code__:
+        if frame.f_code is code and frame.f_locals.get("optimizer") is optimizer:
             return bool(frame.f_locals["self"].is_enabled())
         if frame.f_back is None:
             return False

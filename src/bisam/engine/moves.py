@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bisam.engine.checks import Start
+from bisam.engine.checks import Start, warn_caller
 from bisam.engine.combined import leaves
 from bisam.engine.criterion import Criterion, Pass
 from bisam.engine.telemetry import Telemetry
@@ -129,12 +128,11 @@ class Moves(Wrapper):
         """Where parameters of another optimizer have gradients, once: only this one's are unscaled."""
         if scaler.is_enabled() and gradients.present(self._others) and not self._has_warned_of_scaled:
             self._has_warned_of_scaled = True
-            warnings.warn(
+            warn_caller(
                 "the model has parameters that this optimizer does not step, and their gradients stay multiplied by "
                 "the GradScaler's factor. If another optimizer steps them, remove scaler= and call "
                 "optimizer.backward(closure, scaler=scaler), scaler.step(optimizer), scaler.step(other), "
-                "scaler.update(). If none does, freeze them: param.requires_grad_(False)",
-                stacklevel=6,
+                "scaler.update(). If none does, freeze them: param.requires_grad_(False)"
             )
 
     def _buckets(self, found: Gradients | None) -> list[Bucket]:

@@ -179,8 +179,12 @@ class SharpnessAware(TwoPasses):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. A closure need not call it: inside a step each closure starts without gradients."""
         self._stale, self._awaits_update = None, False
-        if not self._running and self.criterion.current is Pass.ASCENT and self.telemetry.has_propagated():
-            self.criterion.finish()  # a batch whose gradients are dropped is not of the next step
+        if not self._running and self.criterion.current is Pass.ASCENT:
+            dropped = self.telemetry.was_propagated()
+            if dropped is None:
+                dropped = not gradients.are_cleared(self._parameters())
+            if dropped:
+                self.criterion.finish()  # a batch whose gradients are dropped is not of the next step
         for group in self.base.param_groups:
             for param in group["params"]:
                 if param.grad is not None:

@@ -2,7 +2,7 @@
 
 A step owns its gradients. Every closure starts with none in `.grad`; what it leaves there is taken and summed
 elsewhere, so it does not matter whether, or how, a closure clears. Parameters of the model that another optimizer steps
-have the descent's gradient in the end, beside what was in theirs before.
+have the descent's gradient in the end, beside what they had accumulated.
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ class TwoPasses(Moves):
             self.criterion.current = Pass.NONE  # the passes are over: the base optimizer may step
             if watch is not None:
                 watch.warn(type(self).__name__)
+            if self._of_others is not None:
+                earlier = gradients.copy(self._of_others)  # those themselves come back if the update raises
+                gradients.put(self._others, gradients.add(earlier, gradients.take(self._others)))
             if update:
                 self._update(params)
             self._awaits_update = not update
-            if self._of_others is not None:
-                gradients.put(self._others, gradients.add(self._of_others, gradients.take(self._others)))
             torch.clear_autocast_cache()
             self._has_perturbed |= perturbs
             self._steps += 1
@@ -111,9 +112,8 @@ class TwoPasses(Moves):
         """Leave the gradient of a step that does not perturb in `.grad`."""
         self.criterion.current = Pass.PLAIN
         closures = [closure for part in work for closure in part.plain()]
-        everyone = [*params, *self._others]
-        found, values = self._pass(closures, work[0].divisor, everyone)
-        gradients.put(everyone, found)
+        found, values = self._pass(closures, work[0].divisor, params, of_others=True)
+        gradients.put([*params, *self._others], found)
         if self._has_radius() and not self.has_stopped:
             with torch.no_grad():
                 self.merge.plain(params)
@@ -149,7 +149,9 @@ class TwoPasses(Moves):
             closures = part.descent()
             if random is not None:
                 random.restore()
-            found, more = self._pass(closures, part.divisor, everyone, averaged=is_whole, followed=not is_whole)
+            found, more = self._pass(
+                closures, part.divisor, params, of_others=True, averaged=is_whole, followed=not is_whole
+            )
             values += [] if self.perturbation.needs_ascent else more
             self._bring_back()
             total = gradients.add(total, found)
@@ -239,15 +241,17 @@ class TwoPasses(Moves):
         divisor: int,
         params: list[Tensor],
         *,
+        of_others: bool = False,
         averaged: bool = True,
         followed: bool = False,
         may_be_empty: bool = False,
     ) -> tuple[Gradients, list[Any]]:
         """Run the closures of one pass. Returns the sum of their gradients over the divisor, and their values.
 
-        Each closure of a list counts by its labels. `averaged` over the ranks, or not; `followed` by passes whose
-        gradients may come to lie in the same memory.
+        Each closure of a list counts by its labels. The gradients `of_others` follow those of `params`, or are dropped.
+        `averaged` over the ranks, or not; `followed` by passes whose gradients may come to lie in the same memory.
         """
+        wanted = [*params, *self._others] if of_others else params
         total: Gradients | None = None
         values = []
         weights = Weights(self.criterion) if divisor > 1 else None
@@ -267,18 +271,20 @@ class TwoPasses(Moves):
                     "a closure of a list wrote into the gradients of the one before it: both have put the same memory "
                     "into .grad. Let backward() create the gradients, or put a copy there"
                 )
-            found = gradients.take(params, copied=copied)
+            found = gradients.take(wanted, copied=copied)
+            if not of_others:  # the next closure would add to them, in memory that FSDP2 shares with ours
+                gradients.take(self._others)
             if (followed or len(closures) > 1) and not copied:
                 found = gradients.owned(found)
             total = gradients.add(total, found if weights is None else weights.end_closure(found))
             del found  # else it would live beside the next closure's
         assert total is not None
-        if not may_be_empty and all(gradient is None for gradient in total[: len(self._parameters())]):
+        if not may_be_empty and all(gradient is None for gradient in total[: len(params)]):
             raise self._no_gradients("step()", "the closure")
         if weights is not None:
             weights.finish(total)
             values = weights.mean(values)
-        return (self._sync.average(params, total) if averaged and not during else total), values
+        return (self._sync.average(wanted, total) if averaged and not during else total), values
 
     def _check_closure(self, *, is_of_list: bool) -> None:
         """That the closure left its own gradients in `.grad`, and all of them scaled alike."""

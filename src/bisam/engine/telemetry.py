@@ -49,8 +49,8 @@ class Observation:
     bound: Tensor | None = None
     right: Tensor | None = None
     wrong: Tensor | None = None
-    propagated: bool = True
-    """Whether `backward` has run through the loss."""
+    propagated: bool | None = None
+    """Whether `backward` has run through the loss; None where that is not noted, as of a compiled criterion."""
 
     def weigh(self, players: Players) -> None:
         """Compute the weight of this part. Needed only where there are several parts."""
@@ -146,9 +146,10 @@ class Telemetry:
             turned.append((before.right & after.wrong).sum())
         return torch.stack(turned).sum()
 
-    def has_propagated(self) -> bool:
-        """Whether a loss at w was propagated back."""
-        return any(observation.propagated for observation in self._at_weights)
+    def was_propagated(self) -> bool | None:
+        """Whether a loss at w was propagated back; None where that is not known."""
+        noted = [observation.propagated for observation in self._at_weights]
+        return None if self._gave_up or None in noted else any(noted)
 
     def used_criterion(self) -> bool:
         """Whether the criterion was called at w."""
@@ -158,7 +159,7 @@ class Telemetry:
     def record(self, logits: Tensor, target: Tensor, loss: Tensor, *, of_ascent: bool, perturbed: bool) -> None:
         """Observe a call of the criterion that gave this loss: the ascent's objective if `of_ascent`."""
         passes = self._at_perturbed if perturbed else self._at_weights
-        if self._gave_up or (passes and not passes[-1].propagated) or len(passes) >= MOST_PARTS:
+        if self._gave_up or (passes and passes[-1].propagated is False) or len(passes) >= MOST_PARTS:
             # two calls before a backward pass are terms of one loss, and their weights are not known here
             self._at_weights, self._at_perturbed, self._gave_up = [], [], True
             return

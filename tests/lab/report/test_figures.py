@@ -28,7 +28,7 @@ from bisam.lab.report.curves import drawn as drawn_curve
 from bisam.lab.report.dots import dots, of_cells, of_row
 from bisam.lab.report.forest import KINDS, forest
 from bisam.lab.tables import curves
-from bisam.lab.tables.cells import collect
+from bisam.lab.tables.cells import collect, with_equal_runs
 from bisam.lab.tables.verdicts import verdicts
 
 LEDGER = Path(__file__).parents[3] / "results" / "demo"
@@ -594,6 +594,22 @@ def test_a_table_whose_rows_have_methods_of_their_own_has_its_seeds_on_one_axis_
         "resnet32: SAM", "resnet32-late10: SAM", "resnet32-early25: SAM",
     ]  # fmt: skip
     assert len(seen.marks("point")) == 7
+    assert not seen.marks("line mark")  # the seeds of unlike settings are not joined
+
+
+def test_an_unfinished_table_of_one_s_own_has_a_plot_for_each_row_and_borrows_nothing(recorded):
+    own = {"recipe": "mine", "title": "My table"}
+    runs = [
+        recorded(f"demo/40%/{method}", row=row, **own) for row, method in (("a", "sgd"), ("a", "sam"), ("b", "sgd"))
+    ]
+    runs.append(recorded("demo/40%/bisam-log", 1))
+    found = report.figures(collect(runs))
+    assert [name for name in found if name.startswith("mine") and name.endswith("seeds")] == [
+        "mine-a-seeds",
+        "mine-b-seeds",
+    ]
+    (mine,) = (group for group in collect(runs).groups if group.recipe.name == "mine")
+    assert with_equal_runs(mine, collect(runs).runs) is mine
 
 
 def test_a_plot_of_all_cells_leaves_out_those_without_results(recorded):

@@ -22,7 +22,7 @@ def read_names(text: str, columns: Sequence[str]) -> list[str]:
     """
     if text in columns:
         return [text]
-    names = itertools.chain.from_iterable(csv.reader(text.splitlines(keepends=True), skipinitialspace=True))
+    names = itertools.chain.from_iterable(csv.reader(io.StringIO(text, newline=""), skipinitialspace=True))
     # a header such as "a, b" gives the second column a name that begins with a space
     by_stripped = {column.strip(): column for column in columns}
     return [name if name in columns else by_stripped.get(name.strip(), name) for name in names if name]
@@ -32,8 +32,8 @@ def write_names(names: Iterable[str]) -> str:
     """
     >>> write_names(["age", "rooms, total"])
     'age,"rooms, total"'
-    >>> read_names(write_names(["a\\nb", "c"]), ["a\\nb", "c"])
-    ['a\\nb', 'c']
+    >>> read_names(write_names(["a\\nb", "c\\u2028d"]), ["a\\nb", "c\\u2028d"])
+    ['a\\nb', 'c\\u2028d']
     """
     text = io.StringIO()
     csv.writer(text, lineterminator="\r\n").writerow(names)  # names with either of the two are quoted

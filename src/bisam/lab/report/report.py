@@ -202,7 +202,7 @@ def _titled(group: Group, made: Sheet) -> Grid:
 
 
 def _plots(group: Group) -> list[Block]:
-    drawn, is_one = _dots(group), not group.recipe.is_complete
+    drawn, is_one = _dots(group), group.rows_differ
     joined = "" if is_one else ", joined across methods"
     captions = chain([f"Every seed a dot{joined}; below, the mean with its 95 % interval."], repeat(""))
     plots = [Figure(f"{row}: {group.recipe.measure}", chart, next(captions)) for row, chart in drawn.items()]
@@ -213,7 +213,7 @@ def _dots(group: Group) -> dict[str, charts.Chart]:
     """A dot plot for each row of the printed table that has finished runs; one for all if rows differ in methods."""
     recipe = group.recipe
     measure = f"{recipe.measure}, per cent"
-    if not recipe.is_complete:
+    if group.rows_differ:
         cells = of_cells(group)
         return {"all settings": dots(cells, recipe.methods, measure, joined=False)} if cells else {}
     lines = {label: of_row(group, row, name) for label, row, name in recipe.lines}

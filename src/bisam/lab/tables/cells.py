@@ -91,6 +91,11 @@ class Group:
         return f"{self.recipe.title}, with {self.changes}" if self.changes else self.recipe.title
 
     @property
+    def rows_differ(self) -> bool:
+        """Whether its rows have different methods by design; a table of one's own may only be unfinished."""
+        return self.recipe.name in RECIPES and not self.recipe.is_complete
+
+    @property
     def name(self) -> str:
         """Short, and no other table's."""
         return f"{self.recipe.name}, {self.changes}" if self.changes else self.recipe.name
@@ -259,7 +264,7 @@ def with_equal_runs(group: Group, runs: Iterable[Run]) -> Group:
 
     Any other table itself: its own runs are compared, and each difference counts in one table.
     """
-    if group.recipe.is_complete or group.changes:
+    if not group.rows_differ or group.changes:
         return group
     own = defaultdict(dict, {cell: dict(of_cell) for cell, of_cell in group.runs.items()})
     borrowing = replace(group, runs=own, borrowed=[*group.borrowed])
