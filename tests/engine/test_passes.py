@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from family import assert_identical, batch, build, closure_of, mlp, tensors
+from family import assert_close, assert_identical, batch, build, closure_of, mlp, tensors
 
 
 def test_gradients_accumulated_before_a_step_are_never_lost_in_silence():
@@ -143,3 +143,22 @@ def test_a_list_of_closures_that_return_more_than_a_loss_is_a_step_all_the_same(
         return loss, "more"
 
     assert optimizer.step([partial(closure, *batch(seed)) for seed in range(2)])[1] == "more"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the compiler has warnings of its own
+def test_a_compiled_function_may_take_steps(recwarn):
+    x, y = batch()
+
+    def trained(compiled):
+        model, optimizer = build("BiSAM(log)", net=mlp)
+
+        def function(x, y):
+            return optimizer.step(closure_of(model, optimizer, x, y))
+
+        step = torch.compile(function, backend="eager") if compiled else function
+        return [step(x, y) for _ in range(2)], list(model.parameters())
+
+    (losses, weights), (expected, of_eager) = trained(True), trained(False)
+    assert_close([*losses, *weights], [*expected, *of_eager], 1e-6)  # float32
+    assert not [str(one.message) for one in recwarn if "_getframe" in str(one.message)]
