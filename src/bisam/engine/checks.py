@@ -351,7 +351,9 @@ def check_vectorize(variant: Variant, model: nn.Module | None, sync: GradientSyn
 
 def check_caller(optimizer: Any, closure: Any) -> None:
     """That nothing between the user and `step` changes what the closure means."""
-    if closure is not None and not torch.compiler.is_compiling() and _is_called_by_scaler(optimizer):
+    if torch.compiler.is_compiling():
+        return  # the compiler cannot trace a look at the callers
+    if closure is not None and _is_called_by_scaler(optimizer):
         raise TypeError(
             "GradScaler.step() unscales the gradients that are there before the passes of the step, and not those that "
             "the passes compute. Set optimizer.scaler to the GradScaler, and call optimizer.step(closure) in place of "
