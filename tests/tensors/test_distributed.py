@@ -21,6 +21,11 @@ ALIKE = [name for name in WITH_CLOSURE if kind_of(name) != "RSAM"]  # equal pert
 SIMPLE = [name for name in ALIKE if kind_of(name) in ("SAM", "ASAM", "FisherSAM")]
 
 
+on_cpu = pytest.mark.skipif(
+    torch.__version__ < "2.7", reason="torch 2.6 cannot run fully_shard, nor batch norm of DTensors, on a CPU"
+)
+
+
 def data(seed):
     return batch(seed, dtype=torch.float64)
 
@@ -146,6 +151,7 @@ def train_sharded_beside_another(wrapped):
     return results
 
 
+@on_cpu
 @pytest.mark.parametrize("wrapped", ["whole", "layers"])
 def test_sharded_ranks_equal_one_process_where_another_optimizer_steps_a_part_of_the_model(wrapped):
     """The gradients of one group of FSDP2 are views of one buffer."""
@@ -428,10 +434,6 @@ def test_collectives_that_no_graph_can_hold_are_named():
 
 
 # FSDP2
-
-on_cpu = pytest.mark.skipif(
-    torch.__version__ < "2.7", reason="torch 2.6 cannot run fully_shard, nor batch norm of DTensors, on a CPU"
-)
 
 
 def tokens(seed):
