@@ -254,6 +254,22 @@ def test_a_scaler_that_steps_by_itself_is_refused_unless_both_passes_have_run():
     assert not all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
+def test_a_step_inside_of_another_optimizer_s_step_may_run_under_that_one_s_scaler():
+    x, y = batch()
+    model, other = mlp(), mlp()
+    optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    class Outer(torch.optim.SGD):
+        def step(self):
+            optimizer.step(lambda: F.cross_entropy(model(x), y).backward())
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(F.cross_entropy(other(x), y)).backward()
+    scaler.step(Outer(other.parameters(), lr=0.1))
+    assert not all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
 def test_a_scaler_steps_by_itself_after_both_passes():
     x, y = batch()
     found = {}
