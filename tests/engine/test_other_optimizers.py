@@ -30,7 +30,19 @@ def split(kind="SAM", **options):
     return model, optimizer, body, [weight, bias]
 
 
-@pytest.mark.parametrize("form", ["minimize", "step"])
+def in_parts(model, optimizer, x, y):
+    return [closure_of(model, optimizer, x[part], y[part]) for part in (slice(0, 5), slice(5, None))]
+
+
+FORMS = {
+    "minimize": lambda _, optimizer, x, y: optimizer.minimize(x, y),
+    "accumulate": lambda _, optimizer, x, y: optimizer.minimize(x, y, accumulate=3),
+    "step": lambda model, optimizer, x, y: optimizer.step(closure_of(model, optimizer, x, y)),
+    "list": lambda *args: args[1].step(in_parts(*args)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["SAM", "BiSAM", "GSAM"])
 def test_a_step_leaves_it_beside_what_was_accumulated(kind, form):
     """As where Muon has the matrices and AdamW the rest: their gradients were the sum of those of all passes."""
@@ -39,10 +51,7 @@ def test_a_step_leaves_it_beside_what_was_accumulated(kind, form):
     found = [1 + gradient for gradient in expected(optimizer, body, head, model, x, y)]
     for param in head:
         param.grad = torch.ones_like(param)  # what the other optimizer has accumulated
-    if form == "minimize":
-        optimizer.minimize(x, y)
-    else:
-        optimizer.step(closure_of(model, optimizer, x, y))
+    FORMS[form](model, optimizer, x, y)
     assert_close([p.grad for p in head], found, 1e-12)  # float64, sums in another order
 
 
@@ -59,17 +68,6 @@ def test_a_step_by_hand_leaves_the_gradient_of_the_descent(kind):
     x, y = batch(dtype=torch.float64)
     found = expected(optimizer, body, head, model, x, y)
     by_hand(optimizer, lambda: optimizer.criterion(model(x), y).backward())
-    assert_close([p.grad for p in head], found, 1e-12)
-
-
-@pytest.mark.parametrize("kind", ["SAM", "BiSAM"])
-def test_a_list_of_closures_weighs_them_as_it_weighs_its_own(kind):
-    model, optimizer, body, head = split(kind)
-    x, y = batch(dtype=torch.float64)
-    found = [1 + gradient for gradient in expected(optimizer, body, head, model, x, y)]
-    for param in head:
-        param.grad = torch.ones_like(param)  # what the other optimizer has accumulated
-    optimizer.step([closure_of(model, optimizer, x[:5], y[:5]), closure_of(model, optimizer, x[5:], y[5:])])
     assert_close([p.grad for p in head], found, 1e-12)
 
 
@@ -110,17 +108,6 @@ def test_a_micro_batch_that_raises_leaves_what_was_accumulated():
         optimizer.minimize(*batch(dtype=torch.float64))
     assert torch.equal(head[0].grad, torch.ones_like(head[0]))
     assert head[1].grad is None
-
-
-@pytest.mark.parametrize("kind", ["SAM", "BiSAM"])
-def test_parts_of_a_batch_add_up_beside_what_was_accumulated(kind):
-    model, optimizer, body, head = split(kind)
-    x, y = batch(dtype=torch.float64)
-    found = [1 + gradient for gradient in expected(optimizer, body, head, model, x, y)]
-    for param in head:
-        param.grad = torch.ones_like(param)
-    optimizer.minimize(x, y, accumulate=3)
-    assert_close([p.grad for p in head], found, 1e-12)
 
 
 @pytest.mark.parametrize("kind", ["SAM", "BiSAM"])
@@ -273,7 +260,7 @@ def test_a_layer_that_is_replaced_between_two_steps_counts():
     model[-1] = nn.Linear(old.in_features, old.out_features, dtype=torch.float64)
     head = [*model[-1].parameters()]
     found = expected(optimizer, body, head, model, x, y)
-    optimizer.step([closure_of(model, optimizer, x[:5], y[:5]), closure_of(model, optimizer, x[5:], y[5:])])
+    optimizer.step(in_parts(model, optimizer, x, y))
     assert_close([p.grad for p in head], found, 1e-12)
 
 
@@ -299,5 +286,5 @@ def test_a_group_that_is_added_later_is_perturbed_and_belongs_to_no_other():
     twin = mlp().double()
     whole = bisam.SAM(torch.optim.SGD(twin.parameters(), lr=0.1), twin, rho=0.1)
     for one, net in ((optimizer, model), (whole, twin)):
-        one.step([closure_of(net, one, x[:5], y[:5]), closure_of(net, one, x[5:], y[5:])])
+        one.step(in_parts(net, one, x, y))
     assert_close([*model.parameters()], [*twin.parameters()], 1e-12)

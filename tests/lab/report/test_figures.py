@@ -29,6 +29,7 @@ from bisam.lab.report.dots import dots, of_cells, of_row
 from bisam.lab.report.forest import KINDS, forest
 from bisam.lab.tables import curves
 from bisam.lab.tables.cells import collect, with_equal_runs
+from bisam.lab.tables.summary import sheet
 from bisam.lab.tables.verdicts import verdicts
 
 LEDGER = Path(__file__).parents[3] / "results" / "demo"
@@ -610,6 +611,7 @@ def test_an_unfinished_table_of_one_s_own_has_a_plot_for_each_row_and_borrows_no
     ]
     (mine,) = (group for group in collect(runs).groups if group.recipe.name == "mine")
     assert with_equal_runs(mine, collect(runs).runs) is mine
+    assert sheet(mine).head == ["", "SGD", "SAM"]  # as when it is finished
 
 
 def test_a_plot_of_all_cells_leaves_out_those_without_results(recorded):

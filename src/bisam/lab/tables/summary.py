@@ -90,7 +90,7 @@ def sheet(group: Group) -> Sheet:
     A table whose rows have methods of their own, as the frontier's, has a line for each cell instead.
     """
     paper = published_of(group)
-    if paper is None and not group.recipe.is_complete:
+    if paper is None and group.rows_differ:
         return _list_of_cells(group)
     shown = [line for line in group.recipe.lines if paper is not None or line[1] in group.rows]
     rows = [[label, *_line(group, paper, label, row, name)] for label, row, name in shown]
