@@ -552,18 +552,21 @@ def test_soft_labels_are_read_once_unless_the_loss_takes_several_labels_a_sample
     assert len(count) == reads
 
 
-def test_a_list_of_closures_returns_the_weighted_mean_of_what_they_returned():
+@pytest.mark.parametrize("read", [lambda loss: loss, torch.Tensor.item])
+@pytest.mark.parametrize("ignored", [0, 2])
+def test_a_list_of_closures_returns_the_weighted_mean_of_what_they_returned(read, ignored):
     model, optimizer = build("SAM", net=mlp)
     x, y = batch()
+    y[:ignored] = -100
 
     def closure(x, y):
         loss = optimizer.criterion(model(x), y) + 5  # a term of its own
         loss.backward()
-        return loss
+        return read(loss)
 
     parts = [partial(closure, x[:4], y[:4]), partial(closure, x[4:], y[4:])]
     expected = F.cross_entropy(model(x), y) + 5
-    torch.testing.assert_close(optimizer.step(parts), expected)
+    torch.testing.assert_close(optimizer.step(parts), read(expected.detach()))
 
 
 @pytest.mark.parametrize(

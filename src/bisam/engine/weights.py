@@ -51,8 +51,8 @@ class Weights:
         return torch.where(whole == 0, 0.0, 1 / whole) if isinstance(whole, Tensor) else 1 / whole
 
     def mean(self, values: list[Any]) -> list[Any]:
-        """The weighted mean of what the closures returned, as a list of one; all of them where they are no tensors."""
-        if not all(isinstance(value, Tensor) for value in values):
+        """The weighted mean of what the closures returned, as a list of one; all of them where they are no numbers."""
+        if not all(isinstance(value, Tensor | float) for value in values):
             return values
         factors = [1.0 if weight is None else weight for weight in self._found]
         weighted = [
@@ -60,4 +60,5 @@ class Weights:
             torch.where(factor == 0, 0.0, factor * value) if isinstance(factor, Tensor) else factor * value
             for factor, value in zip(factors, values, strict=True)
         ]
-        return [torch.as_tensor(sum(weighted) * self._share, dtype=values[0].dtype)]
+        mean = sum(weighted) * self._share
+        return [torch.as_tensor(mean, dtype=values[0].dtype) if isinstance(values[0], Tensor) else float(mean)]
