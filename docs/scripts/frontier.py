@@ -44,6 +44,8 @@ STEPS = {
 }  # fmt: skip
 """What a setting changes, most of all which steps perturb; another ρ than usual follows its name."""
 GOAL = 1.15
+MARGIN = 1.0
+"""Points below SAM that the whole interval of a difference may not exceed, to show that a setting is about as good."""
 KINDS = {
     "SAM": ("square", COLOURS["sam"]),
     "above SAM": ("triangle-up", COLOURS["tanh"]),
@@ -213,7 +215,7 @@ def table(found: Collection, times: Timing | None = None) -> str:
 
 
 def of_digits(found: Collection) -> list[Point]:
-    """All settings on the demo's digits, with the cost in gradient evaluations as their time."""
+    """All settings on the demo's digits, with the cost in FLOPs, of a captured step, as their time."""
     group = filled(found, "frontier_digits")
 
     def cost(config: Config) -> float:
@@ -223,10 +225,10 @@ def of_digits(found: Collection) -> list[Point]:
 
 
 def digits(found: Collection) -> str:
-    """A line for each setting on the demo's digits, cheapest first: cost in gradients, accuracy, difference to SAM."""
+    """A line for each setting on the demo's digits, cheapest first: cost, accuracy, difference to SAM."""
     made = sorted(of_digits(found), key=lambda one: one.time)
     rows = [[one.title, _rho(one), f"{one.time:.2f}", one.words, _beside_sam(one)] for one in made]
-    return markdown(["setting", "ρ", "gradients ÷ SGD", "test accuracy", "− SAM"], rows)
+    return markdown(["setting", "ρ", "FLOPs ÷ SGD", "test accuracy", "− SAM"], rows)
 
 
 def digits_rho(path: Path = RESULTS / "digits_rho.json") -> str:
@@ -278,7 +280,11 @@ def _best(settings: Iterable[Point], budget: float) -> str:
 
 def goal(found: Collection, times: Timing | None = None) -> str:
     """Whether a setting within 1.15 × SGD's time keeps up with SAM, with each model and noise rate."""
-    lines = [f"Goal: a setting within {GOAL} × SGD's time whose accuracy is not resolvably below SAM's.", ""]
+    lines = [
+        f"Goal: a setting within {GOAL} × SGD's time whose accuracy is not resolved to be below SAM's. Few seeds make that "
+        f"easy. It is *shown* to be about as good if its whole interval lies above −{MARGIN:g} point.",
+        "",
+    ]
     lines += [f"- {place_name(*place)}: {_reached(settings)}." for place, settings in by_place(found, times).items()]
     return "\n".join(lines)
 
@@ -295,10 +301,12 @@ def _reached(settings: list[Point]) -> str:
     if not keeping:
         below = ", ".join(f"{one.title} {signed(one.to_sam.mean)} ({one.to_sam.interval})" for one in known)
         return f"not reached: {below}"
-    return "reached by " + ", ".join(
+    reached = ", ".join(
         f"{one.title} at {one.time:.2f} × SGD, {signed(one.to_sam.mean)} ({one.to_sam.interval}, {one.to_sam.n})"
         for one in keeping
     )
+    shown = ", ".join(one.title for one in keeping if one.to_sam.low >= -MARGIN)
+    return f"reached by {reached}. Shown to be about as good: {shown or 'none'}"
 
 
 def where(path: Path = RESULTS / "frontier_h200.json") -> str:

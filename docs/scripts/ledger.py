@@ -151,8 +151,8 @@ def paper_table(found: Collection) -> str:
 def verdicts(found: Collection) -> str:
     """What is confirmed of the paper's tables, what is not resolved, what was not run."""
     lists = {
-        "Confirmed, with the paper's sign and a 95 % interval without 0": _differences(found, "confirmed"),
-        "Contradicted, with the other sign and such an interval": _differences(found, "contradicted"),
+        "Resolved, with the paper's sign": _differences(found, "confirmed"),
+        "Resolved, with the other sign": _differences(found, "contradicted"),
         "Resolved, where the paper has no difference": _differences(found, "new"),
         "Not resolved at this n": _differences(found, "not resolved"),
     }
@@ -167,7 +167,7 @@ def verdicts(found: Collection) -> str:
     recipes = [make() for make in RECIPES.values()]
     lists["Not run"] = [words for recipe in recipes if (words := _not_run(recipe, found.groups))]
     lists["No recipe yet"] = sorted(_tables_of_accuracies() - {recipe.published for recipe in recipes})
-    told = {title: items for title, items in lists.items() if items or title.startswith(("Confirmed", "Contradicted"))}
+    told = {title: items for title, items in lists.items() if items or title.startswith("Resolved, with the")}
     return "\n".join(f"- **{title}**: {'; '.join(items) or 'nothing yet'}." for title, items in told.items())
 
 
@@ -265,7 +265,7 @@ def _runs_of(table: str, runs: Iterable[Run]) -> str:
         result = run.record.result or {}
         values = [run.measured(f"{part}_{run.config.primary}") for part in ("validation", "test")]
         rows.append([
-            run.record.folder.name, run.status, *("–" if value is None else f"{value:.2f}" for value in values),
+            _folder(run), run.status, *("–" if value is None else f"{value:.2f}" for value in values),
             f"{result['seconds']:.0f}" if result else "–", run.together, run.record.hardware or "–",
             run.record.commits or "–",
         ])  # fmt: skip
@@ -275,6 +275,13 @@ def _runs_of(table: str, runs: Iterable[Run]) -> str:
     commands = "".join(f"    {again.format(_ranges(seeds))}\n" for again, seeds in seeds_of.items())
     again_with = f"\n\nAgain with:\n\n{commands.rstrip()}" if commands else ""
     return f"## {table}\n\n{markdown(head, rows)}{again_with}"
+
+
+def _folder(run: Run) -> str:
+    """The name of a run's folder, with those above it if it is not `results/TABLE`: runs there have the same names."""
+    folder = run.record.folder
+    above = folder.parent.relative_to(ROOT / "results") if folder.is_relative_to(ROOT) else Path(run.config.recipe)
+    return folder.name if len(above.parts) == 1 else str(above / folder.name)
 
 
 def _ranges(seeds: Iterable[int]) -> str:

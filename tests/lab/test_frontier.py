@@ -104,15 +104,20 @@ def test_advice_is_the_best_of_what_was_measured_within_the_budget(frontier, fou
 def test_the_goal_is_reached_where_a_cheap_setting_is_not_resolvably_below_sam(frontier, found, recorded):
     lines = frontier.goal(found, TIMES).splitlines()[2:]
     assert lines[0].startswith("- ResNet-32, 0 % wrong labels: reached by SAM, last 10 % at 1.11 × SGD, −0.03 (")
+    assert lines[0].endswith(" pairs). Shown to be about as good: SAM, last 10 %.")
     assert lines[1] == "- ResNet-32, 40 % wrong labels: not measured, SAM has no finished runs."
     assert lines[2].startswith("- VGG19-BN, 0 % wrong labels: not measured, no setting within 1.15 × SGD has both")
     below = [recorded("frontier/resnet32/sam", seed, 95.0 + seed / 10) for seed in range(3)]
     below += [recorded("frontier/resnet32-late10/sam", seed, 94.0 + seed / 9) for seed in range(3)]
     line = frontier.goal(collect(below), TIMES).splitlines()[2]
     assert line.startswith("- ResNet-32, 0 % wrong labels: not reached: SAM, last 10 % −0.99 (")
+    scattered = below[:3] + [recorded("frontier/resnet32-late10/sam", seed, 94.0 + seed) for seed in range(3)]
+    line = frontier.goal(collect(scattered), TIMES).splitlines()[2]
+    assert " reached by SAM, last 10 % " in line
+    assert line.endswith(". Shown to be about as good: none.")
 
 
-def test_digits_have_their_cost_in_gradients_and_the_difference_to_sam(frontier, recorded):
+def test_digits_have_their_cost_in_flops_and_the_difference_to_sam(frontier, recorded):
     place = "frontier_digits/digitsnet-noise40"
     values = {
         "demo/40%/sam": [94.0, 95.0, 93.0],
@@ -125,14 +130,14 @@ def test_digits_have_their_cost_in_gradients_and_the_difference_to_sam(frontier,
     table = frontier.digits(collect(runs))
     rows = by_setting(table)
     assert [*rows["SAM"].values()] == ["SAM", "0.07", "2.00", "94.00 (91.52 to 96.48), n = 3", "–"]
-    assert (rows["SAM, last 10 %"]["ρ"], rows["SAM, last 10 %"]["gradients ÷ SGD"]) == ("2.4", "1.10")
+    assert (rows["SAM, last 10 %"]["ρ"], rows["SAM, last 10 %"]["FLOPs ÷ SGD"]) == ("2.4", "1.10")
     assert rows["SAM, last 10 %, ρ = 0.1"]["test accuracy"].startswith("74.30 (")
     assert rows["SAM, last 10 %"]["test accuracy"].endswith("n = 3 ▼")
     assert rows["SAM, last 10 %"]["− SAM"].startswith("−19.00 (")
-    assert rows["MSAM"]["gradients ÷ SGD"] == "1.00"
+    assert rows["MSAM"]["FLOPs ÷ SGD"] == "1.00"
     assert rows["MSAM"]["− SAM"].startswith("+1.50 (")
     assert [*rows["SGD, 30 epochs"].values()] == ["SGD, 30 epochs", "–", "1.00", "76.00, n = 1", "–"]
-    assert rows["SGD, 60 epochs"]["gradients ÷ SGD"] == "2.00"
+    assert rows["SGD, 60 epochs"]["FLOPs ÷ SGD"] == "2.00"
     costs = [float(line.split("|")[3]) for line in table.splitlines()[2:]]
     assert costs == sorted(costs)
 

@@ -37,7 +37,7 @@ def runs(recorded, cell, accuracies):
 
 def test_an_empty_ledger_has_run_nothing():
     (confirmed, first), (contradicted, second), (title, missing) = lines([]).items()
-    assert (confirmed.split(",")[0], contradicted.split(",")[0]) == ("Confirmed", "Contradicted")
+    assert (confirmed, contradicted) == ("Resolved, with the paper's sign", "Resolved, with the other sign")
     assert first == second == "nothing yet"
     assert title == "Not run"
     names = ["cifar10", "cifar100", "imagenet", "adaptive", "efficient", "label_noise", "finetune", "glue"]
@@ -47,8 +47,8 @@ def test_an_empty_ledger_has_run_nothing():
 @pytest.mark.parametrize(
     ("gaps", "kind"),
     [
-        ((0.4, 0.5, 0.6), "Confirmed, with the paper's sign and a 95 % interval without 0"),
-        ((-0.4, -0.5, -0.6), "Contradicted, with the other sign and such an interval"),
+        ((0.4, 0.5, 0.6), "Resolved, with the paper's sign"),
+        ((-0.4, -0.5, -0.6), "Resolved, with the other sign"),
         ((-0.4, 0.5, 0.6), "Not resolved at this n"),
         ((0.5,), "Not resolved at this n"),
     ],
@@ -196,6 +196,13 @@ def test_runs_stand_below_their_table_and_seeds_of_a_cell_share_a_command(record
     commands = [line.strip() for line in said.splitlines() if line.startswith("    ")]
     assert commands == ["bisam train cifar10/vgg19bn/sgd --seeds 0", "bisam train demo/40%/sam --seeds 0-2,7"]
     assert sum(line.startswith("| ") for line in said.splitlines()) == 5 + 2 * 2
+
+
+def test_no_two_runs_on_the_page_have_the_same_name():
+    for table in ledger.all_runs(ledger.read()).split("## ")[1:]:
+        names = re.findall(r"^\| (\S*seed\S*) ", table, re.MULTILINE)
+        assert names
+        assert len(names) == len({*names})
 
 
 def finished_runs():
