@@ -281,8 +281,8 @@ def _best(settings: Iterable[Point], budget: float) -> str:
 def goal(found: Collection, times: Timing | None = None) -> str:
     """Whether a setting within 1.15 × SGD's time keeps up with SAM, with each model and noise rate."""
     lines = [
-        f"Goal: a setting within {GOAL} × SGD's time whose accuracy is not resolved to be below SAM's. Few seeds make that "
-        f"easy. It is *shown* to be about as good if its whole interval lies above −{MARGIN:g} point.",
+        f"Goal: a setting within {GOAL} × SGD's time whose accuracy is not resolved to be below SAM's. Few seeds make "
+        f"that easy. It is *shown* to be about as good if its whole interval lies above −{MARGIN:g} point.",
         "",
     ]
     lines += [f"- {place_name(*place)}: {_reached(settings)}." for place, settings in by_place(found, times).items()]

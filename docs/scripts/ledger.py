@@ -3,6 +3,7 @@
 import json
 import statistics
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 NO_BREAK = "\u00a0"
 
 
+@cache
 def read() -> Collection:
     """The runs of results/."""
     return collect(records.find(ROOT / "results"))

@@ -13,6 +13,7 @@ from typing import Any
 
 import frontier
 import ledger
+import sentences
 import your_data
 from ledger import markdown
 
@@ -448,7 +449,7 @@ PAGES = {
 
 
 def page(path: Path) -> str:
-    """The page with every block between `<!-- NAME -->` and `<!-- end -->` made anew."""
+    """The page with every block between `<!-- NAME -->` and `<!-- end -->` made anew, and the numbers in sentences."""
     text, makers = path.read_text(), PAGES[path]
     found = re.findall(r"<!-- (?!end )(\w+) -->\n", text)
     if sorted(found) != sorted(makers):
@@ -459,7 +460,7 @@ def page(path: Path) -> str:
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, make=make: m[1] + make() + "\n" + m[2], text, flags=re.S
         )
-    return text
+    return sentences.fill(text, sentences.of_page(path), ledger.read())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,280 @@
+"""What sentences of the docs say in numbers: functions of cells of the ledger, for `sentences`.
+
+A cell is table/row/method, with the changes of a recipe after the table: demo,rho=0.1,select=best/40%/sam. A second
+cell may be a method alone, or row/method: the rest is the first one's. The tables of the frontier have short names,
+with a setting as row: cifar40/late10/sam, digits40/all/sam.
+
+A cell means the test accuracy of its runs, or what follows an @, which a second cell has too unless it has its own:
+`@last` and `@validation` are other accuracies, `@paper` is what the paper prints, `@seed0` is one run, `@without0` all
+others, `@above30` and `@below30` are the runs that end there.
+
+`measured:` and a path is a number of a file of benchmarks/results, or a list of them, which are the runs then:
+measured:bench_h200/epoch/resnet56/speed_up_over_authors.
+"""
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import frontier
+
+from bisam.lab.recipes import frontier_row
+from bisam.lab.tables import published
+from bisam.lab.tables.cells import Collection, Group
+from bisam.lab.tables.statistics import Difference, Moments, difference, difference_of_means
+
+FRONTIERS = {"cifar40": ("frontier", "resnet32"), "digits40": ("frontier_digits", "digitsnet")}
+"""Table and model of the short names, all with 40 % wrong labels."""
+
+MEASURES = {"last": "last_test_accuracy", "validation": "validation_accuracy"}
+MEASURED = "measured:"
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+WORDS = [
+    "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
+    "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+]  # fmt: skip
+
+
+class Tables:
+    """The ledger's tables by name; those of the frontier have equal runs of other tables too."""
+
+    def __init__(self, collection: Collection) -> None:
+        self._groups = {group.name.replace(" ", ""): group for group in collection.groups}
+        self._groups |= {name: frontier.filled(collection, name) for name, _ in FRONTIERS.values()}
+
+    def __getitem__(self, name: str) -> Group:
+        if name not in self._groups:
+            raise ValueError(f"the ledger has no table {name!r}, but {', '.join(self._groups)}")
+        return self._groups[name]
+
+
+class Asked:
+    """What a function is asked for: its arguments, and the number of decimals."""
+
+    def __init__(self, tables: Tables, arguments: list[str], digits: int) -> None:
+        self.tables = tables
+        self.arguments = arguments
+        self.digits = digits
+
+    def number(self, value: float) -> str:
+        text = f"{value:.{self.digits}f}".replace("-", "−")
+        return text.removeprefix("−") if float(text.replace("−", "-")) == 0 else text
+
+    def signed(self, value: float) -> str:
+        return f"{value:+.{self.digits}f}".replace("-", "−")
+
+    def cell(self, place: int = 0) -> tuple[Group, str, str, str]:
+        """Table, row, method of an argument, and what follows its @."""
+        path, at, chosen = self.arguments[place].partition("@")
+        parts = path.split("/")
+        if place:
+            first, _, of_first = self.arguments[0].partition("@")
+            parts = [*first.split("/")[: 3 - len(parts)], *parts]
+            chosen = chosen if at else of_first
+        table, row, method = parts
+        if table in FRONTIERS:
+            table, model = FRONTIERS[table]
+            row = frontier_row(model, 0.4, row.replace("all", ""))
+        group = self.tables[table]
+        if (row, method) not in group.recipe.cells:
+            raise ValueError(f"{table} has no cell {row}/{method}: its rows are {', '.join(group.recipe.rows)}")
+        return group, row, method, chosen
+
+    def values(self, place: int = 0) -> dict[int, float]:
+        """The accuracy of each of the cell's runs, in per cent, by seed."""
+        path, _, chosen = self.arguments[place].partition("@")
+        if path.startswith(MEASURED):
+            found = dict(enumerate(_measured(path.removeprefix(MEASURED))))
+        else:
+            group, row, method, chosen = self.cell(place)
+            primary = f"test_{group.recipe.cells[row, method].primary}"
+            found = group.measured(row, method, MEASURES.get(chosen, primary))
+        values = _chosen(found, chosen)
+        if not values:
+            raise ValueError(f"no run of {self.arguments[place]} is finished")
+        return values
+
+    def of_paper(self, place: int) -> Moments | None:
+        """What the paper prints, if the argument means that."""
+        if self.arguments[place].startswith(MEASURED):
+            return None
+        group, row, method, chosen = self.cell(place)
+        if chosen != "paper":
+            return None
+        table = published.of(group.recipe)
+        printed = table.moments(row, method) if table else None
+        if printed is None:
+            raise ValueError(f"the paper does not print {self.arguments[place]}")
+        return printed
+
+    def moments(self, place: int = 0) -> Moments:
+        """Mean, standard deviation and number of runs, ours or the paper's."""
+        if printed := self.of_paper(place):
+            return printed
+        values = [*self.values(place).values()]
+        return Moments(statistics.fmean(values), statistics.stdev(values) if values[1:] else None, len(values))
+
+    def gap(self) -> Difference:
+        """Of the first cell − the second."""
+        if self.of_paper(0) or self.of_paper(1):
+            return difference_of_means(self.moments(0), self.moments(1))
+        found = difference(self.values(0), self.values(1))
+        assert found is not None
+        return found
+
+
+def _measured(path: str) -> list[float]:
+    name, *keys = path.split("/")
+    found = json.loads((RESULTS / f"{name}.json").read_text())
+    for key in keys:
+        found = found[key]
+    return found if isinstance(found, list) else [found]
+
+
+def _chosen(values: Mapping[int, float], chosen: str) -> dict[int, float]:
+    """
+    >>> values = {0: 9.8, 1: 92.0, 2: 94.0}
+    >>> _chosen(values, "seed1"), _chosen(values, "without1"), _chosen(values, "above30"), _chosen(values, "below30")
+    ({1: 92.0}, {0: 9.8, 2: 94.0}, {1: 92.0, 2: 94.0}, {0: 9.8})
+    """
+    if chosen in {"", *MEASURES}:
+        return dict(values)
+    found = re.fullmatch(r"(seed|without|above|below)(\d+)", chosen)
+    if not found:
+        raise ValueError(f"@{chosen} means nothing")
+    kind, limit = found[1], int(found[2])
+    belongs: dict[str, Callable[[int, float], bool]] = {
+        "seed": lambda seed, _: seed == limit,
+        "without": lambda seed, _: seed != limit,
+        "above": lambda _, value: value > limit,
+        "below": lambda _, value: value <= limit,
+    }
+    return {seed: value for seed, value in values.items() if belongs[kind](seed, value)}
+
+
+def _word(count: int) -> str:
+    return WORDS[count] if count < len(WORDS) else str(count)
+
+
+def mean(asked: Asked) -> str:
+    return asked.number(asked.moments().mean)
+
+
+def scatter(asked: Asked) -> str:
+    """The standard deviation over seeds."""
+    deviation = asked.moments().deviation
+    if deviation is None:
+        raise ValueError("one run has no deviation")
+    return asked.number(deviation)
+
+
+def median(asked: Asked) -> str:
+    return asked.number(statistics.median(asked.values().values()))
+
+
+def lowest(asked: Asked) -> str:
+    return asked.number(min(asked.values().values()))
+
+
+def highest(asked: Asked) -> str:
+    return asked.number(max(asked.values().values()))
+
+
+def seeds(asked: Asked) -> str:
+    """How many runs, as a word."""
+    return _word(len(asked.values()))
+
+
+def gap(asked: Asked) -> str:
+    """The first − the second, with its sign."""
+    return asked.signed(asked.gap().mean)
+
+
+def above(asked: Asked) -> str:
+    """How far the first is above the second."""
+    found = asked.gap().mean
+    if found < 0:
+        raise ValueError(f"the first is not above the second: {found:+.2f}")
+    return asked.number(found)
+
+
+def below(asked: Asked) -> str:
+    """How far the first is below the second."""
+    found = asked.gap().mean
+    if found > 0:
+        raise ValueError(f"the first is not below the second: {found:+.2f}")
+    return asked.number(-found)
+
+
+def interval(asked: Asked) -> str:
+    """The 95 % interval of the difference: without signs if it is resolved, the end next to 0 first."""
+    low, high = _ends(asked)
+    if low <= 0 <= high:
+        return signed_interval(asked)
+    return " to ".join(asked.number(end) for end in sorted((abs(low), abs(high))))
+
+
+def signed_interval(asked: Asked) -> str:
+    return " to ".join(map(asked.signed, _ends(asked)))
+
+
+def _ends(asked: Asked) -> tuple[float, float]:
+    found = asked.gap()
+    if found.low is None or found.high is None:
+        raise ValueError("the difference has no interval")
+    return found.low, found.high
+
+
+def resolved(asked: Asked) -> str:
+    """A claim: the interval of the difference excludes 0."""
+    if not asked.gap().resolved:
+        raise ValueError(f"the difference is not resolved: {asked.gap().interval}")
+    return ""
+
+
+def unresolved(asked: Asked) -> str:
+    """A claim: it does not."""
+    if asked.gap().resolved:
+        raise ValueError(f"the difference is resolved: {asked.gap().interval}")
+    return ""
+
+
+def radius(asked: Asked) -> str:
+    """ρ of the first ÷ that of the second."""
+    ours, theirs = (
+        group.recipe.cells[row, method].rho for group, row, method, _ in (asked.cell(place) for place in (0, 1))
+    )
+    return asked.number(ours / theirs)
+
+
+def loss(asked: Asked) -> str:
+    """The training loss of the last epoch, the mean over seeds."""
+    group, row, method, _ = asked.cell()
+    runs = group.runs.get((row, method), {}).values()
+    return asked.number(statistics.fmean(loss for run in runs if (loss := run.last("loss")) is not None))
+
+
+def times(asked: Asked) -> str:
+    """A factor, as a word."""
+    return _word(round(asked.moments().mean))
+
+
+def time(asked: Asked) -> str:
+    """Time of the training relative to 200 epochs of SGD, of a cell of the frontier."""
+    group, row, method, _ = asked.cell()
+    config = group.recipe.cells[row, method]
+    found = frontier.relative_time(config, frontier.timing()[config.model]["ratio"])
+    if found is None:
+        raise ValueError("it was not timed")
+    return asked.number(found)
+
+
+FUNCTIONS: Mapping[str, Callable[[Asked], str]] = {
+    function.__name__: function
+    for function in (
+        mean, scatter, median, lowest, highest, seeds, gap, above, below, interval, signed_interval, resolved,
+        unresolved, radius, loss, time, times,
+    )
+}  # fmt: skip

@@ -1,0 +1,168 @@
+"""Numbers within sentences of README and docs: they are those of the ledger's runs."""
+
+import importlib
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+T_OF_TWO_DEGREES = 4.302652729911275  # Student's t, 97.5 %
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs/scripts")
+        yield {name: importlib.import_module(name) for name in ("sentences", "quantities", "ledger", "tables")}
+
+
+@pytest.fixture(scope="module")
+def filled(scripts):
+    """The page with one sentence's numbers made anew."""
+    found = scripts["ledger"].read()
+    return lambda text, sentence: scripts["sentences"].fill(text, [sentence], found)
+
+
+def results(method, name="test_accuracy", row="noise40"):
+    """From the files of the first three seeds of label_noise."""
+    folders = [ROOT / f"results/label_noise/{row}-{method}-seed{seed}+compile=True" for seed in range(3)]
+    return [json.loads((folder / "result.json").read_text())[name] for folder in folders]
+
+
+def last_rows(method, name):
+    """The same of their last epochs."""
+    folders = [ROOT / f"results/label_noise/noise40-{method}-seed{seed}+compile=True" for seed in range(3)]
+    return [json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])[name] for folder in folders]
+
+
+def test_means_differences_and_intervals_are_those_of_the_files(filled):
+    sam, sgd = results("sam"), results("sgd")
+    gaps = [a - b for a, b in zip(sam, sgd, strict=True)]
+    mean, half = statistics.fmean(gaps), T_OF_TWO_DEGREES * statistics.stdev(gaps) / 3**0.5
+    made = filled(
+        "SAM has 0 ± 0 %, 0 above SGD (0 to 1), which is −1 (0 to 1).",
+        "SAM has {mean label_noise/40%/sam .2} ± {scatter .2} %, {above label_noise/40%/sam sgd .3} above SGD "
+        "({interval .2}), which is {gap label_noise/40%/sgd sam .2} ({signed_interval .1}).",
+    )
+    assert made == (
+        f"SAM has {statistics.fmean(sam):.2f} ± {statistics.stdev(sam):.2f} %, {mean:.3f} above SGD "
+        f"({mean - half:.2f} to {mean + half:.2f}), which is −{mean:.2f} (−{mean + half:.1f} to −{mean - half:.1f})."
+    )
+
+
+def test_an_interval_without_signs_begins_next_to_zero_and_one_with_both_signs_has_them(filled):
+    made = filled("0, 0 to 1", "{below label_noise/40%/sgd sam .0}, {interval .2}").split(", ")[1].split(" to ")
+    assert 0 < float(made[0]) < float(made[1])
+    assert filled("0 to 1", "{interval label_noise/40%/bisam-log sam}").startswith("−")
+
+
+def test_other_accuracies_of_a_cell(filled):
+    last, validation = results("sgd", "last_test_accuracy"), results("sgd", "validation_accuracy")
+    best = results("sgd")
+    made = filled(
+        "0 0 0 0 0 0",
+        "{mean label_noise/40%/sgd@last .2} {mean label_noise/40%/sgd@validation .2} "
+        "{mean label_noise/40%/sgd@seed1 .2} {mean label_noise/40%/sgd@without1 .2} {lowest label_noise/40%/sgd .2} "
+        "{gap label_noise/40%/sgd@last sgd@ .2}",
+    )
+    numbers = [
+        statistics.fmean(last), statistics.fmean(validation), best[1], (best[0] + best[2]) / 2, min(best),
+        statistics.fmean(last) - statistics.fmean(best),
+    ]  # fmt: skip
+    assert made == " ".join(f"{number:.2f}" for number in numbers).replace("-", "−")
+
+
+def test_runs_that_failed_are_counted_apart(filled):
+    folders = (ROOT / "results/frontier_digits").glob("digitsnet-noise40-asam-seed*")
+    values = [json.loads((path / "result.json").read_text())["test_accuracy"] for path in folders]
+    assert len(values) == 20
+    assert sum(value < 30 for value in values) == 1
+    made = filled(
+        "Five of six failed, six have 0 %",
+        "{seeds digits40/all/asam@below30} of {seeds digits40/all/asam} failed, {seeds digits40/all/asam@above30} have "
+        "{mean} %",
+    )
+    assert made == f"One of twenty failed, nineteen have {statistics.fmean(v for v in values if v > 30):.1f} %"
+
+
+def test_the_papers_numbers_and_the_distance_from_them(filled):
+    made = filled(
+        "0 and 0 and 0",
+        "{mean label_noise/40%/sam@paper .2} and {scatter .2} and {gap label_noise/40%/sam sam@paper .2}",
+    )
+    gap = f"{statistics.fmean(results('sam')) - 89.03:.2f}".replace("-", "−")
+    assert made == f"89.03 and 0.09 and {gap}"
+
+
+def test_measurements_beside_the_ledger(filled):
+    epoch = json.loads((ROOT / "benchmarks/results/bench_h200.json").read_text())["epoch"]["resnet56"]
+    made = filled(
+        "no times, 0 s",
+        "{times measured:bench_h200/epoch/resnet56/speed_up_over_authors} times, "
+        "{mean measured:bench_h200/epoch/resnet56/seconds_of_epoch/sam .2} s",
+    )
+    assert 9.5 <= epoch["speed_up_over_authors"] < 10.5
+    assert made == f"ten times, {epoch['seconds_of_epoch']['sam']:.2f} s"
+
+
+def test_radii_losses_and_times_of_cells(filled):
+    made = filled(
+        "0 and 0 and 0",
+        "{radius digits40/all/msam sam .0} and {loss label_noise/40%/sam .3} and {time cifar40/late10/sam .2}",
+    ).split(" and ")
+    assert made[:2] == [f"{1.2 / 0.07:.0f}", f"{statistics.fmean(last_rows('sam', 'loss')):.3f}"]
+    step = json.loads((ROOT / "benchmarks/results/frontier_h200.json").read_text())["models"]["resnet32"]["ratio"][
+        "sam"
+    ]
+    assert made[2] == f"{0.9 + 0.1 * step['median']:.2f}"
+
+
+def test_a_sentence_is_found_over_line_breaks_and_only_numbers_that_changed_are_written(filled):
+    page = "SAM is 99 points\n  above SGD (95 % interval 1.9\nto 5.6)."
+    sentence = "SAM is {above label_noise/40%/sam sgd} points above\nSGD (95 % interval {interval})."
+    assert filled(page, sentence) == "SAM is 3.8 points\n  above SGD (95 % interval 1.9\nto 5.6)."
+
+
+def test_a_claim_leaves_no_words_and_raises_where_it_is_not_true(filled):
+    text = "They are apart, and these not."
+    true = (
+        "They are apart, {resolved label_noise/40%/sam sgd} and these not. {unresolved label_noise/40%/bisam-log sam}"
+    )
+    assert filled(text, true) == text
+    with pytest.raises(ValueError, match=r"the difference is resolved: \+"):
+        filled(text, "They are apart, {unresolved label_noise/40%/sam sgd}")
+    with pytest.raises(ValueError, match=r"the difference is not resolved: −"):
+        filled(text, "They are apart, {resolved label_noise/40%/bisam-log sam}")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "said"),
+    [
+        ("another {mean label_noise/40%/sam}", "the page has this sentence 0 times, and should have it once: another"),
+        ("SAM {mean label_noise/40%/sam}", "the page has this sentence 2 times"),
+        ("SAM has {average label_noise/40%/sam}", "'average': there are mean, scatter"),
+        ("SAM has {mean label_noises/40%/sam}", "the ledger has no table 'label_noises', but demo, cifar10"),
+        ("SAM has {mean label_noise/41%/sam}", "label_noise has no cell 41%/sam: its rows are 0%, 20%"),
+        ("SAM has {mean label_noise/40%/sam@best}", "@best means nothing"),
+        ("SAM has {mean label_noise/40%/sam@seed77}", "no run of label_noise/40%/sam@seed77 is finished"),
+        ("SAM has {above label_noise/40%/sgd sam}", "the first is not above the second: -"),
+        ("SAM has {below label_noise/40%/sam sgd}", r"the first is not below the second: \+"),
+        ("SAM has {mean demo/40%/sam@paper}", "the paper does not print demo/40%/sam@paper"),
+    ],
+)
+def test_what_cannot_be_filled_is_named(sentence, said, filled):
+    with pytest.raises(ValueError, match=said):
+        filled("SAM has 3 %, SAM 4", sentence)
+
+
+def test_every_file_of_sentences_belongs_to_a_page_and_every_number_is_up_to_date(scripts):
+    sentences, pages = scripts["sentences"], {page.stem: page for page in scripts["tables"].PAGES}
+    files = sorted(sentences.FOLDER.iterdir())
+    assert files
+    assert {file.stem for file in files} <= {*pages}
+    for file in files:
+        text, known = pages[file.stem].read_text(), sentences.of_page(pages[file.stem])
+        assert known, f"{file.name} is empty"
+        assert sentences.fill(text, known, scripts["ledger"].read()) == text, f"run make docs: {file.stem}"
