@@ -41,6 +41,9 @@ LETTERS = 54
 ROOM, LEAST_LINE = 340, 13
 """Pixels that all lines share below the verdicts of a first screen, and of the lowest line that can be read."""
 
+WIDEST_LEGEND = 4
+"""Kinds of marks whose names fit into one line above the plot."""
+
 LINEAR = 0.5
 """Points around 0 in which a symmetric log scale is about linear."""
 
@@ -156,7 +159,8 @@ def _layers(rows: Rows, x: dict[str, Any], *, is_narrow: bool, line: int) -> alt
     layers: list[alt.Chart] = [once.mark_rule(strokeDash=[3, 3], color="#7d8590").encode(x=alt.XDatum(0, **x))]
     present = [kind for kind in KINDS if any(row.get("kind") == kind for row in rows)]
     for part, offset in ((own, 0), (theirs, line // 3)):
-        layers += _one_kind(part, y(None), x, present, 2 if is_narrow else 5, offset)
+        columns = 2 if is_narrow else 3 if len(present) > WIDEST_LEGEND else len(present)
+        layers += _one_kind(part, y(None), x, present, columns, offset)
     layers += [_headings(base, y(None))]
     if is_narrow:
         layers += _labels(base, y(None))
