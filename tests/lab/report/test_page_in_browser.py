@@ -74,6 +74,13 @@ def wide(browser, ledger_page):
     opened.context.close()
 
 
+@pytest.fixture
+def laptop(open_page, ledger_page):
+    opened = open_page(ledger_page, viewport={"width": 1200, "height": 800})
+    opened.drawn()
+    return opened
+
+
 @pytest.fixture(scope="module")
 def phone(browser, ledger_page):
     opened = Opened(browser, ledger_page, **PHONE)
@@ -165,7 +172,7 @@ def test_a_card_that_resolves_nothing_some_or_all_looks_and_reads_so(open_page, 
 def test_the_first_screen_has_the_verdict_and_the_whole_forest_plot_and_no_bullets(wide):
     boxes = [wide.page.locator(selector).first.bounding_box() for selector in (".card", "figure svg.marks")]
     assert boxes[0]["y"] < boxes[1]["y"]
-    assert boxes[1]["y"] + boxes[1]["height"] <= 800
+    assert boxes[1]["y"] + boxes[1]["height"] <= wide.page.viewport_size["height"]
     assert not wide.page.locator(".words li").first.is_visible()  # folded
     assert wide.page.locator("summary", has_text="differences in words").first.is_visible()
 
@@ -181,7 +188,7 @@ def boxes_of(texts):
     )
 
 
-@pytest.mark.parametrize("screen", ["wide", "phone"])
+@pytest.mark.parametrize("screen", ["wide", "laptop", "phone"])
 def test_no_label_of_the_forest_plot_is_cut_and_no_ticks_overlap(screen, request):
     page = request.getfixturevalue(screen).page
     for figure in page.locator(".forest figure").filter(visible=True).all():
