@@ -119,6 +119,20 @@ def test_radii_losses_and_times_of_cells(filled):
     assert made[2] == f"{0.9 + 0.1 * step['median']:.2f}"
 
 
+def test_a_star_is_each_number_there_and_an_underline_may_be_a_blank(filled):
+    table = json.loads((ROOT / "benchmarks/results/autocast.json").read_text())["table"].values()
+    cosines = [cell["cosine of the corrections"] for cell in table]
+    made = filled("0 to 1", "{lowest measured:autocast/table/*/cosine_of_the_corrections .3} to {highest .3}")
+    assert made == f"{min(cosines):.3f} to {max(cosines):.3f}"
+
+
+def test_epochs_before_the_loss_leaves_that_of_equal_logits(filled):
+    folder = ROOT / "results/label_noise/noise80-sam-seed1+compile=True"
+    losses = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    stuck = len(losses) - sum(1 for place in range(len(losses)) if min(losses[: place + 1]) < 2.3)
+    assert filled("after 0", "after {stuck label_noise/80%/sam@seed1}") == f"after {stuck}"
+
+
 def test_a_sentence_is_found_over_line_breaks_and_only_numbers_that_changed_are_written(filled):
     page = "SAM is 99 points\n  above SGD (95 % interval 1.9\nto 5.6)."
     sentence = "SAM is {above label_noise/40%/sam sgd} points above\nSGD (95 % interval {interval})."

@@ -9,14 +9,16 @@ A cell means the test accuracy of its runs, or what follows an @, which a second
 others, `@above30` and `@below30` are the runs that end there.
 
 `measured:` and a path is a number of a file of benchmarks/results, or a list of them, which are the runs then:
-measured:bench_h200/epoch/resnet56/speed_up_over_authors.
+measured:bench_h200/epoch/resnet56/speed_up_over_authors. A `*` is each one there, and `_` may be a blank.
 """
 
 import json
+import math
 import re
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import frontier
 
@@ -30,6 +32,9 @@ FRONTIERS = {"cifar40": ("frontier", "resnet32"), "digits40": ("frontier_digits"
 
 MEASURES = {"last": "last_test_accuracy", "validation": "validation_accuracy"}
 MEASURED = "measured:"
+MOVED = 2.300
+"""A training loss below that of ten equal logits, which is log 10 = 2.303."""
+
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 WORDS = [
     "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
@@ -127,10 +132,22 @@ class Asked:
 
 def _measured(path: str) -> list[float]:
     name, *keys = path.split("/")
-    found = json.loads((RESULTS / f"{name}.json").read_text())
+    found = [json.loads((RESULTS / f"{name}.json").read_text())]
     for key in keys:
-        found = found[key]
-    return found if isinstance(found, list) else [found]
+        found = [inner for one in found for inner in _inner(one, key)]
+    return found[0] if isinstance(found[0], list) else found
+
+
+def _inner(found: Any, key: str) -> list[Any]:
+    """
+    >>> _inner({"of sam": 1, "of_sgd": 2}, "of_sam"), _inner({"of sam": 1, "of_sgd": 2}, "*")
+    ([1], [1, 2])
+    """
+    if key == "*":
+        return [*found.values()]
+    if isinstance(found, list):
+        return [found[int(key)]]
+    return [found[key] if key in found else found[key.replace("_", " ")]]
 
 
 def _chosen(values: Mapping[int, float], chosen: str) -> dict[int, float]:
@@ -256,6 +273,19 @@ def loss(asked: Asked) -> str:
     return asked.number(statistics.fmean(loss for run in runs if (loss := run.last("loss")) is not None))
 
 
+def stuck(asked: Asked) -> str:
+    """Epochs before the training loss of a run, such as @seed0, is below that of ten equal logits."""
+    group, row, method, chosen = asked.cell()
+    runs = group.runs.get((row, method), {})
+    epochs = {seed: _epochs_before(MOVED, run.record.metrics) for seed, run in runs.items()}
+    (found,) = _chosen(epochs, chosen).values()
+    return f"{found:.0f}"
+
+
+def _epochs_before(loss: float, metrics: Iterable[Mapping[str, float]]) -> float:
+    return next((metric["epoch"] for metric in metrics if metric["loss"] < loss), math.inf)
+
+
 def times(asked: Asked) -> str:
     """A factor, as a word."""
     return _word(round(asked.moments().mean))
@@ -275,6 +305,6 @@ FUNCTIONS: Mapping[str, Callable[[Asked], str]] = {
     function.__name__: function
     for function in (
         mean, scatter, median, lowest, highest, seeds, gap, above, below, interval, signed_interval, resolved,
-        unresolved, radius, loss, time, times,
+        unresolved, radius, loss, stuck, time, times,
     )
 }  # fmt: skip

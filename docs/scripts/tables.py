@@ -426,6 +426,7 @@ PAGES = {
     ROOT / "docs/runs.md": of_ledger(runs=ledger.all_runs),
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},
     ROOT / "docs/your-data.md": {"ending": your_data.ending, "ten_seeds": your_data.with_ten_seeds},
+    ROOT / "docs/choosing-rho.md": {},
     ROOT / "docs/variants.md": {
         "variants": variant_table, "cost": cost_table, "micro": micro_table, "where": where,
         **of_ledger(
