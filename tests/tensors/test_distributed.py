@@ -378,9 +378,6 @@ def train_branches():
     _, optimizer = build_replicas("SAM", wrap={"find_unused_parameters": True})
     with pytest.raises(RuntimeError, match=r"step\(\) found no gradients"):
         optimizer.step(partial(forget_backward, optimizer, *(ranks.mine(t) for t in data(0))))
-    build_replicas("SAM", wrap={"static_graph": True}, sharpness="global")
-    with pytest.raises(ValueError, match=r'averages in its first pass, which is an ascent.*use sharpness="global"'):
-        build_replicas("SAM", wrap={"static_graph": True})
     return results
 
 
@@ -402,6 +399,29 @@ def test_ranks_may_use_other_parameters_in_other_passes_and_other_groups():
             for seed in range(STEPS):
                 optimizer.minimize(*(t.chunk(ranks.RANKS)[rank] for t in data(seed)))
             assert_close(weights[variant, "alone"], weights_of(model), 1e-12)
+
+
+def train_static_graph():
+    with pytest.raises(ValueError, match=r'averages in its first pass, which is an ascent.*use sharpness="global"'):
+        build_replicas("SAM", wrap={"static_graph": True})
+    for wrap, accumulate in (({}, 2), ({"find_unused_parameters": True}, 1)):
+        model, optimizer = build_replicas("SAM", wrap={"static_graph": True, **wrap}, sharpness="global")
+        before = weights_of(model)
+        with pytest.raises(ValueError, match=r"this step averages after its passes.*Use static_graph=False"):
+            optimizer.minimize(*(ranks.mine(t) for t in data(0)), accumulate=accumulate)
+        assert_identical(before, weights_of(model))
+    model, optimizer = build_replicas("SAM", wrap={"static_graph": True}, sharpness="global")
+    for seed in range(STEPS):
+        optimizer.minimize(*(ranks.mine(t) for t in data(seed)), accumulate=2 if seed else 1)
+    return weights_of(model)
+
+
+def test_a_static_graph_is_averaged_from_its_first_pass_on_or_refused():
+    model, optimizer = build("SAM", net=mlp, dtype=torch.float64)
+    for seed in range(STEPS):
+        optimizer.minimize(*data(seed))
+    for weights in ranks.run(train_static_graph):
+        assert_close(weights, weights_of(model), 1e-12)
 
 
 def why_not_recorded():

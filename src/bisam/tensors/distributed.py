@@ -129,6 +129,7 @@ class GradientSync:
         """The context of one forward-backward: whether DistributedDataParallel averages its gradients."""
         stack = ExitStack()
         if not averaged:
+            _refuse_unaveraged(self.replicas)
             for replica in self.replicas:
                 stack.enter_context(replica.no_sync())
         return stack
@@ -206,6 +207,16 @@ def _refuse_local(replicas: Sequence[nn.parallel.DistributedDataParallel]) -> No
         raise ValueError(
             "DistributedDataParallel with static_graph=True averages in its first pass, which is an ascent that "
             'each rank makes by itself: use sharpness="global", or static_graph=False'
+        )
+
+
+def _refuse_unaveraged(replicas: Sequence[nn.parallel.DistributedDataParallel]) -> None:
+    """A first pass without averaging, in which static_graph=True would fail an assertion of torch."""
+    if any(replica.static_graph and not replica._static_graph_delay_allreduce_enqueued for replica in replicas):
+        raise ValueError(
+            "DistributedDataParallel with static_graph=True averages in its first pass, and this step averages after "
+            "its passes: it has several closures, accumulate=, micro-batches or find_unused_parameters=True. Use "
+            "static_graph=False"
         )
 
 
