@@ -88,6 +88,7 @@ class SAM(SharpnessAware):
 
     def step(self, closure: Any = None) -> Any:
         """The form of that class: the first backward pass is done already, the closure does the second."""
+        self._notice_skipped_update()
         if self._awaits_update:
             return super().step(closure)
         check_caller(self, closure)

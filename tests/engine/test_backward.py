@@ -148,6 +148,49 @@ def test_a_scaler_of_the_loop_skips_an_overflow():
     assert scaler.state_dict()["_growth_tracker"] == 0
 
 
+@pytest.mark.parametrize("then", ["backward", "step", "ascend"])
+@pytest.mark.parametrize("unscales", [True, False])
+def test_after_an_overflow_the_next_step_begins_anew_though_nothing_clears_the_gradients(then, unscales):
+    (model, optimizer), (other, whole) = pair("SAM")
+    x, y = data(0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=torch.inf)
+
+    def closure():
+        loss = optimizer.criterion(model(x), y)
+        scaler.scale(loss).backward()
+        return loss
+
+    optimizer.backward(closure, scaler=scaler)
+    if unscales:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    assert not any(p.grad.isfinite().all() for p in model.parameters())
+    scaler.update(4.0)
+    if then == "backward":
+        assert optimizer.backward(closure, scaler=scaler) is not None
+        scaler.step(optimizer)
+    elif then == "step":
+        optimizer.step(closure_of(model, optimizer, x, y))
+    else:
+        with pytest.raises(RuntimeError, match=r"the gradient of the last step.*zero_grad\(\)"):
+            optimizer.ascend()
+        return
+    whole.step(closure_of(other, whole, x, y))
+    assert_identical([*model.parameters()], [*other.parameters()])
+
+
+def test_a_gradient_that_waits_for_a_scaler_is_not_dropped_silently():
+    (model, optimizer), _ = pair("SAM")
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def closure():
+        scaler.scale(optimizer.criterion(model(data(0)[0]), data(0)[1])).backward()
+
+    optimizer.backward(closure, scaler=scaler)
+    with pytest.raises(RuntimeError, match="found gradients from before"):
+        optimizer.backward(closure, scaler=scaler)
+
+
 def test_two_scalers_are_refused():
     model = mlp()
     optimizer = VARIANTS["SAM"](BASES["SGD(foreach)"](model.parameters()), model, scaler=torch.amp.GradScaler("cpu"))

@@ -323,6 +323,32 @@ def test_ranks_average_the_sum_of_a_list_of_closures(wrap, clears):
     assert_close(first, weights_of(model), 1e-12)
 
 
+def train_unequal_parts(name, form):
+    """After three steps alike, the first rank has one part of a batch where the second has two."""
+    options = {"micro_batch": 6} if form == "micro-batches" else {}
+    model, optimizer = build_replicas(name, sharpness="local", **options)
+    rank = dist.get_rank()
+    for seed in range(STEPS + 1):
+        x, y = (ranks.mine(t) for t in data(seed))
+        several = seed == STEPS and rank == 1
+        if form == "list":
+            parts = zip(x.chunk(1 + several), y.chunk(1 + several), strict=True)
+            optimizer.step([closure_of(model, optimizer, *part) for part in parts])
+        elif form == "micro-batches":
+            optimizer.minimize(*((x, y) if several else (x[:6], y[:6])))
+        else:
+            size = len(x) if several or seed < STEPS else 1
+            optimizer.minimize(x[:size], y[:size], accumulate=2 if seed == STEPS else 1)
+    return weights_of(model)
+
+
+@pytest.mark.parametrize("form", ["list", "micro-batches", "accumulate"])
+@pytest.mark.parametrize("name", ["SAM", "GSAM(log)"])
+def test_ranks_stay_together_where_one_has_more_parts_of_a_batch_than_the_other(name, form):
+    first, second = ranks.run(train_unequal_parts, name, form)
+    assert_identical(first, second)
+
+
 class Branches(torch.nn.Module):
     """A trunk, and a branch that changes with the rank, with the pass, or not at all."""
 

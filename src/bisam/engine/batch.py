@@ -76,8 +76,13 @@ class Planned:
     batch: Batch
     pieces: int
     share: float | Tensor
+    is_whole: bool
     divisor = 1
     _scores: list[Tensor] = field(default_factory=list)
+
+    @property
+    def in_pieces(self) -> bool:
+        return self.pieces > 1
 
     def ascent(self) -> Sequence[Closure]:
         runner, plan = self.runner, self.runner.plan

@@ -38,6 +38,8 @@ class Moves(Wrapper):
     """Whether `step` or `minimize` is running: closures cannot begin, end or give up another one."""
     _awaits_update: bool
     """Whether `.grad` holds the gradient that `backward` left for `step()`."""
+    _notes_of_scaler: dict[str, Any] | None
+    """What the GradScaler that `backward` was given notes of this optimizer."""
     _fixed_radii: list[Tensor] | None
     """The radius of each group as a tensor on the device: in a captured step."""
 
@@ -212,6 +214,12 @@ class Moves(Wrapper):
         walked = modules_of(self.model) if modules is None else modules
         found = (param for module in walked for param in module._parameters.values())
         return [*{id(param): param for param in found if param is not None and id(param) not in ours}.values()]
+
+    def _notice_skipped_update(self) -> None:
+        """Where a GradScaler did not call `step()`, the gradient that `backward` left is one of a step that is over."""
+        if self._awaits_update and scaling.has_stepped(self._notes_of_scaler):
+            self._awaits_update, self._notes_of_scaler = False, None
+            gradients.mark(self._parameters())
 
     def _devices(self) -> set[torch.device]:
         return {param.device for param in self._parameters()}

@@ -148,7 +148,7 @@ class SharpnessAware(TwoPasses):
         self._weights = Snapshot()
         self._running = False
         self._stale = None
-        self._awaits_update = False
+        self._awaits_update, self._notes_of_scaler = False, None
         self._has_perturbed = False
         self._may_freeze = True
         self._fixed_radii = None
@@ -209,6 +209,7 @@ class SharpnessAware(TwoPasses):
         without gradients, because frameworks clip in theirs.
         """
         self._refuse_inside_step("step()")
+        self._notice_skipped_update()
         if self._awaits_update:
             return self._update_after_backward(closure)
         check_caller(self, closure)
@@ -225,9 +226,11 @@ class SharpnessAware(TwoPasses):
             raise ValueError("the optimizer has a GradScaler of its own: give scaler= to one of them only")
         own, self.scaler = self.scaler, self.scaler if scaler is None else scaler
         try:
-            return self.run(self.plan_closure(closure), update=False)
+            value = self.run(self.plan_closure(closure), update=False)
         finally:
             self.scaler = own
+        self._notes_of_scaler = scaling.notes_on(scaler, self)
+        return value
 
     @torch.optim.Optimizer.profile_hook_step  # as torch decorates `step`: hooks and the profiler see one step
     def minimize(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Tensor:
@@ -244,6 +247,7 @@ class SharpnessAware(TwoPasses):
     def ascend(self) -> None:
         """After the first backward pass: move the weights to w + ε and clear the gradients."""
         self._refuse_inside_step("ascend()")
+        self._notice_skipped_update()
         if self.perturbed:
             raise RuntimeError(
                 "ascend() called twice: the weights are perturbed already. Call descend() after the second backward "
@@ -312,7 +316,7 @@ class SharpnessAware(TwoPasses):
         closures = [closure] if callable(closure) else as_closures(closure)
         if self.plan.chooses or self.micro_batch is not None:
             check_sees_batch(self, "step(closure)")
-        return [Given(closures, divisor=len(closures))]
+        return [Given(closures, divisor=len(closures), in_pieces=not callable(closure))]
 
     def plan_batch(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Sequence[Work]:
         """The work of `minimize`."""
@@ -336,9 +340,11 @@ class SharpnessAware(TwoPasses):
         self._refuse_while_perturbed("minimize()")
         scaled = partial(scaling.scaled, self.scaler)
         runner = Runner(self.model, self.criterion, self.plan, self.autocast, scaled, self._buffers.save_early)
-        micro_batches = Batch(x, y).cut(self.micro_batch if self.micro_batch and self._perturbs() else len(y))
+        size = self.micro_batch if self._perturbs() else None
+        micro_batches = Batch(x, y).cut(len(y) if size is None else size)
         shares = [1.0 if len(micro_batches) == 1 else share(self.criterion.descent, b.y, y) for b in micro_batches]
-        return [Planned(runner, b, accumulate, part) for b, part in zip(micro_batches, shares, strict=True)]
+        is_whole = size is None
+        return [Planned(runner, b, accumulate, part, is_whole) for b, part in zip(micro_batches, shares, strict=True)]
 
     def run(self, work: Sequence[Work], *, update: bool = True) -> Any:
         """The step on this work, or its passes alone. Returns the loss, as `step` does."""
@@ -389,6 +395,7 @@ class SharpnessAware(TwoPasses):
             "_buffers": BufferSnapshot(self.model),
             "_stale": None,
             "_running": False,
+            "_notes_of_scaler": None,
         }
 
 

@@ -87,6 +87,7 @@ class TwoPasses(Moves):
 
     def _begin(self, work: Sequence[Work], params: list[Tensor]) -> None:
         """Take away the gradients from before the step."""
+        self._notice_skipped_update()
         self._awaits_update = False
         self._others = self._parameters_of_others()
         if not (isinstance(work[0], Given) and len(work[0].closures) == 1):  # a single closure may clear them itself
@@ -112,7 +113,7 @@ class TwoPasses(Moves):
         """Leave the gradient of a step that does not perturb in `.grad`."""
         self.criterion.current = Pass.PLAIN
         closures = [closure for part in work for closure in part.plain()]
-        found, values = self._pass(closures, work[0].divisor, params, of_others=True)
+        found, values = self._pass(work[0], closures, params, of_others=True)
         gradients.put([*params, *self._others], found)
         if self._has_radius() and not self.has_stopped:
             with torch.no_grad():
@@ -128,7 +129,7 @@ class TwoPasses(Moves):
         values: list[Any] = []
         total: Gradients | None = None
         at_weights: Gradients | None = None
-        everyone, is_whole = [*params, *self._others], len(work) == 1
+        everyone, is_whole = [*params, *self._others], work[0].is_whole
         for part in work:
             self.criterion.current = Pass.ASCENT
             closures = part.ascent()
@@ -149,9 +150,7 @@ class TwoPasses(Moves):
             closures = part.descent()
             if random is not None:
                 random.restore()
-            found, more = self._pass(
-                closures, part.divisor, params, of_others=True, averaged=is_whole, followed=not is_whole
-            )
+            found, more = self._pass(part, closures, params, of_others=True, averaged=is_whole, followed=not is_whole)
             values += [] if self.perturbation.needs_ascent else more
             self._bring_back()
             total = gradients.add(total, found)
@@ -159,7 +158,8 @@ class TwoPasses(Moves):
         assert total is not None
         gradients.put(everyone, total if is_whole else self._sync.average(everyone, total))
         if at_weights is not None:
-            self._merge(params, at_weights)
+            are_averaged = is_whole if self._needs_extra_pass else not self._sync.is_local
+            self._merge(params, at_weights if are_averaged else self._sync.average(params, at_weights))
         return values
 
     @property
@@ -179,8 +179,6 @@ class TwoPasses(Moves):
                 f"{type(self).__name__} compares the gradients of both passes, and the closure has unscaled that of "
                 "the second. Leave unscaling to the step; clip_norm= clips"
             )
-        if self._sync.is_local and not self._needs_extra_pass:  # else it was averaged in its pass
-            at_weights = self._sync.average(params, at_weights)
         self.merge.perturbed(params, at_weights)
 
     def _ascent_pass(
@@ -201,7 +199,7 @@ class TwoPasses(Moves):
             may_be_empty = isinstance(part, Planned)
             with self._others_unchanged():
                 found, values = self._pass(
-                    closures, part.divisor, params, averaged=not self._sync.is_local, may_be_empty=may_be_empty
+                    part, closures, params, averaged=not self._sync.is_local, may_be_empty=may_be_empty
                 )
             if self.criterion.bilevel and not self.criterion.telemetry.used_criterion():
                 refuse_loss_without_criterion(type(self).__name__)
@@ -223,7 +221,7 @@ class TwoPasses(Moves):
         self.criterion.current = Pass.EXTRA
         try:
             with self._others_unchanged():
-                found, _ = self._pass(part.plain(), part.divisor, params, followed=True)
+                found, _ = self._pass(part, part.plain(), params, averaged=part.is_whole, followed=True)
         finally:
             buffers.restore()
         self.criterion.current = Pass.ASCENT
@@ -237,8 +235,8 @@ class TwoPasses(Moves):
 
     def _pass(
         self,
+        part: Work,
         closures: Sequence[Closure],
-        divisor: int,
         params: list[Tensor],
         *,
         of_others: bool = False,
@@ -246,7 +244,7 @@ class TwoPasses(Moves):
         followed: bool = False,
         may_be_empty: bool = False,
     ) -> tuple[Gradients, list[Any]]:
-        """Run the closures of one pass. Returns the sum of their gradients over the divisor, and their values.
+        """Run the closures of one pass of a part. Returns the sum of their gradients, over its divisor, and values.
 
         Each closure of a list counts by its labels. The gradients `of_others` follow those of `params`, or are dropped.
         `averaged` over the ranks, or not; `followed` by passes whose gradients may come to lie in the same memory.
@@ -254,10 +252,10 @@ class TwoPasses(Moves):
         wanted = [*params, *self._others] if of_others else params
         total: Gradients | None = None
         values = []
-        weights = Weights(self.criterion) if divisor > 1 else None
+        weights = Weights(self.criterion) if part.divisor > 1 else None
         replicas = self._sync.replicas
         # DistributedDataParallel averages one closure's gradients while they are computed; of several, the sum
-        during = averaged and len(closures) == 1 and (not replicas or self._sync.overlaps)
+        during = averaged and not part.in_pieces and (not replicas or self._sync.overlaps)
         copied = bool(replicas) and self._sync.reuses_gradient_memory and (followed or not during)
         for closure in closures:
             before = gradients.versions(total) if total is not None else []

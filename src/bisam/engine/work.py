@@ -18,6 +18,14 @@ class Work(Protocol):
     """The weight of its descent gradient in that of the step."""
     divisor: int
 
+    # Another rank may have more of them, or fewer: by their number, ranks would not agree on who averages gradients.
+    is_whole: bool
+    """Whether the step has no other work, on any rank."""
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether it has a list of closures, be it of one."""
+
     def ascent(self) -> Sequence[Closure]: ...
     def descent(self) -> Sequence[Closure]: ...
     def plain(self) -> Sequence[Closure]: ...
@@ -29,7 +37,9 @@ class Given:
 
     closures: Sequence[Closure]
     divisor: int
+    in_pieces: bool
     share: float | Tensor = 1.0
+    is_whole = True
 
     def ascent(self) -> Sequence[Closure]:
         return self.closures

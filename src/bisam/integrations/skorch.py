@@ -108,7 +108,7 @@ class SharpnessAwareNet:
         outputs: list[Any] = []
         parts = self._parts(batch)
         closures = [partial(self._run, MicroBatch(part), fit_params, outputs, len(parts)) for part in parts]
-        loss = optimizer.backward(closures[0] if len(closures) == 1 else closures)
+        loss = optimizer.backward(closures if self.accumulate > 1 else closures[0])
         net.notify(
             "on_grad_computed",
             named_parameters=TeeGenerator(net.get_all_learnable_params()),

@@ -52,6 +52,17 @@ def is_unscaled(scaler: Scaler | None, optimizer: torch.optim.Optimizer) -> bool
     return id(optimizer) in states and states[id(optimizer)]["stage"].name == "UNSCALED"
 
 
+def notes_on(scaler: Scaler | None, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """What the scaler notes of this optimizer until its next update: `scaler.step` writes into it that it has run."""
+    states = getattr(scaler, "_per_optimizer_states", None)
+    return None if states is None else states[id(optimizer)]
+
+
+def has_stepped(notes: dict[str, Any] | None) -> bool:
+    """Whether `scaler.step(optimizer)` has run since, be it that it called the optimizer's step or skipped it."""
+    return notes is not None and notes["stage"].name == "STEPPED"
+
+
 def forget(scaler: Scaler | None, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     """Take from the scaler what it has noted of that call, if there was one."""
     if scaler is None or not is_unscaled(scaler, optimizer):
