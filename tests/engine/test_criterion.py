@@ -7,7 +7,7 @@ from torch import nn
 
 import bisam
 
-from family import ConvNet, batch, build, closure_of, mlp
+from family import ConvNet, assert_close, batch, build, closure_of, mlp
 
 
 def test_the_criterion_is_the_ascent_on_the_way_up_and_the_descent_on_the_way_down():
@@ -282,13 +282,54 @@ def test_a_loss_of_several_terms_has_no_telemetry_that_would_be_wrong(name):
 
 
 @pytest.mark.parametrize("name", ["SAM", "BiSAM(log)"])
-def test_sums_of_several_closures_are_returned_as_their_gradient_is_averaged(name):
-    model, optimizer = build(name, net=mlp, descent=nn.CrossEntropyLoss(reduction="sum"))
-    x, y = batch()
-    expected = F.cross_entropy(model(x), y, reduction="sum").item() / 4
-    parts = zip(x.split(4), y.split(4), strict=True)
-    loss = optimizer.step([closure_of(model, optimizer, *part) for part in parts])
-    assert loss.item() == pytest.approx(expected, rel=1e-6)
+def test_sums_of_several_closures_add_up_as_those_of_parts_of_a_batch(name):
+    results = []
+    for form in ("whole", "parts", "list"):
+        model, optimizer = build(name, net=mlp, dtype=torch.float64, descent=nn.CrossEntropyLoss(reduction="sum"))
+        x, y = batch(dtype=torch.float64)
+        if form == "list":
+            parts = zip(x.split(5), y.split(5), strict=True)
+            loss = optimizer.step([closure_of(model, optimizer, *part) for part in parts])
+        else:
+            loss = optimizer.minimize(x, y, accumulate=1 if form == "whole" else 4)
+        results.append([loss, *optimizer.telemetry.as_dict().values(), *model.parameters()])
+    assert_close(results[0], results[1], 1e-12)
+    assert_close(results[0], results[2], 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("descent", "mean"),
+    [
+        (nn.CrossEntropyLoss(), lambda z, y: F.cross_entropy(z, y, reduction="none")),
+        (nn.MSELoss(), F.mse_loss),
+        (nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits),
+        (lambda z, y: F.cross_entropy(z, y.argmax(1)), lambda z, y: F.cross_entropy(z, y.argmax(1), reduction="none")),
+    ],
+)
+def test_closures_with_sequences_of_different_lengths_are_weighted_by_their_positions(descent, mean):
+    """Floating-point targets (N, K, length). The loss of the list is the mean over all positions."""
+    torch.manual_seed(0)
+    model = nn.Conv1d(3, 4, 1).double()
+    optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model, rho=0.0, descent=descent)
+    data = [(torch.randn(2, 3, n).double(), torch.randn(2, 4, n).double().softmax(1)) for n in (5, 20)]
+    whole = torch.cat([mean(model(x), y).expand_as(y[:, 0]).flatten() for x, y in data]).mean()
+    expected = torch.autograd.grad(whole, [*model.parameters()])
+    loss = optimizer.step([closure_of(model, optimizer, x, y) for x, y in data])
+    assert_close([p.grad for p in model.parameters()], expected, 1e-12)
+    assert loss.item() == pytest.approx(whole.item(), rel=1e-12)
+
+
+def test_a_mean_over_samples_is_weighted_by_samples():
+    torch.manual_seed(0)
+    model = nn.Conv1d(3, 4, 1).double()
+    descent = nn.KLDivLoss(reduction="batchmean")
+    optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model, rho=0.0, descent=descent)
+    shapes = [(2, 9), (4, 3)]
+    data = [(torch.randn(n, 3, m).double(), torch.randn(n, 4, m).double().softmax(1)) for n, m in shapes]
+    whole = sum(F.kl_div(model(x), y, reduction="sum") for x, y in data) / 6
+    expected = torch.autograd.grad(whole, [*model.parameters()])
+    optimizer.step([closure_of(model, optimizer, x, y) for x, y in data])
+    assert_close([p.grad for p in model.parameters()], expected, 1e-12)
 
 
 def test_a_bilevel_step_needs_its_criterion():

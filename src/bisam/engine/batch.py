@@ -77,7 +77,7 @@ class Planned:
     pieces: int
     share: float | Tensor
     is_whole: bool
-    divisor = 1
+    unweighted = False
     _scores: list[Tensor] = field(default_factory=list)
 
     @property

@@ -43,11 +43,13 @@ class Part(NamedTuple):
 
     labels: float
     kept: float | Tensor
+    is_sum: bool
 
     @classmethod
     def of(cls, objective: Objective, target: Tensor) -> Part:
-        labels = len(target) if target.is_floating_point() else target.numel()
-        return cls(float(labels), objective_options.divisor(objective, target))
+        kept = objective_options.divisor(objective, target)
+        is_sum = objective_options.setting(objective, "reduction", "mean") == "sum"
+        return cls(float(target.numel()) if isinstance(kept, Tensor) else kept, kept, is_sum)
 
 
 class Criterion:

@@ -62,13 +62,21 @@ def takes_several_labels(objective: Objective) -> bool:
 
 
 def divisor(objective: Objective, target: Tensor) -> float | Tensor:
-    """What the objective's value on these targets was divided by: 1 for a sum; for a mean the number of samples, less
-    what is ignored, by class weights if any."""
-    if setting(objective, "reduction", "mean") == "sum":
+    """What the objective's value on these targets was divided by: 1 for a sum; for a mean the number of labels, less
+    what is ignored, by class weights if any. Probabilities (N, K, …) are a label for each K numbers.
+
+    >>> divisor(nn.CrossEntropyLoss(), torch.zeros(2, 4, 5)), divisor(nn.MSELoss(), torch.zeros(2, 4, 5))
+    (10.0, 40.0)
+    """
+    reduction = setting(objective, "reduction", "mean")
+    if reduction == "sum":
         return 1.0
+    if reduction == "batchmean":
+        return float(len(target))
     ignore_index = setting(objective, "ignore_index")
     if ignore_index is None or target.is_floating_point():
-        return float(len(target))
+        classes = target.shape[1] if target.dim() > 1 and is_of_labels(objective) else 1
+        return target.numel() / classes
     exact = torch.float32 if target.device.type == "mps" else torch.float64  # 1/3 of a batch is a third in float64 too
     return label_weights(target, class_weights(objective), ignore_index).sum(dtype=exact)
 

@@ -36,7 +36,7 @@ from bisam.engine.checks import (
 )
 from bisam.engine.combined import Base, combine, leaves
 from bisam.engine.criterion import Criterion, Pass, Phase
-from bisam.engine.objective_options import setting, share
+from bisam.engine.objective_options import share
 from bisam.engine.passes import TwoPasses
 from bisam.engine.work import Given, Work
 from bisam.engine.wrapper import parts_of
@@ -199,7 +199,8 @@ class SharpnessAware(TwoPasses):
         """One step: run the closure in both passes, then update.
 
         The closure computes `criterion(model(x), y)`, calls `backward` on it and returns it. A list of closures, one
-        for each micro-batch, is one step on all of them together: each is weighted by its labels that are not ignored.
+        for each micro-batch, is one step on all of them together: means are weighted by the labels that are not
+        ignored, sums add up. With several ranks, give a list on all of them or on none.
         Clip by `clip_norm=`: a closure sees only its own gradients.
 
         Returns what the closure returned at w; for the bilevel variants the descent's loss at w, if the closure called
@@ -316,7 +317,7 @@ class SharpnessAware(TwoPasses):
         closures = [closure] if callable(closure) else as_closures(closure)
         if self.plan.chooses or self.micro_batch is not None:
             check_sees_batch(self, "step(closure)")
-        return [Given(closures, divisor=len(closures), in_pieces=not callable(closure))]
+        return [Given(closures, in_pieces=not callable(closure))]
 
     def plan_batch(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Sequence[Work]:
         """The work of `minimize`."""
@@ -351,12 +352,11 @@ class SharpnessAware(TwoPasses):
         values = self._run(work, update=update)
         if not isinstance(work[0], Given):
             return self._observed_loss()
-        value, closures = _mean(values), work[0].divisor
+        value = _mean(values)
         if not self.criterion.bilevel and value is not None:
             return value
         loss = self._observed_loss()
-        sums = closures > 1 and setting(self.criterion.descent, "reduction") == "sum"
-        return value if loss is None else loss / closures if sums else loss
+        return value if loss is None else loss
 
     def _observed_loss(self) -> Tensor | None:
         """The descent's loss at w; without an ascent pass, where the only pass was."""

@@ -244,7 +244,7 @@ class TwoPasses(Moves):
         followed: bool = False,
         may_be_empty: bool = False,
     ) -> tuple[Gradients, list[Any]]:
-        """Run the closures of one pass of a part. Returns the sum of their gradients, over its divisor, and values.
+        """Run the closures of one pass of a part. Returns the sum of their gradients, and their values.
 
         Each closure of a list counts by its labels. The gradients `of_others` follow those of `params`, or are dropped.
         `averaged` over the ranks, or not; `followed` by passes whose gradients may come to lie in the same memory.
@@ -252,7 +252,7 @@ class TwoPasses(Moves):
         wanted = [*params, *self._others] if of_others else params
         total: Gradients | None = None
         values = []
-        weights = Weights(self.criterion) if part.divisor > 1 else None
+        weights = Weights(self.criterion) if part.unweighted else None
         replicas = self._sync.replicas
         # DistributedDataParallel averages one closure's gradients while they are computed; of several, the sum
         during = averaged and not part.in_pieces and (not replicas or self._sync.overlaps)

@@ -15,13 +15,15 @@ from bisam.tensors.gradients import Gradients
 class Weights:
     """What each closure of a list counts for: the samples, or tokens, that its criterion did not ignore.
 
-    The mean of means would weigh a token of a short closure more. If no closure calls the criterion, all count alike.
+    The mean of means would weigh a token of a short closure more. Sums add up, as those of parts of a batch do. If no
+    closure calls the criterion, all count alike.
     """
 
     def __init__(self, criterion: Criterion) -> None:
         self._criterion = criterion
         self._found: list[float | Tensor | None] = []
         self._unit = 1.0
+        self._are_sums = False
 
     def begin_closure(self) -> None:
         self._criterion.parts = []
@@ -30,6 +32,7 @@ class Weights:
         parts, self._criterion.parts = self._criterion.parts or [], None
         if parts and not self._found:
             self._unit = parts[0].labels  # weights near 1: gradients in half precision overflow easily
+        self._are_sums = any(part.is_sum for part in parts)
         weight = sum(part.kept for part in parts) / len(parts) / self._unit if parts else None
         self._found.append(weight)
         return found if weight is None else gradients.scale_(found, weight)
@@ -45,13 +48,15 @@ class Weights:
 
     @property
     def _share(self) -> float | Tensor:
-        """1 ÷ the sum of the weights; 0 if every label was ignored."""
+        """1 ÷ the sum of the weights; 0 if every label was ignored. Sums add up to that of the whole."""
+        if self._are_sums:
+            return 1.0
         known = [weight for weight in self._found if weight is not None]
         whole = sum(known) if known else float(len(self._found))
         return torch.where(whole == 0, 0.0, 1 / whole) if isinstance(whole, Tensor) else 1 / whole
 
     def mean(self, values: list[Any]) -> list[Any]:
-        """The weighted mean of what the closures returned, as a list of one; all of them where they are no numbers."""
+        """The weighted mean, or sum, of what the closures returned, as a list of one; all if they are no numbers."""
         if not all(isinstance(value, Tensor | float) for value in values):
             return values
         factors = [1.0 if weight is None else weight for weight in self._found]

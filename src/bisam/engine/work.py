@@ -12,11 +12,10 @@ from bisam.engine.checks import Closure
 
 
 class Work(Protocol):
-    """The samples that share one ε, as closures for each pass. Gradients of the closures add up, over `divisor`."""
+    """The samples that share one ε, as closures for each pass, whose gradients add up."""
 
     share: float | Tensor
     """The weight of its descent gradient in that of the step."""
-    divisor: int
 
     # Another rank may have more of them, or fewer: by their number, ranks would not agree on who averages gradients.
     is_whole: bool
@@ -25,6 +24,10 @@ class Work(Protocol):
     @property
     def in_pieces(self) -> bool:
         """Whether it has a list of closures, be it of one."""
+
+    @property
+    def unweighted(self) -> bool:
+        """Whether its closures are still to be weighted, by their labels."""
 
     def ascent(self) -> Sequence[Closure]: ...
     def descent(self) -> Sequence[Closure]: ...
@@ -36,10 +39,13 @@ class Given:
     """Closures that the user gave, one for each part of the batch: the same in every pass."""
 
     closures: Sequence[Closure]
-    divisor: int
     in_pieces: bool
     share: float | Tensor = 1.0
     is_whole = True
+
+    @property
+    def unweighted(self) -> bool:
+        return len(self.closures) > 1
 
     def ascent(self) -> Sequence[Closure]:
         return self.closures
