@@ -282,6 +282,27 @@ def test_gradients_pass_gradcheck_and_gradgradcheck(phi, soft):
     assert torch.autograd.gradgradcheck(lambda z: objective(z, target), logits)
 
 
+FORMS = {
+    "fused": lambda q, z, y: torch.autograd.grad(q(z, y), z)[0],
+    "plain": lambda q, z, y: torch.autograd.grad(q.plain(z, y), z)[0],
+    "one-hot": lambda q, z, y: torch.autograd.grad(q(z, F.one_hot(y, z.shape[1]).to(z.dtype)), z)[0],
+    "torch.func": lambda q, z, y: torch.func.grad(q)(z, y),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("mu", "margin"), [(1.0, 18.0), (41.0, 1.0)])
+def test_a_sample_far_from_the_boundary_keeps_its_gradient_in_float32(form, mu, margin):
+    torch.manual_seed(0)
+    logits, labels = torch.randn(8, 10) / 2, torch.arange(8)
+    logits[labels, labels] = logits.max(1).values + margin
+    found, exact = (
+        FORMS[form](LowerBound(mu=mu), logits.to(dtype).requires_grad_(), labels).double()
+        for dtype in (torch.float32, torch.float64)
+    )
+    torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-35)
+
+
 def test_the_gradient_has_the_closed_form():
     """With p = softmax(μφ(F)): ∂Q/∂z_j = p_j φ′(F_j) for j ≠ y, and minus their sum for y."""
     logits, labels = random_problem(2, 6, samples=1, scale=2.0)

@@ -90,7 +90,7 @@ class SAM(SharpnessAware):
         """The form of that class: the first backward pass is done already, the closure does the second."""
         self._notice_skipped_update()
         if self._awaits_update:
-            return super().step(closure)
+            return self._update_after_backward(closure)  # not super().step(), whose hooks would run twice
         check_caller(self, closure)
         if closure is None:
             raise TypeError(

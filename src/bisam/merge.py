@@ -50,11 +50,10 @@ class SurrogateGap(Merge):
         self.alpha = numbers.non_negative("alpha", alpha)
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
-        pairs = [(p.grad, g) for p, g in zip(params, at_weights, strict=True) if _dense(p.grad) and _dense(g)]
-        if not pairs:
+        known = _with_both(params, at_weights)
+        if not known:
             return
-        at_perturbed: list[Tensor] = [p for p, _ in pairs]  # type: ignore[misc]
-        plain: list[Tensor] = [g for _, g in pairs]  # type: ignore[misc]
+        at_perturbed, plain = [p for _, p, _ in known], [g for *_, g in known]
         along = _finite_ratio(buckets.dot(plain, at_perturbed), buckets.norm(at_perturbed).square())
         # g_p − α(g − c g_p) = (1 + αc) g_p − α g, in place
         torch._foreach_mul_(_local(at_perturbed), 1 + self.alpha * along)
@@ -74,9 +73,8 @@ class WeightedSharpness(Merge):
         self.gamma = numbers.share("gamma", gamma, zero=True)
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
-        pairs = [(p.grad, g) for p, g in zip(params, at_weights, strict=True) if _dense(p.grad) and _dense(g)]
-        if pairs:
-            at_perturbed, plain = (_local(tensors) for tensors in zip(*pairs, strict=True))
+        if known := _with_both(params, at_weights):
+            at_perturbed, plain = _local([p for _, p, _ in known]), _local([g for *_, g in known])
             weight = self.gamma / (1 - self.gamma)
             torch._foreach_mul_(at_perturbed, weight)
             torch._foreach_add_(at_perturbed, plain, alpha=1 - weight)
@@ -98,15 +96,15 @@ class Reuse(Merge):
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
         assert self.memory is not None
-        known = [(p, g) for p, g in zip(params, at_weights, strict=True) if _dense(p.grad) and _dense(g)]
-        owners, plain = [p for p, _ in known], [g for _, g in known if g is not None]
+        known = _with_both(params, at_weights)
+        owners, plain = [p for p, *_ in known], [g for *_, g in known]
         before = self.memory.tensors.get("orthogonal", {})
         # in the same storage as ever, so that a captured step finds it
         remembered = {p: before[p] if p in before else torch.empty_like(g) for p, g in zip(owners, plain, strict=True)}
         self.memory.tensors["orthogonal"] = remembered
         if not known:
             return
-        at_perturbed: list[Tensor] = [p.grad for p in owners]  # type: ignore[misc]
+        at_perturbed = [p for _, p, _ in known]
         along = _ratio(buckets.dot(at_perturbed, plain), buckets.norm(plain).square())
         # g_s − c g, in the storage of g, which is not needed any more
         orthogonal = _local(plain)
@@ -120,7 +118,7 @@ class Reuse(Merge):
     def plain(self, params: Sequence[Tensor]) -> None:
         assert self.memory is not None
         table = self.memory.tensors.get("orthogonal", {})
-        known = [(p.grad, table[p]) for p in params if p.grad is not None and _dense(p.grad) and p in table]
+        known = [(p.grad, table[p]) for p in params if p.grad is not None and p in table]
         if not known:
             return
         plain, orthogonal = [g for g, _ in known], [v for _, v in known]
@@ -128,9 +126,17 @@ class Reuse(Merge):
         torch._foreach_add_(_local(plain), torch._foreach_mul(_local(orthogonal), factor))
 
 
-def _dense(gradient: Tensor | None) -> bool:
-    """Whether it takes part: a sparse gradient, of a group that is not perturbed, reaches the update as it is."""
-    return gradient is not None and gradient.layout is torch.strided
+def _with_both(params: Sequence[Tensor], at_weights: Gradients) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The parameters that have a gradient at w + ε and one at w, with both of them."""
+    known = [(p, p.grad, g) for p, g in zip(params, at_weights, strict=True) if p.grad is not None and g is not None]
+    for param, *both in known:
+        if any(gradient.layout is not torch.strided for gradient in both):
+            raise RuntimeError(
+                f"a parameter of shape {tuple(param.shape)} has a sparse gradient, and this variant computes with the "
+                "gradients at w and at w + ε of all parameters, also of those with rho=0. Build its layer with "
+                "sparse=False, or use a variant that leaves gradients as they are, such as SAM"
+            )
+    return known
 
 
 def _local(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -223,7 +223,8 @@ class LowerBound(nn.Module):
             return self._expectation(logits, target.to(logits.dtype))
         counted = target != self.ignore_index
         labels = target.masked_fill(~counted, 0)
-        q = self._smooth_maximum(margins(logits, labels))
+        classes = _along_classes(logits)
+        q = self._smooth_maximum(_constant_where(classes == labels.unsqueeze(1), margins(logits, labels)))
         share = counted.to(q.dtype)
         if self.weight is not None:
             share = share * self.weight.to(q.dtype)[labels]
@@ -237,7 +238,11 @@ class LowerBound(nn.Module):
         if self.weight is not None:
             shape = (1, -1) + (1,) * (logits.dim() - 2)
             probabilities = probabilities * self.weight.to(logits.dtype).view(shape)
-        q = self._smooth_maximum(logits.unsqueeze(2) - logits.unsqueeze(1))  # over dimension 1, for each label
+        classes = _along_classes(logits)
+        is_own = classes.unsqueeze(2) == classes.unsqueeze(1)
+        q = self._smooth_maximum(
+            _constant_where(is_own, logits.unsqueeze(2) - logits.unsqueeze(1))  # over dimension 1, for each label
+        )
         return (probabilities * q).sum(1), probabilities.sum(1)
 
     def _smooth_maximum(self, margins: Tensor) -> Tensor:
@@ -396,6 +401,17 @@ def _outside(labels: Tensor, classes: int) -> IndexError:
         f"labels must lie in 0 … {classes - 1}, for logits of {classes} classes; got labels from "
         f"{int(labels.min())} to {int(labels.max())}{remedy}"
     )
+
+
+def _along_classes(logits: Tensor) -> Tensor:
+    """The number of each class, in a shape that goes with logits (N, K, …)."""
+    return torch.arange(logits.shape[1], device=logits.device).view(1, -1, *(1,) * (logits.dim() - 2))
+
+
+def _constant_where(is_own: Tensor, margins: Tensor) -> Tensor:
+    """The margins; those of each label to itself, z_y − z_y, as constants. Their slopes cancel, and leave an error of
+    rounding that is larger than the gradient of a sample with a large margin."""
+    return torch.where(is_own, margins.detach(), margins)
 
 
 def _class_dim(logits: Tensor) -> int:

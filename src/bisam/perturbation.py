@@ -40,6 +40,9 @@ class Perturbation:
     needs_ascent = True
     """Whether it needs the gradient of an ascent pass. Without one, a step is one pass, at w + ε."""
 
+    reads_base_state = False
+    """Whether it needs what the base optimizer keeps for each parameter, such as its momentum."""
+
     acts_before_ascent = False
     """Whether `before_ascent` does something, so that the passes cannot be run by hand."""
 
@@ -426,6 +429,7 @@ class AlongMomentum(Around):
     """
 
     needs_ascent = False
+    reads_base_state = True
 
     def __init__(self, inner: Perturbation, keys: Sequence[str] = ("momentum_buffer", "exp_avg")) -> None:
         super().__init__(inner)
@@ -434,7 +438,7 @@ class AlongMomentum(Around):
 
     def check(self, group: dict[str, Any]) -> None:
         super().check(group)
-        if not group.get("momentum") and "betas" not in group:
+        if not is_zero(group["rho"]) and not group.get("momentum") and "betas" not in group:
             raise ValueError(
                 "the perturbation follows the momentum of the base optimizer, which keeps none: give it one, such as "
                 "torch.optim.SGD(params, lr=0.1, momentum=0.9)"

@@ -217,3 +217,13 @@ def test_the_two_step_class_steps_after_backward():
     old.step()
     new.step(closure_of(expected, new, x, y))
     assert_identical([*model.parameters()], [*expected.parameters()])
+
+
+def test_hooks_of_the_two_step_class_run_once_after_backward():
+    bisam.SAM(torch.optim.SGD(mlp().parameters(), lr=0.1))  # torch wraps `step` of a class that it has built
+    model, calls = mlp(), []
+    optimizer = bisam.compat.SAM(model.parameters(), torch.optim.SGD, rho=0.05, lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: calls.append("step"))
+    optimizer.backward(closure_of(model, optimizer, *batch(0)))
+    optimizer.step()
+    assert calls == ["step"]

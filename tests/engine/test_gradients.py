@@ -301,3 +301,19 @@ def test_closures_that_put_the_same_memory_into_grad_are_refused():
     with pytest.raises(RuntimeError, match="wrote into the gradients of the one before it"):
         optimizer.step([partial(closure, *batch(seed)) for seed in (1, 2)])
     assert_identical(before, list(model.parameters()))
+
+
+@pytest.mark.parametrize("kind", ["same", "expanded"])
+def test_gradients_that_share_memory_are_refused(kind):
+    """`torch.autograd.grad` returns one tensor for two summands, and an expanded one for a sum."""
+    first, second = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+    optimizer = SAM(torch.optim.SGD([first, second], lr=0.1))
+
+    def closure():
+        loss = (first + second).square().sum() if kind == "same" else first.sum() + second.square().sum()
+        first.grad, second.grad = torch.autograd.grad(loss, [first, second])
+        return loss
+
+    with pytest.raises(RuntimeError, match=r"same memory in .grad of several parameters.*gradient.clone\(\)"):
+        optimizer.step(closure)
+    assert_identical([first, second], [torch.ones(4)] * 2)

@@ -157,3 +157,15 @@ def test_a_base_that_loads_in_a_way_of_its_own_leaves_each_group_its_radius():
     optimizer = SAM(LoadsByItself(groups, lr=0.1), model, rho=0.05)
     optimizer.load_state_dict(plain)
     assert [(group["rho"], group["lr"]) for group in optimizer.param_groups] == [(0.2, 0.3), (0.0, 0.3)]
+
+
+@pytest.mark.parametrize("name", ["LookSAM", "FriendlySAM", "VaSSO"])
+def test_a_group_that_is_removed_is_not_in_the_checkpoint(name):
+    model, optimizer = build(name, net=mlp)
+    optimizer.add_param_group({"params": [extra := nn.Parameter(torch.ones(4))]})
+    x, y = batch()
+    loss = (optimizer.criterion(model(x) * extra, y) for _ in range(2))
+    optimizer.step(lambda: next(loss).backward())
+    del optimizer.param_groups[-1], optimizer.state[extra]
+    state = optimizer.state_dict()
+    build(name, net=mlp)[1].load_state_dict(state)

@@ -545,10 +545,99 @@ def test_batch_statistics_that_cannot_be_brought_back_are_named_once():
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
     optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
     (closure,) = in_list(model, optimizer, [batch()])
-    with pytest.warns(UserWarning, match=r"BatchNorm1d may update buffers .* in both passes.*SAM\(base, model\)"):
+    with pytest.warns(UserWarning, match=r"BatchNorm1d updated buffers .* in both passes.*SAM\(base, model\)"):
         optimizer.step(closure)
     optimizer.step(closure)  # warnings are errors here
     for unaffected in (nn.Sequential(*model).eval(), mlp()):
         optimizer = bisam.SAM(torch.optim.SGD(unaffected.parameters(), lr=0.1))
         optimizer.step(in_list(unaffected, optimizer, [batch()])[0])
     assert not nn.modules.module._global_forward_pre_hooks
+
+
+def test_batch_statistics_of_a_model_beside_the_given_one_are_named():
+    """As of a teacher, or a second network. Class weights are a buffer that nothing changes."""
+    torch.manual_seed(0)
+    model, teacher = mlp(), nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 4))
+    x, y = batch()
+    weighted = nn.CrossEntropyLoss(weight=torch.ones(4))
+
+    def trained(given, teach):
+        optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), given)
+
+        def closure():
+            if teach:
+                teacher(x)
+            loss = weighted(model(x), y)
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure)
+
+    with pytest.warns(UserWarning, match=r"BatchNorm1d updated buffers.*nn.ModuleList.*or switch those to eval"):
+        trained(model, teach=True)
+    trained(nn.ModuleList([model, teacher]), teach=True)  # warnings are errors here
+    trained(model, teach=False)
+    trained(None, teach=False)
+    teacher.eval()
+    trained(model, teach=True)
+
+
+# Weights that are saved before the first forward pass
+
+
+class Initialised(nn.Module):
+    """A layer that takes its scale from the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+        self.register_buffer("done", torch.tensor(False))
+
+    def forward(self, x):
+        if not self.done:
+            self.scale.data.copy_(1 / x.std(0))  # `.data` counts no versions
+            with torch.no_grad():
+                self.scale.mul_(1.0)
+            self.done.fill_(True)
+        return x * self.scale
+
+
+@pytest.mark.parametrize("name", ["ESAM", "RSAM", "MSAM"])
+def test_weights_that_the_first_forward_pass_writes_are_named_where_they_are_lost(name):
+    x, y = batch()
+    for form in ("minimize", "step"):
+        if (name, form) == ("ESAM", "step"):
+            continue  # it chooses samples
+        model, optimizer = build(name, net=lambda: nn.Sequential(Initialised(), mlp()))
+        closure = closure_of(model, optimizer, x, y)
+        with pytest.warns(UserWarning, match=f"{name} saves the weights before it.*run the model on a batch before"):
+            optimizer.minimize(x, y) if form == "minimize" else optimizer.step(closure)
+        optimizer.minimize(x, y)
+    model, optimizer = build(name, net=lambda: nn.Sequential(Initialised(), mlp()))
+    model(x)
+    optimizer.minimize(x, y)
+
+
+def test_weights_that_the_first_forward_pass_writes_stay_where_it_is_at_the_weights():
+    x, y = batch()
+    model, optimizer = build("BiSAM(log)", net=lambda: nn.Sequential(Initialised(), mlp()), rho=0.1)
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.minimize(x, y)
+    assert_close([model[0].scale], [1 / x.std(0)], 1e-6)
+
+
+@pytest.mark.parametrize("name", ["ESAM", "RSAM", "MSAM"])
+def test_lazy_layers_need_a_forward_pass_where_weights_are_saved_before_it(name):
+    x, y = batch()
+
+    def lazy(variant):
+        model = nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 4))
+        return model, getattr(bisam, variant)(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+
+    model, optimizer = lazy(name)
+    with pytest.raises(RuntimeError, match=rf"lazy layers.*{name} saves the weights before it.*torch.no_grad\(\)"):
+        optimizer.minimize(x, y)
+    with torch.no_grad():
+        model(x)
+    optimizer.minimize(x, y)
+    lazy("SAM")[1].minimize(x, y)

@@ -427,6 +427,27 @@ def test_ranks_may_use_other_parameters_in_other_passes_and_other_groups():
             assert_close(weights[variant, "alone"], weights_of(model), 1e-12)
 
 
+def refuse_what_ranks_lack():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the import uses what torch deprecates
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    model, optimizer = build_replicas("SAM")
+    x, y = (ranks.mine(t) for t in data(0))
+    before = weights_of(model)
+    refused = pytest.raises(RuntimeError, match=r"join\(\) takes part for a rank.*Give all ranks as many batches")
+    with refused, model.join():
+        optimizer.minimize(x, y, accumulate=2)
+    assert_identical(before, weights_of(model))
+    sharded = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    with pytest.raises(TypeError, match="keeps on each rank the state of some parameters only"):
+        bisam.MSAM(sharded, model)
+    return True
+
+
+def test_what_a_rank_has_not_is_refused():
+    assert ranks.run(refuse_what_ranks_lack) == [True, True]
+
+
 def train_static_graph():
     with pytest.raises(ValueError, match=r'averages in its first pass, which is an ascent.*use sharpness="global"'):
         build_replicas("SAM", wrap={"static_graph": True})

@@ -21,6 +21,7 @@ from bisam.numbers import is_count, is_number
 from bisam.perturbation import Perturbation
 from bisam.plan import Plan
 from bisam.tensors.distributed import GradientSync
+from bisam.tensors.snapshot import modules_of
 
 Closure = Callable[[], Any]
 Start = int | Callable[[int], bool]
@@ -57,6 +58,11 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
         raise TypeError(
             f"{type(base).__name__} is a torch optimizer without {', '.join(missing)}, as wrappers of another one may "
             "be. Give the optimizer that it wraps as the base, and wrap the sharpness-aware one"
+        )
+    if perturbation.reads_base_state and any(c.__name__ == "ZeroRedundancyOptimizer" for c in type(base).__mro__):
+        raise TypeError(
+            "ZeroRedundancyOptimizer keeps on each rank the state of some parameters only, and the perturbation needs "
+            "that of all. Use fully_shard (FSDP2), or a variant with an ascent pass, such as SAM"
         )
     if isinstance(base, torch.optim.LBFGS):
         raise TypeError("LBFGS evaluates its closure many times in a step and cannot be a base optimizer")
@@ -193,6 +199,15 @@ def check_ascent(perturbation: Perturbation, name: str, ascent: Any, micro_batch
         raise ValueError(f"{name} perturbs all samples alike, so micro_batch= has no meaning: use accumulate=")
 
 
+def refuse_lazy(params: Sequence[Tensor], name: str) -> None:
+    """Parameters without a shape, where the weights are saved before the first forward pass gives them one."""
+    if any(nn.parameter.is_lazy(param) for param in params):
+        raise RuntimeError(
+            f"the model has lazy layers, whose parameters get their shapes in the first forward pass, and {name} saves "
+            "the weights before it: run the model on a batch first, with torch.no_grad()"
+        )
+
+
 class Variant(Protocol):
     """What decides whether a form of the step can be used."""
 
@@ -268,26 +283,40 @@ def has_no_reentrant_checkpoint(loss: Tensor) -> bool:
 
 
 class WatchBuffers:
-    """Which modules with batch statistics run in the first step of an optimizer that has no model."""
+    """Which modules that the optimizer was not given change their buffers in its first step."""
 
-    def __init__(self) -> None:
-        self._found: set[str] = set()
+    def __init__(self, model: nn.Module | None) -> None:
+        self._has_model, self._given = model is not None, {*modules_of(model)}
+        self._found: dict[nn.Module, list[tuple[str, int, int | None]]] = {}
         self._handle = register_module_forward_pre_hook(self._look)
 
     def _look(self, module: nn.Module, _: Any) -> None:
-        if module.training and any(buffer.is_floating_point() for buffer in module.buffers(recurse=False)):
-            self._found.add(type(module).__name__)
+        if module not in self._given and module not in self._found:
+            self._found[module] = _versions_of_buffers(module)
 
     def warn(self, name: str) -> None:
-        if self._found:
+        changed = {type(m).__name__ for m, before in self._found.items() if before != _versions_of_buffers(m)}
+        if changed:
+            remedy = f"the model {name} cannot bring them back: give it, as in {name}(base, model)"
+            if self._has_model:
+                remedy = (
+                    f"a model that has them, {name} cannot bring them back: give it torch.nn.ModuleList([…]) of all "
+                    "models that run, or switch those to eval() that are not trained"
+                )
             warnings.warn(
-                f"{', '.join(sorted(self._found))} may update buffers (batch statistics) in both passes of a step, and "
-                f"without the model {name} cannot bring them back: give it, as in {name}(base, model)",
+                f"{', '.join(sorted(changed))} updated buffers (batch statistics) in both passes of a step, and "
+                f"without {remedy}",
                 stacklevel=6,
             )
 
     def stop(self) -> None:
         self._handle.remove()
+
+
+def _versions_of_buffers(module: nn.Module) -> list[tuple[str, int, int | None]]:
+    """Which tensors they are, and how often each was written to: the kernels of batch norm count their batches too."""
+    buffers = ((name, buffer) for name, buffer in module._buffers.items() if buffer is not None)
+    return [(name, id(buffer), None if buffer.is_inference() else buffer._version) for name, buffer in buffers]
 
 
 class RefuseUnknownReplicas:

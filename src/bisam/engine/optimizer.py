@@ -94,7 +94,8 @@ class SharpnessAware(TwoPasses):
         scaler: a GradScaler. Closures call `scaler.scale(loss).backward()`; the optimizer unscales, skips updates
             after an overflow, and calls `scaler.update()`.
         autocast: the type for `torch.autocast` around the forward passes of `minimize`.
-        same_dropout: draw the same random numbers (dropout masks) in both passes.
+        same_dropout: draw the same random numbers (dropout masks) in both passes. A pass on chosen samples (ESAM,
+            K-SAM) draws the masks of as many first samples.
     """
 
     def __init__(

@@ -7,8 +7,8 @@ have the descent's gradient in the end, beside what they had accumulated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,9 @@ from bisam.engine.checks import (
     WatchBuffers,
     explain_graph_of_first_pass,
     has_no_reentrant_checkpoint,
+    refuse_lazy,
     refuse_loss_without_criterion,
+    warn_caller,
 )
 from bisam.engine.criterion import Pass
 from bisam.engine.moves import Moves
@@ -56,7 +58,7 @@ class TwoPasses(Moves):
         self._refuse_inside_step("step() or minimize()")
         perturbs = self._perturbs()
         self._begin(work, params)
-        watch = WatchBuffers() if perturbs and not self._has_perturbed and self.model is None else None
+        watch = WatchBuffers(self.model) if perturbs and self._may_miss_buffers(work[0]) else None
         is_first_of_many = self._steps == 0 and self._sync.may_miss_replicas
         replicas = RefuseUnknownReplicas(type(self).__name__) if is_first_of_many else None
         try:
@@ -84,6 +86,11 @@ class TwoPasses(Moves):
             self._stale, self._running, self.criterion.parts, self._of_others = None, False, None, None
             self.criterion.finish()
         return values
+
+    def _may_miss_buffers(self, work: Work) -> bool:
+        """Whether to look, once, for buffers beside the model's that both passes update: a closure may run anything."""
+        is_new = not self._has_perturbed and self.perturbation.needs_ascent
+        return is_new and isinstance(work, Given) and not _is_compiled(self.model)  # a hook would compile it anew
 
     def _begin(self, work: Sequence[Work], params: list[Tensor]) -> None:
         """Take away the gradients from before the step."""
@@ -124,6 +131,8 @@ class TwoPasses(Moves):
         """Leave the gradient of a perturbed step in `.grad`: each part of the work has its own ε, and all add up."""
         if not self._captured:
             self.perturbation.begin_step()
+        if not self._has_perturbed and (self.perturbation.acts_before_ascent or not self.perturbation.needs_ascent):
+            refuse_lazy(params, type(self).__name__)
         if self.vectorize and are_equal_batches(work):
             return self._vectorized_step(work, params)
         values: list[Any] = []
@@ -150,7 +159,10 @@ class TwoPasses(Moves):
             closures = part.descent()
             if random is not None:
                 random.restore()
-            found, more = self._pass(part, closures, params, of_others=True, averaged=is_whole, followed=not is_whole)
+            with nullcontext() if self.perturbation.needs_ascent else self._warn_of_lost_writes(params):
+                found, more = self._pass(
+                    part, closures, params, of_others=True, averaged=is_whole, followed=not is_whole
+                )
             values += [] if self.perturbation.needs_ascent else more
             self._bring_back()
             total = gradients.add(total, found)
@@ -197,7 +209,7 @@ class TwoPasses(Moves):
             random = RandomState(self._devices()) if self.same_dropout else None
             # the perturbation may have frozen every parameter that the loss uses: then the descent finds gradients
             may_be_empty = isinstance(part, Planned)
-            with self._others_unchanged():
+            with self._others_unchanged(), self._warn_of_lost_writes(params):
                 found, values = self._pass(
                     part, closures, params, averaged=not self._sync.is_local, may_be_empty=may_be_empty
                 )
@@ -207,6 +219,22 @@ class TwoPasses(Moves):
         finally:
             if self.perturbation.acts_before_ascent:
                 self.perturbation.after_ascent()
+
+    @contextmanager
+    def _warn_of_lost_writes(self, params: list[Tensor]) -> Iterator[None]:
+        """Around the first pass, in the first step: the forward pass may write to weights that were saved before it."""
+        if self._has_perturbed or self._weights.originals is None:
+            yield
+            return
+        before = gradients.versions(params)
+        yield
+        if before != gradients.versions(params):
+            warn_caller(
+                f"the forward pass writes to parameters, and {type(self).__name__} saves the weights before it: what "
+                "was written is lost, while buffers stay as the pass leaves them. If this is a layer that initialises "
+                "itself from the first batch, run the model on a batch before; if it writes in every pass, as "
+                "nn.Embedding(max_norm=…) does, use a variant whose first pass is at the weights, such as SAM"
+            )
 
     def _look_for_checkpoints(self, closure: Closure) -> Any:
         value = closure()
@@ -270,6 +298,8 @@ class TwoPasses(Moves):
                     "into .grad. Let backward() create the gradients, or put a copy there"
                 )
             found = gradients.take(wanted, copied=copied)
+            if not self._has_perturbed:
+                gradients.refuse_shared(found)
             if not of_others:  # the next closure would add to them, in memory that FSDP2 shares with ours
                 gradients.take(self._others)
             if (followed or len(closures) > 1) and not copied:

@@ -138,6 +138,7 @@ class GradientSync:
         """The mean over the ranks, of what DistributedDataParallel did not average: a sum of several closures."""
         if not self.replicas:
             return gradients
+        _refuse_join(self.replicas)
         ours = {id(param) for replica in self.replicas for param in _averaged_by(replica)}
         if not self.overlaps:
             ours &= self._used_on_any_rank(params, gradients)
@@ -217,6 +218,16 @@ def _refuse_unaveraged(replicas: Sequence[nn.parallel.DistributedDataParallel]) 
             "DistributedDataParallel with static_graph=True averages in its first pass, and this step averages after "
             "its passes: it has several closures, accumulate=, micro-batches or find_unused_parameters=True. Use "
             "static_graph=False"
+        )
+
+
+def _refuse_join(replicas: Sequence[nn.parallel.DistributedDataParallel]) -> None:
+    """Averaging that a rank without batches does not take part in."""
+    if any(replica._join_config.enable for replica in replicas):
+        raise RuntimeError(
+            "DistributedDataParallel.join() takes part for a rank that has run out of batches only where gradients are "
+            "averaged within a pass, and this step averages after its passes: it has several closures, accumulate=, "
+            "micro_batch= or find_unused_parameters=True. Give all ranks as many batches, or step with whole ones"
         )
 
 

@@ -38,6 +38,17 @@ def _is_part(gradient: Tensor) -> bool:
     return gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size()
 
 
+def refuse_shared(gradients: Gradients) -> None:
+    """Gradients that share memory, as `torch.autograd.grad` may return them: each is scaled in place."""
+    plain = [g for g in gradients if type(g) is Tensor and g.layout is torch.strided and g.numel() > 0]
+    repeats_itself = any(torch._debug_has_internal_overlap(gradient) == 1 for gradient in plain)
+    if repeats_itself or len({gradient.data_ptr() for gradient in plain}) < len(plain):
+        raise RuntimeError(
+            "the closure left the same memory in .grad of several parameters, or an expanded tensor, and the step "
+            "scales each gradient in place. Let backward() create the gradients, or put copies there: gradient.clone()"
+        )
+
+
 def put(params: Sequence[Tensor], gradients: Gradients) -> None:
     for param, gradient in zip(params, gradients, strict=True):
         param.grad = gradient
@@ -155,7 +166,7 @@ def _marks(gradient: Tensor) -> tuple[int | None, int | None]:
     return getattr(gradient, _MARK, None), getattr(gradient, _ZEROS, None)
 
 
-def versions(found: Gradients) -> list[int | None]:
+def versions(found: Sequence[Tensor | None]) -> list[int | None]:
     """Counts that rise where a gradient is written to."""
     return [None if gradient is None else _version(gradient) for gradient in found]
 

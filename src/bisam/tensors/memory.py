@@ -42,7 +42,8 @@ class Memory:
 
     def state_dict(self, params: Sequence[Tensor]) -> dict[str, Any]:
         index = {param: i for i, param in enumerate(params)}
-        tensors = {name: {index[p]: t for p, t in table.items()} for name, table in self.tensors.items()}
+        # a parameter that the optimizer has no longer may be remembered
+        tensors = {name: {index[p]: t for p, t in table.items() if p in index} for name, table in self.tensors.items()}
         return {"tensors": tensors, "generator": self.generator.get_state()}
 
     @classmethod
