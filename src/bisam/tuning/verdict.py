@@ -74,7 +74,7 @@ class RhoSweep:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What matters before the choice is used, a sentence or two each."""
-        remarks = [self._choice(), self._scatter(), self._plain_training(), self._edge(), self._diverged()]
+        remarks = [self._choice(), self._scatter(), self._plain_training(), self.edge, self._diverged()]
         return (*(remark for remark in remarks if remark), SHORT_TRAINING)
 
     def __str__(self) -> str:
@@ -111,7 +111,9 @@ class RhoSweep:
             return "Plain training (ρ = 0) is among them: this sweep does not show that perturbing helps."
         return ""
 
-    def _edge(self) -> str:
+    @property
+    def edge(self) -> str:
+        """A sentence where ρ is at an end of the grid: what to try beside it. Else empty."""
         smallest, largest = self.points[0].rho, self.points[-1].rho
         if self.rho == largest:
             return f"ρ = {largest:g} is the largest of the grid: try {_listed(_beyond(largest, up=True))} too."

@@ -256,3 +256,9 @@ def test_parquet_needs_no_datasets_and_other_tables_name_what_to_install(numbers
     for name in (str(tmp_path / "t.csv"), "owner/name"):
         with pytest.raises(DataError, match="pip install datasets, or give Parquet files"):
             open_task(name)
+
+
+def test_columns_of_views_are_read_as_texts(tmp_path):
+    columns = {"x": pa.array(["a", "b"] * 20).cast(pa.string_view()), "label": ["u", "u", "v", "v"] * 10}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert open_task(f"{tmp_path / 't.parquet'}?label=label").features == 2

@@ -337,3 +337,63 @@ def test_a_plan_that_was_damaged_has_a_remedy(bisam, breast_cancer, tmp_path):
     assert done.exit_code == 1
     assert "plan.json cannot be read" in done.stderr
     assert "remove it" in done.stderr
+
+
+@pytest.mark.parametrize("kept", [0, 300])
+def test_an_npz_that_is_cut_short(kept, refused, tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.ones((12, 20)), y=np.arange(12) % 2)
+    path.write_bytes(path.read_bytes()[:kept])
+    assert "cannot be read as .npz" in refused(path)
+
+
+def test_an_npz_that_is_an_npy(refused, tmp_path):
+    np.save(tmp_path / "a.npy", np.ones((12, 2)))
+    (tmp_path / "a.npy").rename(tmp_path / "a.npz")
+    assert "cannot be read as .npz (it has one array without a name)" in refused(tmp_path / "a.npz")
+
+
+def test_parts_with_samples_of_different_shapes(refused, tmp_path):
+    y = np.arange(12) % 2
+    np.savez(tmp_path / "a.npz", x_train=np.ones((12, 4)), y_train=y, x_test=np.ones((12, 3)), y_test=y)
+    assert "samples of different shapes, 4 in train, 3 in test: give the same inputs" in refused(tmp_path / "a.npz")
+
+
+def test_training_samples_cannot_be_tested(refused, tmp_path):
+    columns = {"x": NUMBERS, "label": ["a", "b"] * 6}
+    line = refused(table(tmp_path / "a.csv", columns), "--test", "train")
+    assert "trains on its part 'train', which cannot be tested: remove --test, to hold out a fifth" in line
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for part in ("train", "test"):
+        table(folder / f"{part}.csv", columns)
+    assert "which cannot be tested: give --test test" in refused(folder, "--test", "train")
+
+
+def test_a_parquet_file_without_rows_or_with_two_columns_of_one_name(refused, tmp_path):
+    pq.write_table(
+        pa.table({"x": pa.array([], pa.float32()), "label": pa.array([], pa.string())}), tmp_path / "a.parquet"
+    )
+    assert "the training part has no samples: add some" in refused(tmp_path / "a.parquet", "--label", "label")
+    twice = pa.Table.from_arrays([pa.array(NUMBERS), pa.array(NUMBERS), pa.array(["a", "b"] * 6)], ["x", "x", "label"])
+    pq.write_table(twice, tmp_path / "b.parquet")
+    assert "has two columns of the name 'x': rename or remove one" in refused(tmp_path / "b.parquet")
+
+
+def test_tables_of_a_folder_that_do_not_go_together(refused, tmp_path):
+    columns = {"x": NUMBERS, "label": ["a", "b"] * 6}
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    table(folder / "data.csv", columns)
+    table(folder / "more.csv", columns)
+    line = refused(folder)
+    assert "has the tables data.csv, more.csv: name them train and test, or give one of them" in line
+    (folder / "data.csv").rename(folder / "train.csv")
+    (folder / "more.csv").unlink()
+    pq.write_table(pa.table(columns), folder / "test.parquet")
+    assert "has the tables test.parquet, train.csv: write all of them in one format" in refused(folder)
+
+
+def test_a_configuration_of_what_is_not_of_the_hub(refused, tmp_path):
+    path = table(tmp_path / "a.csv", {"x": NUMBERS, "label": ["a", "b"] * 6})
+    assert "is no data set of the hub, of which --config chooses" in refused(path, "--config", "english")

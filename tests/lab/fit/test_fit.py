@@ -244,3 +244,19 @@ def test_minutes_plan_what_fits_and_show_what_is_given_up(bisam, breast_cancer, 
     refused = bisam("fit", breast_cancer, "--minutes", 0.01, "--runs", tmp_path, "--device", "cpu")
     assert refused.exit_code == 1
     assert "the least that can be compared" in refused.output
+
+
+def test_a_network_whose_code_changed_is_another_model(bisam, breast_cancer, tmp_path):
+    """With the same layers, whose weights another forward pass would take. Comments may change."""
+    head = "from torch import nn\n\n\nclass Net(nn.Linear):\n"
+    code = f"{head}    def __init__(self):\n        super().__init__(30, 2)\n\n"
+    path = tmp_path / "net.py"
+    options = ["--model", f"{path}:Net", "--rho", 0.05, "--methods", "sam", "--epochs", 1, "--seeds", 0]
+    results = []
+    for line in ("return super().forward(x)", "return super().forward(x)  # as it is", "return -super().forward(x)"):
+        path.write_text(f"{code}    def forward(self, x):\n        {line}\n")
+        results.append(bisam("fit", breast_cancer, *options, "--runs", tmp_path / "runs", "--device", "cpu"))
+    assert [done.exit_code for done in results] == [0, 0, 1], results[1].output
+    assert "2 of 2 runs are done already" in results[1].output
+    message = " ".join(results[2].output.split())
+    assert f"trained with another model, or its code in {path} has changed: give another --name" in message

@@ -6,12 +6,16 @@ import sys
 import tempfile
 from dataclasses import replace
 
+import pandas
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from bisam.lab import fit
+from bisam.lab import fit, load
+from bisam.lab.data.own import from_parts
+from bisam.lab.data.own_source import OwnData
+from bisam.lab.models.perceptron import Perceptron
 from bisam.lab.training.loop import Stopped
 
 
@@ -84,6 +88,13 @@ def other_network():
 def test_what_is_not_data_has_a_remedy():
     with pytest.raises(ValueError, match=r"train: give \(x, y\)"):
         fit(network, 3)
+    with pytest.raises(ValueError, match=r"train is None: give \(x, y\)"):
+        fit(network, None)
+    frame = pandas.DataFrame({"a": range(12), "label": [0, 1] * 6})
+    with pytest.raises(
+        ValueError, match=r"a data frame without labels: give \(frame.drop\(columns=label\), frame\[label\]\)"
+    ):
+        fit(network, frame)
     with pytest.raises(ValueError, match="12 inputs have 11 labels"):
         fit(network, (torch.randn(12, 4), torch.arange(11) % 3))
     with pytest.raises(ValueError, match="no field of a run is called 'epoch'"):
@@ -202,3 +213,45 @@ def test_arguments_of_another_kind_are_refused_with_the_remedy(given, words):
     arguments = {"model": lambda: nn.Linear(4, 2), "train": (torch.zeros(20, 4), torch.arange(20) % 2), **given}
     with pytest.raises((TypeError, ValueError), match=words):
         fit(**arguments, quiet=True)
+
+
+class Series(nn.Module):
+    """A convolution over time, of inputs (N, channels, time)."""
+
+    def __init__(self, classes=2):
+        super().__init__()
+        self.conv, self.head = nn.Conv1d(3, 4, 3), nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.head(self.conv(x).relu().mean(2))
+
+
+def test_numbers_keep_their_shape_for_a_network_of_one_s_own(capsys):
+    draws = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 3, 8, generator=draws), torch.arange(60) % 2
+    x[y == 1] += 1
+    found = fit(Series, (x, y), methods="sam", rho=0.05, seeds=1, epochs=2)
+    assert "inputs: 3×8 numbers, in this shape for a network of your own" in capsys.readouterr().out
+    trained = load(found.folder, Series)
+    with torch.no_grad():
+        expected = trained.model(x[:5]).softmax(1)
+    torch.testing.assert_close(trained.probabilities(x[:5]), expected)
+    with pytest.raises(ValueError, match="has samples of 8×3 numbers, and the model was trained on 3×8"):
+        trained.predict(x.transpose(1, 2))
+
+
+def test_a_perceptron_takes_numbers_of_any_shape_as_a_row(tmp_path):
+    x, y = torch.randn(60, 3, 8), torch.arange(60) % 2
+    model = Perceptron(24, 2).eval()
+    assert torch.equal(model(x), model(x.flatten(1)))
+    assert OwnData(from_parts("rows", {"train": (x, y)}, "rows")).features == 24
+
+
+def test_a_data_set_that_draws_random_numbers_is_refused():
+    class Augmented(TensorDataset):
+        def __getitem__(self, place):
+            x, y = super().__getitem__(place)
+            return x + torch.randn(4), y
+
+    with pytest.raises(ValueError, match=r"another sample each time.*read once.*remove them"):
+        fit(network, Augmented(*data(60, 0)))

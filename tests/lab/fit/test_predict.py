@@ -253,7 +253,7 @@ def test_the_file_beside_the_weights_has_no_samples(rows, pictures, texts):
     columns = {name: {"median": float(np.median(frame[name])), "is_marked": False} for name in "abc"}
     assert json.loads((rows[0] / "predict.json").read_text())["inputs"] == {
         "kind": "rows", "classes": SORTED, "columns": {"inputs": columns, "label": "fruit"}, "features": 3,
-        "size": None, "mean": [], "std": [], "length": None,
+        "shape": [], "size": None, "mean": [], "std": [], "length": None,
     }  # fmt: skip
 
 

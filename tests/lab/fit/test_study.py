@@ -106,7 +106,12 @@ def test_a_shorter_search_has_the_ends_and_the_middle_of_the_grid(study):
     # 16 seconds of training; a search of three values takes 3.3, one of five 5.5
     plan = study(minutes=1 / 3, changes={"epochs": "10"}, seeds=range(2)).decide(lines.append)
     assert (plan.budget.grid, plan.budget.repeats) == (3, 1), plan
-    assert lines[-1] == f"ρ of SAM: {plan.rho['sam']:g}, of 0.01, 0.05, 0.2"
+    (chosen,) = (number for number, line in enumerate(lines) if line.startswith("ρ of"))
+    assert lines[chosen] == f"ρ of SAM: {plan.rho['sam']:g}, of 0.01, 0.05, 0.2"
+    at_edge = {0.01: "smallest", 0.2: "largest"}.get(plan.rho["sam"])
+    assert [f"is the {at_edge} of the grid" in line and "--rho" in line for line in lines[chosen + 1 :]] == [
+        True for _ in (at_edge,) if at_edge
+    ]
 
 
 @pytest.mark.parametrize(("together", "remedy"), [(1, "give --batch 4"), (2, "give a smaller --together")])
@@ -135,8 +140,13 @@ def test_another_choice_is_another_folder(study, source):
         "+lr=0.2": {"changes": {"lr": "0.2"}},
         "+micro_batch=4+rho=0.1": {"changes": {"micro_batch": "4"}, "rho": 0.1},
         "+minutes=0.5": {"minutes": 0.5},
+        "+pretrained=true": {"pretrained": True},  # which has another ρ
     }
     for text, options in choices.items():
         assert study(name="", **options).name == f"rows-linear{text}"
     labelled = replace(source.task, name=spec.data_name("data/rows.csv", {"label": "y", "text": "x"}))
-    assert study(name="", data=OwnData(labelled)).name == "rows-linear+label=y"
+    assert study(name="", data=OwnData(labelled)).name == "rows-linear+label=y+text=x"
+
+
+def test_a_choice_that_is_the_default_is_no_other_folder(study):
+    assert study(name="", pretrained=False).name == "rows-linear"

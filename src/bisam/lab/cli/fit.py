@@ -137,7 +137,11 @@ def _decided(study: Study, note: Callable[[str], None], storage: Storage | None,
     if storage is not None:
         storage.fetch_files(study.name, study.folder)
     with counting(console(stderr=True) if study.ranks.is_first else quiet_console(), "searching ") as show:
-        plan = study.decide(note, show, uncounted=uncounted)
+        try:
+            plan = study.decide(note, show, uncounted=uncounted)
+        except KeyboardInterrupt:
+            note("stopped in the search of ρ: the same command goes on with the method that it was searched for")
+            raise
     if storage is not None:
         storage.push_file(study.folder / PLAN, study.name)
     return plan

@@ -39,6 +39,10 @@ def predict(
 ) -> None:
     """Predict the classes of new samples with a trained model, and measure the predictions if there are labels."""
     with errors_in_one_line():
+        if out.suffix.lower() != ".csv":
+            raise ValueError(
+                f"predictions are written as a CSV file, got {out}: name it {out.with_suffix('.csv').name}"
+            )
         if out.exists() and Path(data).exists() and out.samefile(data):
             raise ValueError(f"the predictions would replace {data}, which they are of: give another --out")
         place = cli_options.device(device)

@@ -98,8 +98,10 @@ def _check_no_quantity(values: Sequence[Any], where: str) -> None:
 def _check_counts(counts: Mapping[Any, int], ordered: Sequence[Any], where: str) -> None:
     present = [value for value in ordered if counts.get(value)]
     if len(present) < 2:
-        only = f": all labels are {plain(present[0])!r}" if present else ""
-        raise DataError(f"{where}: the training part has {len(present)} class{only}. Two classes or more are needed")
+        if not present:
+            raise DataError(f"{where}: the training part has no samples: add some")
+        only = f": all labels are {plain(present[0])!r}"
+        raise DataError(f"{where}: the training part has 1 class{only}. Two classes or more are needed")
     if len(present) < len(ordered):
         missing = next(value for value in ordered if not counts.get(value))
         raise DataError(f"{where}: class {missing!r} has no training sample: add some, or remove the class")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,9 +34,11 @@ def open_task(name: str) -> Task:
     for option in options:
         if option not in OPTIONS:
             raise ValueError(f"data has the options {', '.join(OPTIONS)}, got {option!r} in {name!r}")
+    path = Path(place).expanduser()
+    if "config" in options and (spec.is_function(place) or path.exists()):
+        raise DataError(f"{place} is no data set of the hub, of which --config chooses a configuration: remove it")
     if spec.is_function(place):
         return _from_function(name, place)
-    path = Path(place).expanduser()
     if path.suffix.lower() == ".npz" and path.is_file():
         return from_arrays(name, load_npz(path), place)
     if tabular.is_table(path):
@@ -79,8 +83,21 @@ def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Tas
     if len({isinstance(x, pa.Table) for x in inputs.values()}) > 1:
         raise DataError(f"{where}: some parts are data frames and some are arrays: give all of them as data frames")
     (only,) = kinds
-    task = _task(name, only, inputs, labels, where, [])
+    task = _task(name, only, inputs, labels, where, _notes_of_shapes(only, inputs, where))
     return _with_inputs(task, inputs["train"], where) if isinstance(inputs["train"], pa.Table) else task
+
+
+def _notes_of_shapes(kind: Kind, inputs: Mapping[str, Any], where: str) -> list[str]:
+    """A line for numbers that are more than rows. DataError where the samples of two parts have different shapes."""
+    shapes = {part: tuple(x.shape[1:]) for part, x in inputs.items() if kind == "rows" and isinstance(x, Tensor)}
+    if len({*shapes.values()}) > 1:
+        found = ", ".join(f"{'×'.join(map(str, shape))} in {part}" for part, shape in shapes.items())
+        raise DataError(f"{where}: samples of different shapes, {found}: give the same inputs in each part")
+    shape = next(iter(shapes.values()), ())
+    if len(shape) < 2:
+        return []
+    what = "×".join(map(str, shape))
+    return [f"inputs: {what} numbers, in this shape for a network of your own; images are of type uint8"]
 
 
 def label_values(y: Any, where: str) -> list[Any]:
@@ -110,7 +127,7 @@ def inputs_of(x: Any, where: str) -> tuple[Kind, Any]:
         raise DataError(
             f"{where}: inputs of shape {tuple(found.shape)}: give rows of numbers (N, F) or images (N, H, W)"
         )
-    numbers = found.flatten(1).float()
+    numbers = found.float()
     if not bool(torch.isfinite(numbers).all()):
         raise DataError(f"{where}: some inputs are not finite numbers: fill them in, or remove their rows")
     return "rows", numbers
@@ -136,9 +153,12 @@ def _pixels(found: Tensor, where: str) -> Tensor:
 
 def load_npz(path: Path) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw:  # which numpy leaves open where it is broken
+            file = np.load(raw, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise ValueError("it has one array without a name")
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{path} cannot be read as .npz ({error}): write it with numpy.savez(path, x=…, y=…)"
         ) from error
@@ -164,13 +184,31 @@ def pair(data: Any, where: str) -> tuple[Any, Any]:
     """Inputs and labels of (x, y), or of a data set of torch, whose items are (x, y)."""
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return data[0], data[1]
+    if has_columns(data):
+        raise DataError(f"{where}: a data frame without labels: give (frame.drop(columns=label), frame[label])")
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         items = [data[place] for place in range(len(data))]
+        if items and _is_random(data, items[0]):
+            raise DataError(
+                f"{where}: the data set returns another sample each time, and its items are read once, so that random "
+                "transforms would not change from epoch to epoch: remove them. Images of type uint8 are cropped and "
+                "flipped in the training"
+            )
         if items and all(isinstance(item, (tuple, list)) and len(item) == 2 for item in items):
             xs, ys = zip(*items, strict=True)
             tensors = isinstance(xs[0], (Tensor, np.ndarray))
             return torch.stack([torch.as_tensor(x) for x in xs]) if tensors else list(xs), [_number(y) for y in ys]
     raise DataError(f"{where}: give (x, y), or a data set whose items are (x, y), got {type(data).__name__}")
+
+
+def _is_random(data: Any, first: Any) -> bool:
+    """Whether the first item is another one when it is read again."""
+    again = data[0]
+    return (
+        isinstance(first, (tuple, list))
+        and isinstance(first[0], (Tensor, np.ndarray))
+        and not torch.equal(torch.as_tensor(first[0]), torch.as_tensor(again[0]))
+    )
 
 
 def _number(label: Any) -> Any:
@@ -182,8 +220,11 @@ def _from_tables(name: str, tables: tabular.Tables, options: Mapping[str, str], 
     parts = dict(tables.parts)
     notes = [f"label: column {label!r}{'' if kind == 'rows' else f'; inputs: {kind}, {_listed(inputs)}'}"]
     if options.get("test"):
-        if options["test"] not in parts:
-            raise DataError(f"{where} has no part {options['test']!r} to test: it has {', '.join(parts)}")
+        if options["test"] not in parts or options["test"] == "train":
+            what = "trains on its part 'train'" if options["test"] == "train" else f"has no part {options['test']!r}"
+            others = [part for part in parts if part != "train"]
+            remedy = f"give --test {' or '.join(others)}" if others else "remove --test, to hold out a fifth of it"
+            raise DataError(f"{where} {what}, which cannot be tested: {remedy}")
         chosen = {"train": parts["train"], "test": parts[options["test"]]}
         parts = {
             **chosen,
@@ -246,6 +287,8 @@ def _from_folder(name: str, folder: Path) -> Task:
         ]
         inputs[part], labels[part] = [image for image, _ in pairs], [label for _, label in pairs]
     if not labels["train"]:
+        if (reason := tabular.why_no_tables(folder)) is not None:
+            raise DataError(reason)
         outside = next((path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in ENDINGS), None)
         reason = f"no classes: the image {outside} is in no folder of a class" if outside else "no images"
         raise DataError(

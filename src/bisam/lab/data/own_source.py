@@ -78,7 +78,8 @@ class OwnData:
             return replace(common, size=config.size, mean=mean, std=std)
         if task.kind == "text":
             return replace(common, length=config.length)
-        return replace(common, features=self.features)
+        shape = tuple(task.train.inputs.shape[1:])
+        return replace(common, features=self.features, shape=shape if len(shape) > 1 else ())
 
     def training_rows(self, config: Config) -> Tensor:
         """Rows of the training part that are not for validation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
@@ -32,7 +33,9 @@ class Preparation:
     columns: TableReading | None = None
     """That of the `Task`; None where the data were no table."""
     features: int | None = None
-    """Inputs of a row."""
+    """Numbers of a sample, of rows."""
+    shape: tuple[int, ...] = ()
+    """Their axes, where they are more than a row."""
     size: int | None = None
     """Side of the images."""
     mean: tuple[float, ...] = ()
@@ -63,7 +66,12 @@ class Preparation:
     def _check_values(self) -> None:
         is_known = self.kind in get_args(Kind) and len(self.classes) >= 2 and _are(str, self.classes)
         of_kind = {
-            "rows": lambda: _is_count(self.features) and self._learnt in (None, self.features),
+            "rows": lambda: (
+                _is_count(self.features)
+                and self._learnt in (None, self.features)
+                and all(map(_is_count, self.shape))
+                and (not self.shape or math.prod(self.shape) == self.features)
+            ),
             "text": lambda: _is_count(self.length),
             "image": lambda: _is_count(self.size) and _are_channels(self.mean, self.std),
         }
@@ -86,10 +94,16 @@ class Preparation:
             raise DataError(
                 f"{where} has {WORDS[kind]}, and the model was trained on {WORDS[self.kind]}: give {WORDS[self.kind]}"
             )
-        if kind == "rows" and inputs.shape[1] != self.features:
+        if kind == "rows" and self.shape and tuple(inputs.shape[1:]) != self.shape:
+            there, here = ("×".join(map(str, shape)) for shape in (inputs.shape[1:], self.shape))
             raise DataError(
-                f"{where} has {inputs.shape[1]} numbers in a row, and the model was trained on {self.features}: give "
-                "the same columns in the same order"
+                f"{where} has samples of {there} numbers, and the model was trained on {here}: give the same"
+            )
+        numbers = math.prod(inputs.shape[1:]) if kind == "rows" else None
+        if numbers != self.features:
+            raise DataError(
+                f"{where} has {numbers} numbers in a row, and the model was trained on {self.features}: give the same "
+                "columns in the same order"
             )
         texts = len(self.columns.names) if kind == "text" and self.columns else 0
         if texts and len(inputs) and len(inputs[0]) != texts:

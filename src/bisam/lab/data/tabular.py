@@ -117,15 +117,41 @@ def _files(folder: Path) -> list[Path]:
     return there if len(there) == 1 else named if len(kinds) == 1 else []
 
 
+def why_no_tables(folder: Path) -> str | None:
+    """Why the files with columns of a folder cannot be read together; None if there are none."""
+    there = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix.lower() in BUILDERS)
+    if not there or is_table(folder):
+        return None
+    kinds = {Path(name).suffix.lower() for name in there}
+    remedy = "name them train and test, or give one of them" if len(kinds) == 1 else "write all of them in one format"
+    return f"{folder} has the tables {', '.join(there[:3])}{', …' if len(there) > 3 else ''}: {remedy}"
+
+
+def _refuse_names_twice(files: Sequence[Path]) -> None:
+    for path in files:
+        names = pq.read_schema(path).names
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise DataError(f"{path} has two columns of the name {twice!r}: rename or remove one of them")
+
+
+def _with_usual_types(table: pa.Table) -> pa.Table:
+    """Columns of views, which few functions of pyarrow take, as ordinary ones."""
+    usual = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    fields = [field.with_type(usual.get(field.type, field.type)) for field in table.schema]
+    return table.cast(pa.schema(fields, table.schema.metadata))
+
+
 def _read(files: Sequence[Path]) -> tuple[pa.Table, dict[str, list[str]]]:
     for path in files:
         check_plain(path)
     if files[0].suffix.lower() == ".parquet":
         try:
+            _refuse_names_twice(files)
             table = pa.concat_tables([pq.read_table(path) for path in files])
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{files[0]} is not a complete Parquet file ({error}): get it again") from error
-        return table, _names_of(table.schema)
+        return _with_usual_types(table), _names_of(table.schema)
     datasets = package(f"{files[0].name} is read")
     builder = BUILDERS[files[0].suffix.lower()]
     options = {"sep": "\t"} if files[0].suffix.lower() == ".tsv" else {}

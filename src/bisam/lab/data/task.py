@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,8 +25,8 @@ UNBALANCED = 1.5
 class Part:
     """Inputs and labels, int64 (N).
 
-    Inputs are pixels, uint8 (N, 3, H, W), or encoded images; numbers, float32 (N, F), or the columns of a table, from
-    which these are read when the training part is known; or tuples of texts.
+    Inputs are pixels, uint8 (N, 3, H, W), or encoded images; numbers, float32 (N, F) or with more axes, or the columns
+    of a table, from which these are read when the training part is known; or tuples of texts.
     """
 
     inputs: Any
@@ -73,8 +74,8 @@ class Task:
 
     @property
     def features(self) -> int | None:
-        """Numbers in a row; None for other kinds."""
-        return int(self.train.inputs.shape[1]) if self.kind == "rows" else None
+        """Numbers of a sample; None for other kinds."""
+        return math.prod(self.train.inputs.shape[1:]) if self.kind == "rows" else None
 
     @cached_property
     def counts(self) -> Tensor:

@@ -58,6 +58,11 @@ def model_for(task: Task) -> str:
     return MODELS[task.kind]
 
 
+def comes_pretrained(model: str) -> bool:
+    """Whether models from there have weights, so that the defaults are those of fine-tuning."""
+    return spec.parse_model(model).source in PRETRAINED
+
+
 def settings(
     task: Task,
     model: str,
@@ -72,7 +77,7 @@ def settings(
 
     `samples` has how many there are of each part.
     """
-    is_pretrained = spec.parse_model(model).source in PRETRAINED if pretrained is None else pretrained
+    is_pretrained = comes_pretrained(model) if pretrained is None else pretrained
     values = _fine_tuning(task) if is_pretrained else _from_scratch(task)
     if task.kind == "image":
         size = _size(task, expected, is_pretrained)

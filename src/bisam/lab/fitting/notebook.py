@@ -115,8 +115,9 @@ def fit(
 
     Args:
         model: a function that makes the network; it may take the number of classes.
-        train, validation, test: (x, y), or a data set of torch whose items are (x, y). x are rows of numbers, a data
-            frame, whose columns are read as those of a file, or images of type uint8. Without a test part the
+        train, validation, test: (x, y), or a data set of torch whose items are (x, y), each read once. x are numbers of
+            any shape, which the network gets as float32, a data frame, whose columns are read as those of a file, or
+            images of type uint8. Without a test part the
             validation part is tested, and each seed validates on training samples; without both, a fifth of the
             training samples is held out.
         methods: one name, or several; "base" is the base optimizer alone, which is always among them.
@@ -140,6 +141,8 @@ def fit(
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ValueError('torch finds no CUDA device here: use device="cpu"')
     name = getattr(model, "__name__", "model").strip("<>")
+    if train is None:
+        raise ValueError("train is None: give (x, y), or a data set of torch whose items are (x, y)")
     given = {"train": train, "validation": validation, "test": test}
     parts = {part: pair(data, part) for part, data in given.items() if data is not None}
     source = OwnData(from_parts(IN_MEMORY, parts, "the data"))

@@ -6,6 +6,7 @@ differences with intervals (`bisam.lab.tables`).
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +93,7 @@ class Study:
             self.source.task, self.model, expected(made, self.model), samples, self.device,
             pretrained=self.pretrained, changes=self.changes,
         )  # fmt: skip
-        self.fingerprint = hashlib.sha256(str(made).encode()).hexdigest()[:16]
+        self.fingerprint = hashlib.sha256(f"{made}{_code_of(self.model)}".encode()).hexdigest()[:16]
         base = self.settings.config.optimizer
         wanted = [base if method in ("base", *BASES) else find(method).name for method in self.methods]
         self.methods = [method for method in METHODS if method in {base, *wanted}]
@@ -181,6 +182,8 @@ class Study:
         )  # fmt: skip
         plan.rho[method], plan.search[method] = found.rho, str(found).splitlines()
         note(f"ρ of {title_of(method)}: {found.rho:g}, of {', '.join(f'{rho:g}' for rho in grid)}")
+        if found.edge:
+            note(f"{found.edge} A value of your own is --rho (from Python, rho=)")
 
     def recipe(self, plan: plans.Plan) -> Recipe:
         row = short_name(self.model)
@@ -285,7 +288,7 @@ class Study:
         """Data and model, and what was chosen by options: another choice is another folder."""
         place, options = spec.parse_data(self.source.task.name)
         chosen = {
-            **{key: value for key, value in options.items() if key in ("label", "columns", "config")},
+            **options,
             **self.changes,
         }
         for method in self.methods:
@@ -293,6 +296,8 @@ class Study:
                 chosen["micro_batch"] = str(micro_batch)
         if self.rho is not None:
             chosen["rho"] = f"{self.rho:g}"
+        if self.pretrained not in (None, defaults.comes_pretrained(self.model)):
+            chosen["pretrained"] = str(self.pretrained).lower()
         if self.minutes is not None:
             chosen["minutes"] = f"{self.minutes:g}"
         extra = "".join(f"+{key}={value}" for key, value in chosen.items())
@@ -302,8 +307,12 @@ class Study:
         now = {"other data": self.source.checksum, "another model": self.fingerprint}
         for what, there in (("other data", plan.data_checksum), ("another model", plan.model)):
             if there != now[what]:
+                or_code = f", or its code in {self.model.rpartition(':')[0]} has changed" * (
+                    what == "another model" and spec.is_function(self.model)
+                )
                 raise ValueError(
-                    f"{self.folder} was trained with {what}: give another --name (from Python, runs=), or move it"
+                    f"{self.folder} was trained with {what}{or_code}: give another --name (from Python, runs=), or "
+                    "move it"
                 )
 
         other = {method: rho for method, rho in plan.rho.items() if self.rho is not None and rho != self.rho}
@@ -331,6 +340,13 @@ def _listed(rho: Mapping[str, float]) -> str:
     'ρ of SAM 0.05'
     """
     return ", ".join(f"ρ of {title_of(method)} {value:g}" for method, value in rho.items())
+
+
+def _code_of(model: str) -> str:
+    """What the Python file of a model says, without its comments: another forward pass may have the same layers."""
+    if not spec.is_function(model):
+        return ""
+    return ast.dump(ast.parse(Path(model.rpartition(":")[0]).expanduser().read_bytes()))
 
 
 def short_name(text: str) -> str:

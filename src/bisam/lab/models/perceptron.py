@@ -21,4 +21,4 @@ class Perceptron(nn.Module):
         self.classifier = nn.Linear(WIDTHS[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.hidden(self.normalize(x)))
+        return self.classifier(self.hidden(self.normalize(x.flatten(1))))
