@@ -82,6 +82,16 @@ def test_it_trains_and_its_report_needs_nothing_but_the_records(toml):
     assert "of no recipe" not in reported.output
 
 
+def test_another_title_changes_no_run(toml):
+    for title in ("Digits, clean and noisy", "Digits"):
+        Path(toml).write_text(TOML.replace("Digits, clean and noisy", title))
+        done = bisam("train", f"{toml}/clean", "--seeds", 1, "--device", "cpu")
+        assert done.exit_code == 0, done.output
+    assert "2 of 2 runs are done already" in done.output
+    (group,) = collect(records.find(Path("runs"))).groups
+    assert (group.changes, group.recipe.methods) == ("", ["sgd", "sam"])
+
+
 def test_what_was_changed_by_hand_is_a_table_of_its_own(toml):
     for options in ([], ["--set", "lr=0.01"]):
         done = bisam("train", f"{toml}/clean/sam", "--device", "cpu", *options)
@@ -108,6 +118,7 @@ def test_a_python_file_is_a_table(tmp_path):
         ("[rows.clean]", "[rows.clean", "is not TOML"),
         ("seeds = 2", "seeds = 0", "seeds is how many there are"),
         ('methods = ["sgd", "sam"]', "", "needs methods ="),
+        ("[method.sgd]", "[method.gsam]", "has [method.gsam] and no such method: add it to methods"),
     ],
 )
 def test_a_file_that_is_wrong_has_one_line_with_the_remedy(before, after, message, toml):

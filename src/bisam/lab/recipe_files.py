@@ -79,6 +79,11 @@ def _from_toml(path: Path, name: str) -> Recipe:
         raise ValueError(f'{path} needs methods = ["sgd", "sam"] and a table [rows.NAME] for each row')
     for method in (*wanted, *of_methods):
         known_methods.find(str(method))
+    unused = [method for method in of_methods if method not in wanted]
+    if unused:
+        raise ValueError(
+            f"{path} has [method.{unused[0]}] and no such method: add it to methods, or remove its settings"
+        )
     shared = content.get("settings", {})
     for where, settings in {"settings": shared, **_named("rows", rows), **_named("method", of_methods)}.items():
         _check(path, where, settings)

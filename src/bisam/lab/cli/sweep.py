@@ -76,7 +76,8 @@ def sweep(
     """Train every cell over a grid, and choose by validation accuracy; test accuracy is not shown.
 
     Finished runs are skipped, the recipe's own too, and interrupted ones resumed. The paper has grids for alpha and
-    mu, and for rho of the adaptive methods; that for rho of the others is ours. A grid has the recipe's own value too.
+    mu, and for rho of the adaptive methods; that for rho of the others is ours. Without --values a grid has the
+    recipe's own value too.
     """
     with errors_in_one_line():
         fields = list(dict.fromkeys(name.replace("-", "_") for name in cli_options.names(over)))
