@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
+import tokenize
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -80,6 +82,24 @@ def function(text: str) -> Callable[..., Any]:
     if not callable(found):
         raise ValueError(f"{path} has no function {name!r}: define it there, or name another as in {path}:function")
     return found
+
+
+def code_of(text: str) -> str:
+    """A digest of the file that `file.py:function` names, without its comments; empty for other texts.
+
+    Two networks with the same layers may differ in what their code does with them.
+    """
+    if not is_function(text):
+        return ""
+    with Path(text.rpartition(":")[0]).expanduser().open("rb") as file:
+        found = [token for token in tokenize.tokenize(file.readline) if token.type not in _WITHOUT_MEANING]
+    words = "".join(_BLOCKS.get(token.type, token.string) for token in found)
+    return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+
+_WITHOUT_MEANING = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING)
+_BLOCKS = {tokenize.INDENT: "{", tokenize.DEDENT: "}", tokenize.NEWLINE: ";"}
+"""In the place of indentation, of which any amount means the same."""
 
 
 @contextmanager

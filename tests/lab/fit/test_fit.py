@@ -260,3 +260,13 @@ def test_a_network_whose_code_changed_is_another_model(bisam, breast_cancer, tmp
     assert "2 of 2 runs are done already" in results[1].output
     message = " ".join(results[2].output.split())
     assert f"trained with another model, or its code in {path} has changed: give another --name" in message
+    (folder,) = (tmp_path / "runs").iterdir()
+    predicting = ["predict", folder, breast_cancer, "--run-code", "--out", tmp_path / "found.csv"]
+    refused = bisam(*predicting)
+    assert refused.exit_code == 1
+    assert f"the code of {path}:Net has changed since the training" in " ".join(refused.output.split())
+    path.write_text(f"{code}    # as before\n    def forward(self, x):\n        return super().forward(x)\n")
+    right = bisam(*predicting)
+    assert right.exit_code == 0, right.output
+    path.write_text(f"{code}    def forward(self, x):\n        return 1 * super().forward(x)\n")
+    assert bisam(*predicting, "--model", f"{path}:Net").exit_code == 0

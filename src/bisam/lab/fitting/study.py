@@ -6,7 +6,6 @@ differences with intervals (`bisam.lab.tables`).
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -93,7 +92,7 @@ class Study:
             self.source.task, self.model, expected(made, self.model), samples, self.device,
             pretrained=self.pretrained, changes=self.changes,
         )  # fmt: skip
-        self.fingerprint = hashlib.sha256(f"{made}{_code_of(self.model)}".encode()).hexdigest()[:16]
+        self.fingerprint = hashlib.sha256(f"{made}{spec.code_of(self.model)}".encode()).hexdigest()[:16]
         base = self.settings.config.optimizer
         wanted = [base if method in ("base", *BASES) else find(method).name for method in self.methods]
         self.methods = [method for method in METHODS if method in {base, *wanted}]
@@ -340,13 +339,6 @@ def _listed(rho: Mapping[str, float]) -> str:
     'ρ of SAM 0.05'
     """
     return ", ".join(f"ρ of {title_of(method)} {value:g}" for method, value in rho.items())
-
-
-def _code_of(model: str) -> str:
-    """What the Python file of a model says, without its comments: another forward pass may have the same layers."""
-    if not spec.is_function(model):
-        return ""
-    return ast.dump(ast.parse(Path(model.rpartition(":")[0]).expanduser().read_bytes()))
 
 
 def short_name(text: str) -> str:

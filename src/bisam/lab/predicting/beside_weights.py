@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bisam.lab import measures
+from bisam.lab import measures, spec
 from bisam.lab.config import Config
 from bisam.lab.data.preparation import Preparation
 from bisam.lab.data.sources import Source
@@ -28,6 +28,8 @@ class BesideWeights:
     model: str
     measures: tuple[str, ...]
     preparation: Preparation
+    code: str = ""
+    """That of the file of a network of one's own, by `spec.code_of`."""
 
 
 def for_run(config: Config, source: Source) -> bytes | None:
@@ -37,6 +39,7 @@ def for_run(config: Config, source: Source) -> bytes | None:
         return None
     values = {
         "format": FORMAT, "model": config.model, "measures": list(config.measured), "inputs": prepared.as_dict(),
+        "code": spec.code_of(config.model),
     }  # fmt: skip
     return json.dumps(values, allow_nan=False, indent=1).encode() + b"\n"  # in ASCII: a folder's name may be no text
 
@@ -48,11 +51,12 @@ def read(folder: Path) -> BesideWeights:
         if values["format"] != FORMAT:
             raise ValueError("it is of another version")
         model, names = values["model"], tuple(values["measures"])
-        if not isinstance(model, str):
+        code = values.get("code", "")  # older versions have none
+        if not isinstance(model, str) or not isinstance(code, str):
             raise ValueError("its model has no name")
         for name in names:
             measures.find(name)
-        return BesideWeights(model, names, Preparation.from_dict(values["inputs"]))
+        return BesideWeights(model, names, Preparation.from_dict(values["inputs"]), code)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bisam.lab import records
+from bisam.lab import records, spec
 from bisam.lab.data import tokens
 from bisam.lab.data.new_samples import inputs_like
 from bisam.lab.data.preparation import EVALUATION_BATCH
@@ -130,7 +130,13 @@ def _model(
     if given is not None:  # by the user, not by a record
         return model_by_name(given, classes, features, weights, run_code=True)
     try:
-        return model_by_name(beside.model, classes, features, weights, run_code=run_code)
+        made = model_by_name(beside.model, classes, features, weights, run_code=run_code)
+        if beside.code and spec.code_of(beside.model) != beside.code:
+            raise TrainedError(
+                f"the code of {beside.model} has changed since the training, and may compute something else from its "
+                f"weights. If it is the same network, give --model {beside.model}; from Python load(folder, model)"
+            )
+        return made
     except NoModelError as error:
         raise TrainedError(
             f"{error}. If it is elsewhere, name it by --model; from Python load(folder, model) also takes the function "
