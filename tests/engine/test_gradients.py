@@ -303,17 +303,39 @@ def test_closures_that_put_the_same_memory_into_grad_are_refused():
     assert_identical(before, list(model.parameters()))
 
 
-@pytest.mark.parametrize("kind", ["same", "expanded"])
-def test_gradients_that_share_memory_are_refused(kind):
-    """`torch.autograd.grad` returns one tensor for two summands, and an expanded one for a sum."""
-    first, second = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
-    optimizer = SAM(torch.optim.SGD([first, second], lr=0.1))
+SUMS = {
+    "vectors": lambda x, a, b: x[:, :1] + (a.unsqueeze(0) + b.unsqueeze(0)),
+    "matrices": lambda x, a, b: x @ (a.view(4, 1).t() + b.view(4, 1).t()).expand(4, 4),
+    "one sample": lambda x, a, b: x[:1] + a[None] + b[None],
+}
 
-    def closure():
-        loss = (first + second).square().sum() if kind == "same" else first.sum() + second.square().sum()
-        first.grad, second.grad = torch.autograd.grad(loss, [first, second])
-        return loss
 
-    with pytest.raises(RuntimeError, match=r"same memory in .grad of several parameters.*gradient.clone\(\)"):
-        optimizer.step(closure)
-    assert_identical([first, second], [torch.ones(4)] * 2)
+@pytest.mark.parametrize("form", ["step", "by hand", "list"])
+@pytest.mark.parametrize("kind", SUMS)
+def test_gradients_that_share_memory_are_scaled_once(kind, form):
+    """Autograd leaves views of one tensor in the `.grad` of parameters that are added up."""
+
+    def trained(cloned):
+        params = [torch.nn.Parameter(torch.linspace(n, 1, 4, dtype=torch.float64)) for n in range(2)]
+        x = torch.linspace(-1, 2, 16, dtype=torch.float64).view(4, 4)
+        optimizer = SAM(torch.optim.SGD(params, lr=0.1, momentum=0.9), rho=0.1, clip_norm=0.5)
+
+        def closure():
+            loss = SUMS[kind](x, *params).square().sum()
+            loss.backward()
+            if cloned:
+                for param in params:
+                    param.grad = param.grad.clone()
+            return loss
+
+        for _ in range(2):
+            if form == "by hand":
+                closure()
+                optimizer.ascend()
+                closure()
+                optimizer.descend()
+            else:
+                optimizer.step(closure if form == "step" else [closure, closure])
+        return params
+
+    assert_close(trained(cloned=False), trained(cloned=True), 1e-12)

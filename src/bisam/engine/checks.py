@@ -18,10 +18,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from bisam.engine.criterion import Criterion, Pass
 from bisam.merge import Merge
 from bisam.numbers import is_count, is_number
+from bisam.objectives import LowerBound
 from bisam.perturbation import Perturbation
 from bisam.plan import Plan
 from bisam.tensors.distributed import GradientSync
-from bisam.tensors.snapshot import modules_of
 
 Closure = Callable[[], Any]
 Start = int | Callable[[int], bool]
@@ -283,29 +283,22 @@ def has_no_reentrant_checkpoint(loss: Tensor) -> bool:
 
 
 class WatchBuffers:
-    """Which modules that the optimizer was not given change their buffers in its first step."""
+    """Which modules with batch statistics run in the first step of an optimizer that has no model."""
 
-    def __init__(self, model: nn.Module | None) -> None:
-        self._has_model, self._given = model is not None, {*modules_of(model)}
-        self._found: dict[nn.Module, list[tuple[str, int, int | None]]] = {}
+    def __init__(self) -> None:
+        self._found: set[str] = set()
         self._handle = register_module_forward_pre_hook(self._look)
 
     def _look(self, module: nn.Module, _: Any) -> None:
-        if module not in self._given and module not in self._found:
-            self._found[module] = _versions_of_buffers(module)
+        may_update = module.training and not isinstance(module, _WITH_CLASS_WEIGHTS)
+        if may_update and any(buffer.is_floating_point() for buffer in module.buffers(recurse=False)):
+            self._found.add(type(module).__name__)
 
     def warn(self, name: str) -> None:
-        changed = {type(m).__name__ for m, before in self._found.items() if before != _versions_of_buffers(m)}
-        if changed:
-            remedy = f"the model {name} cannot bring them back: give it, as in {name}(base, model)"
-            if self._has_model:
-                remedy = (
-                    f"a model that has them, {name} cannot bring them back: give it torch.nn.ModuleList([…]) of all "
-                    "models that run, or switch those to eval() that are not trained"
-                )
+        if self._found:
             warnings.warn(
-                f"{', '.join(sorted(changed))} updated buffers (batch statistics) in both passes of a step, and "
-                f"without {remedy}",
+                f"{', '.join(sorted(self._found))} may update buffers (batch statistics) in both passes of a step, and "
+                f"without the model {name} cannot bring them back: give it, as in {name}(base, model)",
                 stacklevel=6,
             )
 
@@ -313,10 +306,8 @@ class WatchBuffers:
         self._handle.remove()
 
 
-def _versions_of_buffers(module: nn.Module) -> list[tuple[str, int, int | None]]:
-    """Which tensors they are, and how often each was written to: the kernels of batch norm count their batches too."""
-    buffers = ((name, buffer) for name, buffer in module._buffers.items() if buffer is not None)
-    return [(name, id(buffer), None if buffer.is_inference() else buffer._version) for name, buffer in buffers]
+_WITH_CLASS_WEIGHTS = (nn.modules.loss._Loss, LowerBound)
+"""Whose buffers nothing updates."""
 
 
 class RefuseUnknownReplicas:

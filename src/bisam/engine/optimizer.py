@@ -272,7 +272,7 @@ class SharpnessAware(TwoPasses):
         warn_unless_criterion(self)
         if self.criterion.current is Pass.NONE:
             self.criterion.begin()
-        self._ascend([param.grad for param in params])
+        self._ascend(gradients.apart([param.grad for param in params]))
         self._others = self._parameters_of_others()
         gradients.take([*params, *self._others])  # another optimizer steps with those of the descent
 
@@ -289,7 +289,9 @@ class SharpnessAware(TwoPasses):
         finally:
             self.criterion.finish()
         self._require_gradients("descend()", "the second backward pass")
-        self._update(self._parameters())
+        params = self._parameters()
+        gradients.put(params, gradients.apart([param.grad for param in params]))  # to be unscaled and clipped in place
+        self._update(params)
         if zero_grad:
             self.zero_grad()
 

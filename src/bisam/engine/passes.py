@@ -58,7 +58,8 @@ class TwoPasses(Moves):
         self._refuse_inside_step("step() or minimize()")
         perturbs = self._perturbs()
         self._begin(work, params)
-        watch = WatchBuffers(self.model) if perturbs and self._may_miss_buffers(work[0]) else None
+        looks = perturbs and not self._has_perturbed and self.model is None and self.perturbation.needs_ascent
+        watch = WatchBuffers() if looks else None
         is_first_of_many = self._steps == 0 and self._sync.may_miss_replicas
         replicas = RefuseUnknownReplicas(type(self).__name__) if is_first_of_many else None
         try:
@@ -86,11 +87,6 @@ class TwoPasses(Moves):
             self._stale, self._running, self.criterion.parts, self._of_others = None, False, None, None
             self.criterion.finish()
         return values
-
-    def _may_miss_buffers(self, work: Work) -> bool:
-        """Whether to look, once, for buffers beside the model's that both passes update: a closure may run anything."""
-        is_new = not self._has_perturbed and self.perturbation.needs_ascent
-        return is_new and isinstance(work, Given) and not _is_compiled(self.model)  # a hook would compile it anew
 
     def _begin(self, work: Sequence[Work], params: list[Tensor]) -> None:
         """Take away the gradients from before the step."""
@@ -297,9 +293,7 @@ class TwoPasses(Moves):
                     "a closure of a list wrote into the gradients of the one before it: both have put the same memory "
                     "into .grad. Let backward() create the gradients, or put a copy there"
                 )
-            found = gradients.take(wanted, copied=copied)
-            if not self._has_perturbed:
-                gradients.refuse_shared(found)
+            found = gradients.apart(gradients.take(wanted, copied=copied))
             if not of_others:  # the next closure would add to them, in memory that FSDP2 shares with ours
                 gradients.take(self._others)
             if (followed or len(closures) > 1) and not copied:

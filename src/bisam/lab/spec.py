@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-import tokenize
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -85,21 +84,16 @@ def function(text: str) -> Callable[..., Any]:
 
 
 def code_of(text: str) -> str:
-    """A digest of the file that `file.py:function` names, without its comments; empty for other texts.
+    """A digest of the file that `file.py:function` names; empty for other texts.
 
-    Two networks with the same layers may differ in what their code does with them.
+    Two networks with the same layers may differ in what their code does with them. Empty lines and lines that are
+    comments do not count.
     """
     if not is_function(text):
         return ""
-    with Path(text.rpartition(":")[0]).expanduser().open("rb") as file:
-        found = [token for token in tokenize.tokenize(file.readline) if token.type not in _WITHOUT_MEANING]
-    words = "".join(_BLOCKS.get(token.type, token.string) for token in found)
-    return hashlib.sha256(words.encode()).hexdigest()[:16]
-
-
-_WITHOUT_MEANING = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING)
-_BLOCKS = {tokenize.INDENT: "{", tokenize.DEDENT: "}", tokenize.NEWLINE: ";"}
-"""In the place of indentation, of which any amount means the same."""
+    lines = Path(text.rpartition(":")[0]).expanduser().read_bytes().splitlines()
+    code = [line.rstrip() for line in lines if line.strip() and not line.lstrip().startswith(b"#")]
+    return hashlib.sha256(b"\n".join(code)).hexdigest()[:16]
 
 
 @contextmanager

@@ -38,15 +38,27 @@ def _is_part(gradient: Tensor) -> bool:
     return gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size()
 
 
-def refuse_shared(gradients: Gradients) -> None:
-    """Gradients that share memory, as `torch.autograd.grad` may return them: each is scaled in place."""
-    plain = [g for g in gradients if type(g) is Tensor and g.layout is torch.strided and g.numel() > 0]
-    repeats_itself = any(torch._debug_has_internal_overlap(gradient) == 1 for gradient in plain)
-    if repeats_itself or len({gradient.data_ptr() for gradient in plain}) < len(plain):
-        raise RuntimeError(
-            "the closure left the same memory in .grad of several parameters, or an expanded tensor, and the step "
-            "scales each gradient in place. Let backward() create the gradients, or put copies there: gradient.clone()"
-        )
+def apart(gradients: Gradients) -> Gradients:
+    """The same, each in memory of its own: autograd may leave views of one tensor in the `.grad` of two parameters
+    that are added up. Scaled in place, both would be scaled twice.
+    """
+    if torch.compiler.is_compiling():
+        return gradients
+    places = [~index if gradient is None else _place(gradient, ~index) for index, gradient in enumerate(gradients)]
+    if len({*places}) == len(places):
+        return gradients
+    seen: set[int] = set()
+    found = list(gradients)
+    for index, (gradient, place) in enumerate(zip(gradients, places, strict=True)):
+        if gradient is not None and place in seen:
+            found[index] = gradient.clone()
+        seen.add(place)
+    return found
+
+
+def _place(gradient: Tensor, otherwise: int) -> int:
+    """Where its memory begins, if it is an ordinary tensor."""
+    return gradient.data_ptr() if type(gradient) is Tensor and gradient.layout is torch.strided else otherwise
 
 
 def put(params: Sequence[Tensor], gradients: Gradients) -> None:

@@ -253,13 +253,18 @@ def test_a_network_whose_code_changed_is_another_model(bisam, breast_cancer, tmp
     path = tmp_path / "net.py"
     options = ["--model", f"{path}:Net", "--rho", 0.05, "--methods", "sam", "--epochs", 1, "--seeds", 0]
     results = []
-    for line in ("return super().forward(x)", "return super().forward(x)  # as it is", "return -super().forward(x)"):
+    for line in (
+        "return super().forward(x)",
+        "# as it is\n        return super().forward(x)",
+        "return -super().forward(x)",
+    ):
         path.write_text(f"{code}    def forward(self, x):\n        {line}\n")
         results.append(bisam("fit", breast_cancer, *options, "--runs", tmp_path / "runs", "--device", "cpu"))
     assert [done.exit_code for done in results] == [0, 0, 1], results[1].output
     assert "2 of 2 runs are done already" in results[1].output
     message = " ".join(results[2].output.split())
-    assert f"trained with another model, or its code in {path} has changed: give another --name" in message
+    assert f"{path} has changed since the runs in" in message
+    assert "its network may be another: give another --name" in message
     (folder,) = (tmp_path / "runs").iterdir()
     predicting = ["predict", folder, breast_cancer, "--run-code", "--out", tmp_path / "found.csv"]
     refused = bisam(*predicting)

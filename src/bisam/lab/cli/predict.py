@@ -39,7 +39,7 @@ def predict(
 ) -> None:
     """Predict the classes of new samples with a trained model, and measure the predictions if there are labels."""
     with errors_in_one_line():
-        if out.suffix.lower() != ".csv":
+        if out.suffix.lower() not in ("", ".csv"):
             raise ValueError(
                 f"predictions are written as a CSV file, got {out}: name it {out.with_suffix('.csv').name}"
             )

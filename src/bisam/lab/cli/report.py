@@ -62,7 +62,7 @@ def report(
             )
         groups, sweeps = sort_out(collection)
         sheets = [*sheets_of(groups, collection.runs), *map(sheet_of_sweep, sweeps)]
-        if out is not None and out.suffix.lower() not in (".html", ".htm"):
+        if out is not None and out.suffix.lower() not in ("", ".html", ".htm"):
             raise ValueError(f"the page is written as HTML, got {out}: name it {out.with_suffix('.html').name}")
         page, wrote = out or roots[0] / "report.html", []
         try:  # files first, since the reader of a pipe may stop

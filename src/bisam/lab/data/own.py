@@ -24,6 +24,9 @@ from bisam.lab.data.table_columns import as_table, has_columns, learn
 from bisam.lab.data.table_reading import TableReading
 from bisam.lab.data.task import Kind, Part, Task
 
+READ_AGAIN = 20
+"""Items of a data set that are read twice, about."""
+
 OPTIONS = ("label", "text", "image", "columns", "config", "test")
 """What can follow the place in the name of data: see `bisam.lab.spec.parse_data`."""
 
@@ -188,7 +191,7 @@ def pair(data: Any, where: str) -> tuple[Any, Any]:
         raise DataError(f"{where}: a data frame without labels: give (frame.drop(columns=label), frame[label])")
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         items = [data[place] for place in range(len(data))]
-        if items and _is_random(data, items[0]):
+        if _are_random(data, items):
             raise DataError(
                 f"{where}: the data set returns another sample each time, and its items are read once, so that random "
                 "transforms would not change from epoch to epoch: remove them. Images of type uint8 are cropped and "
@@ -201,14 +204,16 @@ def pair(data: Any, where: str) -> tuple[Any, Any]:
     raise DataError(f"{where}: give (x, y), or a data set whose items are (x, y), got {type(data).__name__}")
 
 
-def _is_random(data: Any, first: Any) -> bool:
-    """Whether the first item is another one when it is read again."""
-    again = data[0]
-    return (
-        isinstance(first, (tuple, list))
-        and isinstance(first[0], (Tensor, np.ndarray))
-        and not torch.equal(torch.as_tensor(first[0]), torch.as_tensor(again[0]))
-    )
+def _are_random(data: Any, items: Sequence[Any]) -> bool:
+    """Whether some items are others when they are read again: a flip, say, happens to half of them."""
+    for place in range(0, len(items), max(1, len(items) // READ_AGAIN)):
+        first, again = items[place], data[place]
+        if not (isinstance(first, (tuple, list)) and isinstance(first[0], (Tensor, np.ndarray))):
+            return False
+        there, now = torch.as_tensor(first[0]), torch.as_tensor(again[0])
+        if there.shape != now.shape or not bool(((there == now) | ((there != there) & (now != now))).all()):
+            return True
+    return False
 
 
 def _number(label: Any) -> Any:
@@ -221,10 +226,15 @@ def _from_tables(name: str, tables: tabular.Tables, options: Mapping[str, str], 
     notes = [f"label: column {label!r}{'' if kind == 'rows' else f'; inputs: {kind}, {_listed(inputs)}'}"]
     if options.get("test"):
         if options["test"] not in parts or options["test"] == "train":
-            what = "trains on its part 'train'" if options["test"] == "train" else f"has no part {options['test']!r}"
+            trained = options["test"] == "train"
+            what = (
+                "trains on its part 'train', which cannot be tested"
+                if trained
+                else f"has no part {options['test']!r} to test, only {', '.join(parts)}"
+            )
             others = [part for part in parts if part != "train"]
             remedy = f"give --test {' or '.join(others)}" if others else "remove --test, to hold out a fifth of it"
-            raise DataError(f"{where} {what}, which cannot be tested: {remedy}")
+            raise DataError(f"{where} {what}: {remedy}")
         chosen = {"train": parts["train"], "test": parts[options["test"]]}
         parts = {
             **chosen,

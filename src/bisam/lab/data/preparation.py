@@ -122,7 +122,7 @@ class Preparation:
             assert self.length is not None
             found = tokens.tokenize(inputs, tokenizer, self.length)
             return {name: tensor.to(device) for name, tensor in found.items()}
-        return inputs.to(device)
+        return (inputs if self.shape else inputs.flatten(1)).to(device)  # once all numbers were trained on as rows
 
 
 def pixels_of(inputs: Any, size: int) -> Tensor:

@@ -29,6 +29,8 @@ class Plan:
     """The tables of the searches, by method, line by line."""
     data: list[str] = field(default_factory=list)
     """What was read, line by line: samples, classes, columns, and what was assumed or left out."""
+    code: str = ""
+    """That of the file of a network of one's own, by `spec.code_of`."""
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -92,7 +92,8 @@ class Study:
             self.source.task, self.model, expected(made, self.model), samples, self.device,
             pretrained=self.pretrained, changes=self.changes,
         )  # fmt: skip
-        self.fingerprint = hashlib.sha256(f"{made}{spec.code_of(self.model)}".encode()).hexdigest()[:16]
+        self.fingerprint = hashlib.sha256(str(made).encode()).hexdigest()[:16]
+        self.code = spec.code_of(self.model)
         base = self.settings.config.optimizer
         wanted = [base if method in ("base", *BASES) else find(method).name for method in self.methods]
         self.methods = [method for method in METHODS if method in {base, *wanted}]
@@ -148,7 +149,8 @@ class Study:
         costs = _built_alike({method: self._cost(method) for method in open_})
         if plan is None:
             budget, lost = self.ranks.of_first(self._budget(costs, note, uncounted))
-            plan = plans.Plan(self.source.checksum, self.fingerprint, budget, lost, data=self.source.described())
+            described = self.source.described()
+            plan = plans.Plan(self.source.checksum, self.fingerprint, budget, lost, data=described, code=self.code)
         for method in open_:
             if uses(method, "rho"):
                 self._set_rho(plan, method, costs[method], note, progress)
@@ -235,7 +237,10 @@ class Study:
             weights = found.best.record.folder / records.WEIGHTS
             if weights.is_file():
                 write_atomically(self.folder / records.WEIGHTS, weights.read_bytes(), follow_links=False)
-                beside = beside_weights.for_run(found.best.config, self.source)
+                there = found.best.record.folder / records.PREDICT  # which runs of older versions have not
+                beside = (
+                    there.read_bytes() if there.is_file() else beside_weights.for_run(found.best.config, self.source)
+                )
                 if beside is not None:
                     write_atomically(self.folder / records.PREDICT, beside, follow_links=False)
             code = lines_of_code(found.best.config) + "\n"
@@ -306,13 +311,14 @@ class Study:
         now = {"other data": self.source.checksum, "another model": self.fingerprint}
         for what, there in (("other data", plan.data_checksum), ("another model", plan.model)):
             if there != now[what]:
-                or_code = f", or its code in {self.model.rpartition(':')[0]} has changed" * (
-                    what == "another model" and spec.is_function(self.model)
-                )
                 raise ValueError(
-                    f"{self.folder} was trained with {what}{or_code}: give another --name (from Python, runs=), or "
-                    "move it"
+                    f"{self.folder} was trained with {what}: give another --name (from Python, runs=), or move it"
                 )
+        if plan.code and plan.code != self.code:  # plans of older versions have none
+            raise ValueError(
+                f"{self.model.rpartition(':')[0]} has changed since the runs in {self.folder} began, and its network "
+                "may be another: give another --name, or move the folder"
+            )
 
         other = {method: rho for method, rho in plan.rho.items() if self.rho is not None and rho != self.rho}
         if other:
@@ -354,11 +360,13 @@ def short_name(text: str) -> str:
 
 
 def _slug(text: str) -> str:
+    """A name for a folder. What is left out of a long one is in a digest, so that no two choices have the same.
+
+    >>> _slug("my data-resnet20+lr=0.1"), len(_slug("x" * 200))
+    ('my-data-resnet20+lr=0.1', 120)
     """
-    >>> _slug("my data-resnet20+lr=0.1")
-    'my-data-resnet20+lr=0.1'
-    """
-    return re.sub(r"[^\w.+=-]+", "-", text)[:120]
+    name = re.sub(r"[^\w.+=-]+", "-", text)
+    return name if len(name) <= 120 else f"{name[:111]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _thinned(grid: tuple[float, ...], count: int) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bisam.lab import measures, spec
+from bisam.lab import measures
 from bisam.lab.config import Config
 from bisam.lab.data.preparation import Preparation
 from bisam.lab.data.sources import Source
@@ -32,14 +32,17 @@ class BesideWeights:
     """That of the file of a network of one's own, by `spec.code_of`."""
 
 
-def for_run(config: Config, source: Source) -> bytes | None:
-    """The contents of the file for a run; None for data sets of the lab."""
+def for_run(config: Config, source: Source, code: str = "") -> bytes | None:
+    """The contents of the file for a run; None for data sets of the lab.
+
+    `code` is that of its network when the run began, where it is known.
+    """
     prepared = source.preparation(config)
     if prepared is None:
         return None
     values = {
         "format": FORMAT, "model": config.model, "measures": list(config.measured), "inputs": prepared.as_dict(),
-        "code": spec.code_of(config.model),
+        "code": code,
     }  # fmt: skip
     return json.dumps(values, allow_nan=False, indent=1).encode() + b"\n"  # in ASCII: a folder's name may be no text
 

@@ -346,7 +346,7 @@ def _finish(one: ActiveRun, progress: Progress, source: Source) -> None:
     }
     if training.best.weights:
         one.run.save_weights(training.best.weights)
-        if (beside := beside_weights.for_run(training.config, source)) is not None:
+        if (beside := beside_weights.for_run(training.config, source, training.code)) is not None:
             one.run.save_for_prediction(beside)
     *earlier, own = one.receipts  # made when the process began: the code on disk may have changed since
     whole = {**own, "date": timestamp(), "data_checksum": source.checksum, "seconds": training.seconds}

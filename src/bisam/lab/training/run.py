@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import bisam
-from bisam.lab import measures, methods, models
+from bisam.lab import measures, methods, models, spec
 from bisam.lab.config import Config, rate
 from bisam.lab.data.randomness import mixed
 from bisam.lab.data.shards import Shard
@@ -85,6 +85,7 @@ class TrainingRun:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)  # for the weights, and for the random numbers of the optimizer
             self.model: nn.Module = build(config, source)
+            self.code = spec.code_of(config.model)  # now: the file may change until the run ends
             self.model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
             wrapped = ranks.wrapped(self.model)
             steps = config.epochs * len(self.batches)
