@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from bisam.lab import fit, load
 from bisam.lab.data.own import from_parts
 from bisam.lab.data.own_source import OwnData
+from bisam.lab.data.preparation import Preparation
 from bisam.lab.models.perceptron import Perceptron
 from bisam.lab.training.loop import Stopped
 
@@ -240,6 +241,13 @@ def test_numbers_keep_their_shape_for_a_network_of_one_s_own(capsys):
         trained.predict(x.transpose(1, 2))
 
 
+def test_a_model_of_an_older_version_was_trained_on_all_numbers_as_a_row():
+    prepared = Preparation("rows", ("0", "1"), features=24)
+    x = torch.randn(5, 3, 8)
+    prepared.check("rows", x, "x")
+    assert torch.equal(prepared.apply(x, None, torch.device("cpu")), x.flatten(1))
+
+
 def test_a_perceptron_takes_numbers_of_any_shape_as_a_row(tmp_path):
     x, y = torch.randn(60, 3, 8), torch.arange(60) % 2
     model = Perceptron(24, 2).eval()
@@ -248,10 +256,14 @@ def test_a_perceptron_takes_numbers_of_any_shape_as_a_row(tmp_path):
 
 
 def test_a_data_set_that_draws_random_numbers_is_refused():
-    class Augmented(TensorDataset):
+    class Flipped(TensorDataset):
         def __getitem__(self, place):
             x, y = super().__getitem__(place)
-            return x + torch.randn(4), y
+            return (x if torch.rand(()) < 0.5 else x.flip(0)), y
 
     with pytest.raises(ValueError, match=r"another sample each time.*read once.*remove them"):
-        fit(network, Augmented(*data(60, 0)))
+        fit(network, Flipped(*data(60, 0)))
+    x, y = data(60, 0)
+    x[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="some inputs are not finite numbers"):
+        fit(network, TensorDataset(x, y))
