@@ -186,6 +186,8 @@ def test_the_last_samples_are_a_smaller_batch_or_are_dropped(drop_last, sizes):
 
 
 def test_named_data_are_found_in_a_folder(tmp_path):
+    with pytest.raises(DataError, match="has neither tables of glue/rte nor a folder rte with them: correct --data"):
+        place_of("glue/rte", tmp_path)
     (tmp_path / "rte").mkdir()
     assert place_of("glue/rte", tmp_path) == f"{tmp_path}/rte?text=sentence1,sentence2&label=label&test=validation"
     with pytest.raises(ValueError, match="remove --data"):

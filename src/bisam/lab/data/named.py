@@ -62,7 +62,11 @@ def place_of(name: str, folder: Path | None = None) -> str:
         return spec.data_name(hub, options)
     options = {key: value for key, value in options.items() if key != "config"}
     inside = folder.expanduser() / name.rpartition("/")[2]
-    return spec.data_name(str(folder if is_table(folder.expanduser()) else inside), options)
+    if is_table(folder.expanduser()):
+        return spec.data_name(str(folder), options)
+    if not inside.exists():
+        raise DataError(f"{folder} has neither tables of {name} nor a folder {inside.name} with them: correct --data")
+    return spec.data_name(str(inside), options)
 
 
 def deviation(name: str, task: Task) -> str | None:
