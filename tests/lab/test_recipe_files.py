@@ -118,7 +118,7 @@ def test_a_python_file_is_a_table(tmp_path):
         ("[rows.clean]", "[rows.clean", "is not TOML"),
         ("seeds = 2", "seeds = 0", "seeds is how many there are"),
         ('methods = ["sgd", "sam"]', "", "needs methods ="),
-        ("[method.sgd]", "[method.gsam]", "has [method.gsam] and no such method: add it to methods"),
+        ("[method.sgd]", "[method.gsam]", "has [method.gsam], which is not among its methods: add it"),
     ],
 )
 def test_a_file_that_is_wrong_has_one_line_with_the_remedy(before, after, message, toml):

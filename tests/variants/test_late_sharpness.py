@@ -122,3 +122,16 @@ def test_plain_steps_cannot_be_had_by_hand(options):
     optimizer.criterion(model(batch()[0]), batch()[1]).backward()
     with pytest.raises(RuntimeError, match="Use step\\(closure\\) or minimize"):
         optimizer.ascend()
+
+
+@pytest.mark.parametrize("form", ["step", "minimize"])
+def test_a_function_of_the_step_is_asked_once(form):
+    asked = []
+    model, optimizer = build("SAM", start=lambda step: asked.append(step) or step > 0)
+    for seed in range(3):
+        x, y = batch(seed)
+        if form == "minimize":
+            optimizer.minimize(x, y)
+        else:
+            optimizer.step(closure_of(model, optimizer, x, y))
+    assert asked == [0, 1, 2]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bisam.engine.objective_options import divisor, is_of_labels, setting
+from bisam.engine.objective_options import divisor, is_of_labels, is_sum, setting
 from bisam.objectives import Objective, as_target, check_classification, correct
 
 
@@ -30,7 +30,7 @@ class Mean:
     def divisor(self) -> float:
         if not self._weight:
             raise ValueError("the data is empty: every sample is ignored or has no weight")
-        return 1.0 if setting(self._objective, "reduction", "mean") == "sum" else self._weight
+        return 1.0 if is_sum(self._objective) else self._weight
 
     @property
     def value(self) -> float:

@@ -48,8 +48,8 @@ class Part(NamedTuple):
     @classmethod
     def of(cls, objective: Objective, target: Tensor) -> Part:
         kept = objective_options.divisor(objective, target)
-        is_sum = objective_options.setting(objective, "reduction", "mean") == "sum"
-        return cls(float(target.numel()) if isinstance(kept, Tensor) else kept, kept, is_sum)
+        labels = float(target.numel()) if isinstance(kept, Tensor) else kept
+        return cls(labels, kept, objective_options.is_sum(objective))
 
 
 class Criterion:

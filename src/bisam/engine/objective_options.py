@@ -61,6 +61,11 @@ def takes_several_labels(objective: Objective) -> bool:
     return isinstance(objective, _OF_SEVERAL_LABELS) or any(objective is function for function in _BINARY)
 
 
+def is_sum(objective: Objective) -> bool:
+    """Whether its values on parts of a batch add up to that on the whole."""
+    return setting(objective, "reduction", "mean") == "sum"
+
+
 def divisor(objective: Objective, target: Tensor) -> float | Tensor:
     """What the objective's value on these targets was divided by: 1 for a sum; for a mean the number of labels, less
     what is ignored, by class weights if any. Probabilities (N, K, …) are a label for each K numbers.
@@ -68,10 +73,9 @@ def divisor(objective: Objective, target: Tensor) -> float | Tensor:
     >>> divisor(nn.CrossEntropyLoss(), torch.zeros(2, 4, 5)), divisor(nn.MSELoss(), torch.zeros(2, 4, 5))
     (10.0, 40.0)
     """
-    reduction = setting(objective, "reduction", "mean")
-    if reduction == "sum":
+    if is_sum(objective):
         return 1.0
-    if reduction == "batchmean":
+    if setting(objective, "reduction", "mean") == "batchmean":
         return float(len(target))
     ignore_index = setting(objective, "ignore_index")
     if ignore_index is None or target.is_floating_point():

@@ -94,8 +94,8 @@ class SharpnessAware(TwoPasses):
         scaler: a GradScaler. Closures call `scaler.scale(loss).backward()`; the optimizer unscales, skips updates
             after an overflow, and calls `scaler.update()`.
         autocast: the type for `torch.autocast` around the forward passes of `minimize`.
-        same_dropout: draw the same random numbers (dropout masks) in both passes. A pass on chosen samples (ESAM,
-            K-SAM) draws the masks of as many first samples.
+        same_dropout: draw the same random numbers (dropout masks) in both passes. A sample keeps its mask only where
+            both passes run all samples: not with ESAM and K-SAM, which choose some.
     """
 
     def __init__(
@@ -344,7 +344,7 @@ class SharpnessAware(TwoPasses):
         self._refuse_while_perturbed("minimize()")
         scaled = partial(scaling.scaled, self.scaler)
         runner = Runner(self.model, self.criterion, self.plan, self.autocast, scaled, self._buffers.save_early)
-        size = self.micro_batch if self._perturbs() else None
+        size = self.micro_batch if self.micro_batch is not None and self._perturbs() else None
         micro_batches = Batch(x, y).cut(len(y) if size is None else size)
         shares = [1.0 if len(micro_batches) == 1 else share(self.criterion.descent, b.y, y) for b in micro_batches]
         is_whole = size is None

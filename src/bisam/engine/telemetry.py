@@ -212,7 +212,7 @@ def _merged(objective: Objective, parts: list[tuple[Tensor | None, float | Tenso
         return None
     if len(parts) == 1:
         return values[0]
-    if setting(objective, "reduction", "mean") == "sum":
+    if objective_options.is_sum(objective):
         return torch.stack(values).sum()
     divisors = [divisor for _, divisor in parts]
     weighted = [

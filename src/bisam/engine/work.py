@@ -17,7 +17,7 @@ class Work(Protocol):
     share: float | Tensor
     """The weight of its descent gradient in that of the step."""
 
-    # Another rank may have more of them, or fewer: by their number, ranks would not agree on who averages gradients.
+    # Ranks may have different numbers of parts and of closures, so who averages gradients depends on neither number.
     is_whole: bool
     """Whether the step has no other work, on any rank."""
 

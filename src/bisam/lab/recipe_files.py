@@ -82,7 +82,7 @@ def _from_toml(path: Path, name: str) -> Recipe:
     unused = [method for method in of_methods if method not in wanted]
     if unused:
         raise ValueError(
-            f"{path} has [method.{unused[0]}] and no such method: add it to methods, or remove its settings"
+            f"{path} has [method.{unused[0]}], which is not among its methods: add it to them, or remove its settings"
         )
     shared = content.get("settings", {})
     for where, settings in {"settings": shared, **_named("rows", rows), **_named("method", of_methods)}.items():

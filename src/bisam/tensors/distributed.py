@@ -225,8 +225,8 @@ def _refuse_join(replicas: Sequence[nn.parallel.DistributedDataParallel]) -> Non
     """Averaging that a rank without batches does not take part in."""
     if any(replica._join_config.enable for replica in replicas):
         raise RuntimeError(
-            "DistributedDataParallel.join() takes part for a rank that has run out of batches only where gradients are "
-            "averaged within a pass, and this step averages after its passes: it has several closures, accumulate=, "
+            "DistributedDataParallel.join() stands in for a rank that has run out of batches only where gradients are "
+            "averaged during a pass, and this step averages after its passes: it has several closures, accumulate=, "
             "micro_batch= or find_unused_parameters=True. Give all ranks as many batches, or step with whole ones"
         )
 

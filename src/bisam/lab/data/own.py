@@ -25,7 +25,7 @@ from bisam.lab.data.table_reading import TableReading
 from bisam.lab.data.task import Kind, Part, Task
 
 READ_AGAIN = 20
-"""Items of a data set that are read twice, about."""
+"""About how many items of a data set are read twice, to see whether they stay the same."""
 
 OPTIONS = ("label", "text", "image", "columns", "config", "test")
 """What can follow the place in the name of data: see `bisam.lab.spec.parse_data`."""

@@ -117,9 +117,8 @@ def fit(
         model: a function that makes the network; it may take the number of classes.
         train, validation, test: (x, y), or a data set of torch whose items are (x, y), each read once. x are numbers of
             any shape, which the network gets as float32, a data frame, whose columns are read as those of a file, or
-            images of type uint8. Without a test part the
-            validation part is tested, and each seed validates on training samples; without both, a fifth of the
-            training samples is held out.
+            images of type uint8. Without a test part the validation part is tested, and each seed validates on training
+            samples; without both, a fifth of the training samples is held out.
         methods: one name, or several; "base" is the base optimizer alone, which is always among them.
         rho: the radius; "auto" chooses it on validation data.
         seeds: how many, or which.

@@ -184,7 +184,7 @@ class Study:
         plan.rho[method], plan.search[method] = found.rho, str(found).splitlines()
         note(f"ρ of {title_of(method)}: {found.rho:g}, of {', '.join(f'{rho:g}' for rho in grid)}")
         if found.edge:
-            note(f"{found.edge} A value of your own is --rho (from Python, rho=)")
+            note(f"{found.edge} Set it by --rho (from Python, rho=).")
 
     def recipe(self, plan: plans.Plan) -> Recipe:
         row = short_name(self.model)

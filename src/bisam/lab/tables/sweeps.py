@@ -160,7 +160,7 @@ class Sweep:
         if chosen is self.own_point:
             return f"Chosen: {ours}, as in the recipe."
         if self.own_point is None:
-            return f"Chosen: {ours}. This grid has not {theirs}: to compare with it, add it to the values."
+            return f"Chosen: {ours}. The grid lacks {theirs}: add it to the values to compare with it."
         gain = self.gain
         if gain is None:
             return f"Chosen: {ours}. Every run of {theirs} diverged."
