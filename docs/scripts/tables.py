@@ -297,7 +297,7 @@ def lab_on_a_gpu() -> str:
     weights = "equal bit for bit" if measured("lab_h200/weights")["bitwise_equal"] else "not equal"
     resumed = "the same" if _learnt(whole) == _learnt(cut) else "other"
     return (
-        f"On {timed.receipt['gpu']}, an epoch of ResNet-56 with BiSAM (−log), compiled, takes "
+        f"On {timed.receipt['gpu']}, an epoch of ResNet-56 with BiSAM (−log), by torch.compile, takes "
         f"{statistics.median(others):.2f} s (the first {first:.0f} s, with compiling); with `deterministic=true` and "
         f"not compiled {whole.metrics[-1]['seconds']:.1f} s. There a run that SIGTERM stopped within its first epoch, "
         f"and the same command resumed, had {resumed} losses, norms and accuracies as an undisturbed one to the last "

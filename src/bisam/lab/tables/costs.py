@@ -11,15 +11,14 @@ from bisam.lab.methods import METHODS, passes
 from bisam.lab.recipes import Recipe
 
 # Milliseconds of a captured plain step at batch 128 in bf16, compiled but for densenet121, from
-# benchmarks/results/bench_h200.json; resnet32 with its own kernels, from frontier_h200.json. A test compares.
-# resnet56 is torch.compile's: its own kernels were timed with six trainings at once only.
+# benchmarks/results/bench_h200.json; resnet32 from frontier_h200.json. A test compares.
 PLAIN_STEP_MS = {
-    "densenet121": 17.51,
+    "densenet121": 17.8,
     "resnet32": 1.39,
-    "resnet56": 4.19,
-    "vgg19bn": 1.98,
-    "wrn28-2": 2.46,
-    "wrn28-10": 10.82,
+    "resnet56": 2.24,
+    "vgg19bn": 2.03,
+    "wrn28-2": 2.49,
+    "wrn28-10": 10.98,
 }
 
 NOT_MEASURED = "not measured"
@@ -37,9 +36,9 @@ def hours_of_run(config: Config, plain_ms: Mapping[str, float] = PLAIN_STEP_MS) 
     """None where the model was not measured, or its data set or method is not registered.
 
     >>> round(hours_of_run(Config(model="resnet56", method="sam")), 3)
-    0.163
+    0.087
     >>> round(hours_of_run(Config(model="resnet56", method="sam", epochs=100, epoch_steps=100)), 3)
-    0.023
+    0.012
     """
     if config.model not in plain_ms or config.data not in DATA_SETS or config.method not in METHODS:
         return None
