@@ -44,7 +44,8 @@ docs: $(VENV)/.installed  ## figures and tables of the docs, then the site
 	$(BIN)/bisam report results --without-weights --out docs/report.html --figures build/figures
 	cp build/figures/differences-BiSAM-vs-SAM.svg docs/images/differences.svg
 	$(BIN)/bisam figure lower-bounds --out docs/images/lower-bounds.svg
-	$(BIN)/bisam figure flips results --recipe cifar10/vgg19bn --out docs/images/flips.svg
+	$(BIN)/bisam figure flips results --recipe cifar10/resnet56 --out docs/images/flips-resnet56.svg
+	$(BIN)/bisam figure flips results --recipe cifar10/vgg19bn --out docs/images/flips-vgg19bn.svg
 	$(BIN)/python docs/scripts/wrong_labels.py
 	$(BIN)/python docs/scripts/frontier.py
 	$(BIN)/python docs/scripts/screenshot.py

@@ -4,7 +4,7 @@ import json
 import statistics
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 from bisam.lab import records
@@ -58,6 +58,7 @@ EVIDENCE = [
     ("CIFAR-10, ResNet-32, clean labels", "label_noise", "0%"),
     ("CIFAR-10, ResNet-32, 20 % wrong labels", "label_noise", "20%"),
     ("CIFAR-10, ResNet-32, 40 %", "label_noise", "40%"),
+    ("CIFAR-10, ResNet-32, 60 %", "label_noise", "60%"),
     ("CIFAR-10, ResNet-32, 80 %", "label_noise", "80%"),
     ("CIFAR-10, VGG19-BN", "cifar10", "vgg19bn"),
     ("Flowers-102, EfficientNet-Lite0", "flowers102-efficientnet_lite0+epochs=30", "efficientnet_lite0"),
@@ -299,18 +300,18 @@ def _ranges(seeds: Iterable[int]) -> str:
 
 
 def flips_table(found: Collection) -> str:
-    """Mean flips per batch in each quarter of the training, VGG19-BN on CIFAR-10."""
+    """Mean flips per batch in each quarter of the training on CIFAR-10."""
     recipe = RECIPES["cifar10"]()
     group = next((group for group in _of_the_paper(found) if group.recipe.name == recipe.name), Group(recipe, ""))
     whole = recipe.cells["vgg19bn", "sam"].epochs
     rows, ends = [], [whole * quarter // 4 for quarter in range(5)]
-    for method in recipe.methods:
-        done = [run for run in group.of("vgg19bn", method) if run.status == "done" and run.last("flips") is not None]
+    for model, method in product(recipe.rows, recipe.methods):
+        done = [run for run in group.of(model, method) if run.status == "done" and run.last("flips") is not None]
         runs = [[row["flips"] for row in run.record.metrics] for run in done]
         if runs:
             means = [statistics.fmean(x for flips in runs for x in flips[a:b]) for a, b in pairwise(ends)]
-            rows.append([title_of(method), *(f"{mean:.2f}" for mean in means), str(len(runs))])
-    return markdown(["epochs", *(f"{a + 1} to {b}" for a, b in pairwise(ends)), "n"], rows)
+            rows.append([model, title_of(method), *(f"{mean:.2f}" for mean in means), str(len(runs))])
+    return markdown(["model", "method", *(f"epochs {a + 1} to {b}" for a, b in pairwise(ends)), "n"], rows)
 
 
 def _of_the_paper(found: Collection) -> list[Group]:

@@ -2,7 +2,7 @@
 
 A cell is table/row/method, with the changes of a recipe after the table: demo,rho=0.1,select=best/40%/sam. A second
 cell may be a method alone, or row/method: the rest is the first one's. The tables of the frontier have short names,
-with a setting as row: cifar40/late10/sam, digits40/all/sam.
+with a setting as row: cifar40/late10/sam, cifar0/all/sam.
 
 A cell means the test accuracy of its runs, or what follows an @, which a second cell has too unless it has its own:
 `@last` and `@validation` are other accuracies, `@paper` is what the paper prints, `@seed0` is one run, `@without0` all
@@ -27,8 +27,12 @@ from bisam.lab.tables import published
 from bisam.lab.tables.cells import Collection, Group
 from bisam.lab.tables.statistics import Difference, Moments, difference, difference_of_means
 
-FRONTIERS = {"cifar40": ("frontier", "resnet32"), "digits40": ("frontier_digits", "digitsnet")}
-"""Table and model of the short names, all with 40 % wrong labels."""
+FRONTIERS = {
+    "cifar0": ("frontier", "resnet32", 0.0),
+    "cifar40": ("frontier", "resnet32", 0.4),
+    "digits40": ("frontier_digits", "digitsnet", 0.4),
+}
+"""Table, model and part of wrong labels of the short names."""
 
 MEASURES = {"last": "last_test_accuracy", "validation": "validation_accuracy"}
 MEASURED = "measured:"
@@ -47,7 +51,7 @@ class Tables:
 
     def __init__(self, collection: Collection) -> None:
         self._groups = {group.name.replace(" ", ""): group for group in collection.groups}
-        self._groups |= {name: frontier.filled(collection, name) for name, _ in FRONTIERS.values()}
+        self._groups |= {name: frontier.filled(collection, name) for name, _, _ in FRONTIERS.values()}
 
     def __getitem__(self, name: str) -> Group:
         if name not in self._groups:
@@ -80,8 +84,8 @@ class Asked:
             chosen = chosen if at else of_first
         table, row, method = parts
         if table in FRONTIERS:
-            table, model = FRONTIERS[table]
-            row = frontier_row(model, 0.4, row.replace("all", ""))
+            table, model, noise = FRONTIERS[table]
+            row = frontier_row(model, noise, row.replace("all", ""))
         group = self.tables[table]
         if (row, method) not in group.recipe.cells:
             raise ValueError(f"{table} has no cell {row}/{method}: its rows are {', '.join(group.recipe.rows)}")

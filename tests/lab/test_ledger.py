@@ -113,21 +113,22 @@ def test_an_empty_ledger_has_a_table_of_flips_without_rows():
 
 
 def test_flips_are_means_over_the_quarters_of_all_finished_runs(recorded):
-    def run(method, seed, first, rest, **options):
-        found = recorded(f"cifar10/vgg19bn/{method}", seed, trained=200, **options)
+    def run(method, seed, first, rest, model="vgg19bn", **options):
+        found = recorded(f"cifar10/{model}/{method}", seed, trained=200, **options)
         metrics = [{**row, "flips": first if row["epoch"] < 50 else rest} for row in found.metrics]
         return replace(found, metrics=metrics)
 
     records = [
         run("sam", 0, 4.0, 2.0), run("sam", 1, 5.0, 1.0), run("sam", 2, 90.0, 90.0, status="diverged"),
         run("bisam-log", 0, 3.0, 0.5), recorded("cifar10/vgg19bn/sgd", 0, trained=200),
-        recorded("cifar10/resnet56/sam", 0, trained=200),
+        run("sam", 0, 2.0, 3.0, model="resnet56"),
     ]  # fmt: skip
     head, _, *rows = ledger.flips_table(collect(records)).splitlines()
-    assert head == "| epochs | 1 to 50 | 51 to 100 | 101 to 150 | 151 to 200 | n |"
+    assert head == "| model | method | epochs 1 to 50 | epochs 51 to 100 | epochs 101 to 150 | epochs 151 to 200 | n |"
     assert rows == [
-        "| SAM | 4.50 | 1.50 | 1.50 | 1.50 | 2 |",
-        "| BiSAM (-log) | 3.00 | 0.50 | 0.50 | 0.50 | 1 |",
+        "| resnet56 | SAM | 2.00 | 3.00 | 3.00 | 3.00 | 1 |",
+        "| vgg19bn | SAM | 4.50 | 1.50 | 1.50 | 1.50 | 2 |",
+        "| vgg19bn | BiSAM (-log) | 3.00 | 0.50 | 0.50 | 0.50 | 1 |",
     ]
 
 
