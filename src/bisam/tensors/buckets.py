@@ -11,11 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether this is a DTensor. Decided by a method of its class: importing torch.distributed.tensor is slow."""
-    return hasattr(type(tensor), "full_tensor")
+    of = type(tensor)
+    if of is Parameter or of is Tensor:  # looking for an attribute that a class lacks is slow
+        return False
+    return hasattr(of, "full_tensor")
 
 
 def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -93,18 +97,19 @@ class Bucket:
     """Parameters of one group that share device and type, with their ascent gradients; together one foreach call.
 
     `params`, `gradients` and `weights` (the saved copies of the parameters) are this rank's shards, where parameters
-    are sharded. Compute norms from `whole_gradients`. `owners` are the parameters themselves, and `states` is the base
-    optimizer's state of each. A perturbation may write to `params`: ε is added to what it leaves there.
+    are sharded. Compute norms from `whole_gradients`. `owners` are the parameters themselves. A perturbation may write
+    to `params`: ε is added to what it leaves there.
     """
 
     options: dict[str, Any]
     radius: float | Tensor
     owners: list[Tensor] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
-    states: list[Mapping[str, Any]] = field(default_factory=list)
     unsettled: list[Tensor] = field(default_factory=list)
     whole_gradients: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
+    state: Mapping[Tensor, Mapping[str, Any]] = field(default_factory=dict)
+    """The base optimizer's, of all parameters."""
     factor: Tensor | None = None
     """`factor · unsettled` are the gradients. Multiplying is left to `move`, where it costs nothing."""
 
@@ -120,6 +125,11 @@ class Bucket:
             self.factor = factor
         else:  # made on the device: a graph cannot copy it there
             self.factor = torch.full((), factor, dtype=torch.float64, device=self.params[0].device)
+
+    @property
+    def states(self) -> list[Mapping[str, Any]]:
+        """The base optimizer's state of each parameter, empty before its first step."""
+        return [self.state.get(owner, {}) for owner in self.owners]
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -165,7 +175,7 @@ class Bucket:
         """Do not perturb these."""
         out = {id(param) for param in params}
         keep = [id(owner) not in out for owner in self.owners]
-        for name in ("owners", "params", "states", "unsettled", "whole_gradients", "weights"):
+        for name in ("owners", "params", "unsettled", "whole_gradients", "weights"):
             setattr(self, name, [item for item, kept in zip(getattr(self, name), keep, strict=False) if kept])
 
 
@@ -198,11 +208,10 @@ def into_buckets(
                 )
             key = (index, *kind(param))
             if key not in buckets:
-                buckets[key] = Bucket(group, radius)
+                buckets[key] = Bucket(group, radius, state=state or {})
             bucket = buckets[key]
             bucket.owners.append(param)
             bucket.params.append(local(param))
-            bucket.states.append((state or {}).get(param, {}))
             if gradient is not None:
                 bucket.unsettled.append(local(gradient))
                 bucket.whole_gradients.append(gradient)
