@@ -55,6 +55,11 @@ class Perturbation:
     memory: Memory | None = None
     """What it keeps from step to step, and in checkpoints."""
 
+    @property
+    def acts_before_first_pass(self) -> bool:
+        """Whether the first pass of a step finds the parameters changed: moved, or some of them frozen."""
+        return self.acts_before_ascent or not self.needs_ascent
+
     def check(self, group: dict[str, Any]) -> None:
         """Raise if the options of a group cannot be used."""
 

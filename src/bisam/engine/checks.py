@@ -237,8 +237,7 @@ def check_by_hand(variant: Variant) -> None:
     """That all it does happens in `ascend` and `descend`."""
     check_sees_batch(variant, "ascend()")
     merged = variant.merge.needs_gradient_at_weights or variant.skips_steps
-    perturbation = variant.perturbation
-    if variant.same_dropout or perturbation.acts_before_ascent or not perturbation.needs_ascent or merged:
+    if variant.same_dropout or variant.perturbation.acts_before_first_pass or merged:
         reason = "same_dropout" if variant.same_dropout else type(variant).__name__
         raise RuntimeError(
             f"{reason} has something to do before the first pass, or after the second, that ascend() and descend() "
@@ -355,8 +354,7 @@ def check_vectorize(variant: Variant, model: nn.Module | None, sync: GradientSyn
         raise ValueError("vectorize sees the model's parameters only, and the base optimizer has others beside them")
     more = (
         variant.plan.chooses
-        or variant.perturbation.acts_before_ascent
-        or not variant.perturbation.needs_ascent
+        or variant.perturbation.acts_before_first_pass
         or variant.merge.needs_gradient_at_weights
         or variant.scaler is not None
         or variant.same_dropout

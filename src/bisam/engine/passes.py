@@ -127,7 +127,7 @@ class TwoPasses(Moves):
         """Leave the gradient of a perturbed step in `.grad`: each part of the work has its own ε, and all add up."""
         if not self._captured:
             self.perturbation.begin_step()
-        if not self._has_perturbed and (self.perturbation.acts_before_ascent or not self.perturbation.needs_ascent):
+        if not self._has_perturbed and self.perturbation.acts_before_first_pass:
             refuse_lazy(params, type(self).__name__)
         if self.vectorize and are_equal_batches(work):
             return self._vectorized_step(work, params)
@@ -176,8 +176,7 @@ class TwoPasses(Moves):
 
         It is the ascent's gradient if the ascent has the same objective, at w, with all parameters.
         """
-        perturbation = self.perturbation
-        elsewhere = self.criterion.bilevel or perturbation.acts_before_ascent or not perturbation.needs_ascent
+        elsewhere = self.criterion.bilevel or self.perturbation.acts_before_first_pass
         return self.merge.needs_gradient_at_weights and elsewhere
 
     @torch.no_grad()
