@@ -153,6 +153,15 @@ def test_a_run_that_is_not_finished_is_a_note(run, tmp_path):
     assert (done.exit_code, done.output) == (0, "note: not finished, 1 of 1 runs\n1 run, 0 problems\n")
 
 
+def test_damaged_weights_in_the_folder_of_a_fit_are_named(run, tmp_path):
+    kept = shutil.copy(run / "best.safetensors", tmp_path / "demo")
+    assert bisam("verify", tmp_path).output == "1 run, 0 problems\n"
+    flip(Path(kept))
+    done = bisam("verify", tmp_path)
+    assert done.exit_code == 1
+    assert done.output == f"{tmp_path / 'demo'}: best.safetensors: it is damaged\n1 run, 1 problem\n"
+
+
 def test_the_folder_of_a_model_is_a_note(run, tmp_path):
     model = tmp_path / "models" / "bert"
     model.mkdir(parents=True)

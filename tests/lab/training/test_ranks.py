@@ -416,8 +416,18 @@ def test_a_perturbation_that_there_is_not_is_refused():
         pass
 
 
-def test_one_process_has_nothing_to_divide():
-    with pytest.raises(ValueError, match="start them with torchrun, or remove --shard"), joined(CPU, shard=True):
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ("--shard", {"shard": True}),
+        ("--sync-batchnorm", {"sync_batchnorm": True}),
+        ("--perturb", {"perturb": "global"}),
+        ("--perturb and --shard", {"perturb": "global", "shard": True}),
+    ],
+)
+def test_one_process_is_refused_what_several_share(option, given):
+    told = f"{option} needs several processes: start them with torchrun, or remove {option}"
+    with pytest.raises(ValueError, match=told), joined(CPU, **given):
         pass
 
 

@@ -174,6 +174,10 @@ def verify(
             count += len(problems)
             for problem in problems:
                 print_line(f"{record.folder}: {problem}")
+        for folder in sorted({record.folder.parent for record in found} - {record.folder for record in found}):
+            for problem in records.copy_problems(folder):
+                print_line(f"{folder}: {problem}")
+                count += 1
         if kept_none:
             print_line(f"note: weights not kept, {kept_none} of {len(found)} runs")
         open_ = sum(record.result is None for record in found)

@@ -10,7 +10,7 @@ from bisam.lab.records.layout import CHECKPOINTS, CONFIG, PREDICT, WEIGHTS, Reco
 from bisam.lab.records.lock import RunInUse
 from bisam.lab.records.record import Record, find, read
 from bisam.lab.records.result import fault_of
-from bisam.lab.records.verify import lacks_weights, verify, weights_problems
+from bisam.lab.records.verify import copy_problems, lacks_weights, verify, weights_problems
 
 __all__ = [
     "CHECKPOINTS",
@@ -25,6 +25,7 @@ __all__ = [
     "check",
     "check_result",
     "config_differences",
+    "copy_problems",
     "fault_of",
     "find",
     "lacks_weights",

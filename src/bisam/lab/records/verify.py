@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from bisam.lab.config import Config, recorded
@@ -40,6 +41,12 @@ def weights_problems(record: Record) -> list[str]:
     if WEIGHTS in listed(record.receipt):
         return mismatches(record.folder, record.receipt, [WEIGHTS])
     path = record.folder / WEIGHTS
+    return [f"{WEIGHTS}: it is damaged"] if path.exists() and not is_whole(path) else []
+
+
+def copy_problems(folder: Path) -> list[str]:
+    """What is wrong with the weights of the best run that a fit keeps in its own folder, beside its runs."""
+    path = folder / WEIGHTS
     return [f"{WEIGHTS}: it is damaged"] if path.exists() and not is_whole(path) else []
 
 

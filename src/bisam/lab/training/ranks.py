@@ -216,12 +216,12 @@ def joined(
     `perturb` is "rank" or "global"; empty is "rank", or "global" with `shard`. An error of a collective, after another
     process has ended, is a `RankLost`.
     """
+    given = {"--perturb": bool(perturb), "--sync-batchnorm": sync_batchnorm, "--shard": shard}
     perturb = _perturbation(perturb, shard=shard)
     is_ours = not dist.is_initialized()
     if is_ours:
         if environment() is None:
-            if shard:
-                raise ValueError("--shard divides a model among processes: start them with torchrun, or remove --shard")
+            _refuse_alone([option for option, is_given in given.items() if is_given])
             yield ALONE
             return
         _init("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
@@ -252,6 +252,12 @@ def _perturbation(given: str, *, shard: bool) -> str:
             "--shard perturbs all ranks alike, since none of them has a whole gradient: remove --perturb rank"
         )
     return given or ("global" if shard else "rank")
+
+
+def _refuse_alone(options: list[str]) -> None:
+    if options:
+        listed = " and ".join(options)
+        raise ValueError(f"{listed} needs several processes: start them with torchrun, or remove {listed}")
 
 
 def _refuse_on_cpu(device: torch.device, *, sync_batchnorm: bool, shard: bool) -> None:
