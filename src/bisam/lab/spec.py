@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,12 +86,15 @@ def function(text: str) -> Callable[..., Any]:
 def code_of(text: str) -> str:
     """A digest of the file that `file.py:function` names; empty for other texts.
 
-    Two networks with the same layers may differ in what their code does with them. Empty lines and lines that are
-    comments do not count.
+    Two networks with the same layers may differ in what their code does with them.
     """
     if not is_function(text):
         return ""
-    lines = Path(text.rpartition(":")[0]).expanduser().read_bytes().splitlines()
+    return digest_of_code(Path(text.rpartition(":")[0]).expanduser().read_bytes().splitlines())
+
+
+def digest_of_code(lines: Iterable[bytes]) -> str:
+    """Of lines of Python. Empty ones and those that are comments do not count."""
     code = [line.rstrip() for line in lines if line.strip() and not line.lstrip().startswith(b"#")]
     return hashlib.sha256(b"\n".join(code)).hexdigest()[:16]
 

@@ -1,6 +1,7 @@
 """`bisam.lab.fit`: the same from Python."""
 
 import gc
+import linecache
 import signal
 import sys
 import tempfile
@@ -16,7 +17,9 @@ from bisam.lab import fit, load
 from bisam.lab.data.own import from_parts
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.preparation import Preparation
+from bisam.lab.fitting.own_code import code_of_network
 from bisam.lab.models.perceptron import Perceptron
+from bisam.lab.spec import function
 from bisam.lab.training.loop import Stopped
 
 
@@ -267,3 +270,43 @@ def test_a_data_set_that_draws_random_numbers_is_refused():
     x[0, 0] = torch.nan
     with pytest.raises(ValueError, match="some inputs are not finite numbers"):
         fit(network, TensorDataset(x, y))
+
+
+NETWORK = """
+from torch import nn
+
+class Net(nn.Linear):
+    def forward(self, x):
+        {line}
+
+def network(classes):
+    return Net(4, classes)
+"""
+
+
+def written(path, line):
+    """The function of a module whose class computes that."""
+    path.write_text(NETWORK.format(line=line))
+    linecache.checkcache(str(path))
+    return function(f"{path}:network")
+
+
+def test_a_network_whose_code_changed_is_another_model(tmp_path):
+    """As where a cell of a notebook is edited and run again. A comment may change."""
+    path, options = tmp_path / "nets.py", {"rho": 0.05, "methods": "sam", "epochs": 1, "seeds": 1, "quiet": True}
+    parts = (data(60, 0), data(30, 1))
+    for line in ("return super().forward(x)", "# as it is\n        return super().forward(x)"):
+        fit(written(path, line), *parts, runs=tmp_path / "runs", **options)
+    changed = written(path, "return -super().forward(x)")
+    with pytest.raises(ValueError, match=r"the code of network has changed since .* \(from Python, runs=\)"):
+        fit(changed, *parts, runs=tmp_path / "runs", **options)
+    again = fit(changed, *parts, runs=tmp_path / "others", **options)
+    fit(lambda: changed(3), *parts, runs=tmp_path / "lambda", **options)
+    fit(lambda: changed(3), *parts, runs=tmp_path / "lambda", **{**options, "seeds": 2})
+    assert again.plan.code
+
+
+def test_code_of_libraries_does_not_count():
+    assert code_of_network(lambda: nn.Linear(2, 2), nn.Linear(2, 2)) == ""
+    assert code_of_network(Perceptron, Perceptron(4, 3)) == ""
+    assert code_of_network(network, network(3)) == code_of_network(network, nn.Linear(2, 2)) != ""

@@ -155,6 +155,7 @@ def fit(
             changes=_texts(settings),
             pretrained=pretrained,
             build=_building(model),
+            make=model,
         )  # fmt: skip
         console = Console(file=io.StringIO()) if quiet else Console()
         with Progress(console) as progress:

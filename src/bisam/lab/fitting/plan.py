@@ -30,7 +30,7 @@ class Plan:
     data: list[str] = field(default_factory=list)
     """What was read, line by line: samples, classes, columns, and what was assumed or left out."""
     code: str = ""
-    """That of the file of a network of one's own, by `spec.code_of`."""
+    """A digest of the code of a network of one's own: of its file, or of its function and classes."""
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

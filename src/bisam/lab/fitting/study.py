@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from bisam.lab import records, spec
 from bisam.lab.config import Config
@@ -24,6 +25,7 @@ from bisam.lab.fitting import defaults, radius
 from bisam.lab.fitting import plan as plans
 from bisam.lab.fitting.budget import Budget
 from bisam.lab.fitting.code import lines as lines_of_code
+from bisam.lab.fitting.own_code import code_of_network
 from bisam.lab.fitting.rehearsal import Cost, is_out_of_memory, rehearse
 from bisam.lab.methods import BASES, METHODS, RHOS, find, title_of, uses
 from bisam.lab.models.pretraining import expected
@@ -81,6 +83,8 @@ class Study:
     pretrained: bool | None = None
     """Whether the defaults are those of fine-tuning; None decides by where the model is from."""
     build: Build = build_by_name
+    make: Callable[..., nn.Module] | None = None
+    """The function that makes the network, where it has no name that could be written down."""
     ranks: Ranks = ALONE
     """With several, all of them make the same study. The first one decides, and writes into the folder."""
 
@@ -93,7 +97,7 @@ class Study:
             pretrained=self.pretrained, changes=self.changes,
         )  # fmt: skip
         self.fingerprint = hashlib.sha256(str(made).encode()).hexdigest()[:16]
-        self.code = spec.code_of(self.model)
+        self.code = code_of_network(self.make, made) if self.make is not None else spec.code_of(self.model)
         base = self.settings.config.optimizer
         wanted = [base if method in ("base", *BASES) else find(method).name for method in self.methods]
         self.methods = [method for method in METHODS if method in {base, *wanted}]
@@ -314,12 +318,12 @@ class Study:
                 raise ValueError(
                     f"{self.folder} was trained with {what}: give another --name (from Python, runs=), or move it"
                 )
-        if plan.code and plan.code != self.code:  # plans of older versions have none
+        if plan.code and self.code and plan.code != self.code:  # plans of older versions have none
+            place = f"the code of {self.model}" if self.make is not None else self.model.rpartition(":")[0]
             raise ValueError(
-                f"{self.model.rpartition(':')[0]} has changed since the runs in {self.folder} began, and its network "
-                "may be another: give another --name, or move the folder"
+                f"{place} has changed since the runs in {self.folder} began, and its network may be another: give "
+                "another --name (from Python, runs=), or move the folder"
             )
-
         other = {method: rho for method, rho in plan.rho.items() if self.rho is not None and rho != self.rho}
         if other:
             raise ValueError(f"the plan in {self.folder} has {_listed(other)}: remove --rho, or give another --name")

@@ -1,0 +1,41 @@
+"""Whether the code of a network from Python is as it was: with the same layers, it may compute something else."""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType
+
+from torch import nn
+
+from bisam.lab.spec import digest_of_code
+
+INSTALLED = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
+"""Where the code of libraries is: another version of one does not make another network of one's own."""
+OURS = Path(__file__).resolve().parents[2]
+
+
+def code_of_network(make: Callable[..., nn.Module], network: nn.Module) -> str:
+    """A digest of the function that makes a network, and of the methods of its modules; empty if none can be read.
+
+    A lambda does not count: its line may have more than the network in it.
+    """
+    functions = [make] if isinstance(make, FunctionType) and make.__name__ != "<lambda>" else []
+    classes = dict.fromkeys(base for module in network.modules() for base in type(module).__mro__)
+    functions += [one for kind in classes for one in vars(kind).values() if isinstance(one, FunctionType)]
+    lines = [line for function in functions if _is_own(function) for line in _lines(function)]
+    return digest_of_code(lines) if lines else ""
+
+
+def _is_own(function: FunctionType) -> bool:
+    path = Path(function.__code__.co_filename).resolve()
+    return not any(path.is_relative_to(place) for place in (*INSTALLED, OURS))
+
+
+def _lines(function: FunctionType) -> Iterator[bytes]:
+    try:
+        yield from inspect.getsource(function).encode().splitlines()
+    except (OSError, TypeError):  # typed into a shell that keeps no source
+        return
