@@ -850,3 +850,44 @@ def test_gsam_takes_a_learning_rate_that_was_a_tensor_and_is_a_number_now():
         optimizer.param_groups[0]["lr"] = rate
         optimizer.minimize(*batch())
     assert float(optimizer.param_groups[0]["lr_max"]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("name", ["GSAM", "WSAM"])
+def test_a_gradient_that_the_pass_at_the_weights_lacks_counts_as_zero(name):
+    """As where samples are routed to other experts at w + ε."""
+    model, optimizer = build(name, net=lambda: nn.ModuleList([mlp(), mlp()]), dtype=torch.float64)
+    x, y = batch(dtype=torch.float64)
+    found, params = {}, list(model.parameters())
+
+    def closure():
+        logits = model[0](x) + (model[1](x) if optimizer.phase == "descent" else 0)
+        loss = optimizer.criterion(logits, y)
+        loss.backward()
+        found[optimizer.phase] = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in params]
+        return loss
+
+    optimizer.backward(closure)
+    plain, perturbed = (torch.cat([g.flatten() for g in found[phase]]) for phase in ("ascent", "descent"))
+    if name == "WSAM":
+        expected = plain + 0.9 / (1 - 0.9) * (perturbed - plain)
+    else:
+        expected = perturbed - 0.4 * (plain - (plain @ perturbed) / perturbed.norm() ** 2 * perturbed)
+    assert plain[-1] == 0 != perturbed[-1]
+    assert_close([torch.cat([p.grad.flatten() for p in params])], [expected], 1e-12)
+
+
+def test_msam_names_what_a_base_optimizer_keeps_in_place_of_a_momentum():
+    class Averaging(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for param in group["params"]:
+                    self.state[param]["z"] = param.detach().clone()
+            super().step(closure)
+
+    model = mlp()
+    base = Averaging(model.parameters(), lr=0.1)
+    base.param_groups[0]["betas"] = (0.9, 0.999)
+    optimizer = bisam.MSAM(base, model)
+    optimizer.minimize(*batch())
+    with pytest.raises(ValueError, match=r"momentum_buffer or exp_avg in its state, which has z only"):
+        optimizer.minimize(*batch())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
 
 import torch
 from torch import Tensor
@@ -11,6 +12,16 @@ from bisam import numbers
 from bisam.tensors import buckets
 from bisam.tensors.gradients import Gradients
 from bisam.tensors.memory import Memory
+
+
+class Turn(Enum):
+    """What a step is, among all steps of a training."""
+
+    PERTURBED = auto()
+    BETWEEN = auto()
+    """`every` leaves it out: it does not perturb, and a merge may use what it remembers."""
+    PLAIN = auto()
+    """The base optimizer's: before `start`, from `stop` on, or where no group has a radius."""
 
 
 class Merge:
@@ -33,7 +44,10 @@ class Merge:
         """After a perturbed step: `.grad` holds the gradient at w + ε; leave there what the update is to use."""
 
     def plain(self, params: Sequence[Tensor]) -> None:
-        """After the pass of a step that does not perturb: `.grad` holds the gradient at w."""
+        """After the pass of a step that `every` leaves out: `.grad` holds the gradient at w."""
+
+    def begin_step(self, turn: Turn) -> None:
+        """Called on the host when a step begins, also a captured one."""
 
 
 class SurrogateGap(Merge):
@@ -88,11 +102,20 @@ class Reuse(Merge):
     """
 
     needs_gradient_at_weights = True
+    _may_remember = True
 
     def __init__(self, every: int, alpha: float) -> None:
         super().__init__(every)
         self.alpha = numbers.non_negative("alpha", alpha)
         self.memory: Memory | None = Memory()
+
+    def begin_step(self, turn: Turn) -> None:
+        """A direction from before steps of the base optimizer alone is not used after them."""
+        if turn is Turn.PLAIN and self._may_remember:
+            assert self.memory is not None
+            for tensor in self.memory.tensors.get("orthogonal", {}).values():
+                tensor.zero_()  # in its storage, where a captured step finds it
+        self._may_remember = turn is not Turn.PLAIN
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
         assert self.memory is not None
@@ -127,8 +150,15 @@ class Reuse(Merge):
 
 
 def _with_both(params: Sequence[Tensor], at_weights: Gradients) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The parameters that have a gradient at w + ε and one at w, with both of them."""
-    known = [(p, p.grad, g) for p, g in zip(params, at_weights, strict=True) if p.grad is not None and g is not None]
+    """The parameters that have a gradient at w + ε, with it and that at w, which is 0 where the pass does not use them.
+
+    The others are left as they are, as with SAM.
+    """
+    known = [
+        (param, param.grad, torch.zeros_like(param.grad) if plain is None else plain)
+        for param, plain in zip(params, at_weights, strict=True)
+        if param.grad is not None
+    ]
     for param, *both in known:
         if any(gradient.layout is not torch.strided for gradient in both):
             raise RuntimeError(

@@ -451,12 +451,25 @@ class AlongMomentum(Around):
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         device = buckets[0].params[0].device
-        for bucket in buckets:
-            momenta = [self._momentum(state) for state in bucket.states]
+        found = [bucket.states for bucket in buckets]
+        for bucket, states in zip(buckets, found, strict=True):
+            momenta = [self._momentum(state) for state in states]
             bucket.leave_out([owner for owner, v in zip(bucket.owners, momenta, strict=True) if v is None])
             bucket.use([-v for v in momenta if v is not None])  # of their own: ε is computed in place
         left = [bucket for bucket in buckets if bucket.owners]
-        return self.inner(left) if left else torch.zeros((), device=device)
+        if left:
+            return self.inner(left)
+        self._refuse_other_names({name for states in found for state in states for name in state})
+        return torch.zeros((), device=device)
+
+    def _refuse_other_names(self, names: set[str]) -> None:
+        """Where the base optimizer keeps something, and none of it is called as the momentum is."""
+        if names and names.isdisjoint(self.keys):
+            raise ValueError(
+                f"the perturbation follows the momentum of the base optimizer, {' or '.join(self.keys)} in its state, "
+                f"which has {', '.join(sorted(names))} only: take a base optimizer that keeps a momentum, or "
+                "a perturbation that reads its name, AlongMomentum(Ball(rho), keys=[…])"
+            )
 
     def _momentum(self, state: Mapping[str, Any]) -> Tensor | None:
         return next((state[key] for key in self.keys if isinstance(state.get(key), Tensor)), None)

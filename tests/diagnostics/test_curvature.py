@@ -118,3 +118,11 @@ def test_attention_is_differentiated_twice():
             return nn.functional.scaled_dot_product_attention(z, z, z)[0, 0]
 
     assert hessian_eigenvalues(Attention(), batch())[0] > 0
+
+
+def test_a_compiled_layer_is_differentiated_twice():
+    model, (x, y) = mlp(), batch()
+    expected = hessian_trace(model, (x, y), samples=3)
+    model[0] = torch.compile(model[0], backend="aot_eager")
+    assert hessian_trace(model, (x, y), samples=3) == expected
+    assert hessian_eigenvalues(model, (x, y))

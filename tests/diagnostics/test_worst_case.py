@@ -231,3 +231,14 @@ def test_flips_are_those_of_sharpness_with_the_same_options():
     ticks = []
     flips(model, data, 0.5, steps=2, progress=lambda *tick: ticks.append(tick))
     assert ticks == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_sparse_gradients_are_those_of_the_same_layer_with_whole_ones():
+    x, y = torch.randint(10, (12, 5)), torch.arange(12) % 3
+    found = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.EmbeddingBag(10, 4, sparse=sparse, mode="sum"), nn.Linear(4, 3))
+        found.append(sharpness(model, (x, y), 0.1))
+    assert found[1].perturbed_loss == pytest.approx(found[0].perturbed_loss)
+    assert found[1].value > 0

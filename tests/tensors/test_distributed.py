@@ -849,3 +849,76 @@ def test_a_norm_of_half_precision_gradients_is_computed_in_float32(dtype):
     norm = buckets.norm_of([tensors])
     assert norm.dtype == torch.float32
     torch.testing.assert_close(norm.double(), expected, rtol=1e-6, atol=0)
+
+
+class Sequences(torch.nn.Module):
+    """A norm before layers that tensor parallelism divides: each rank has the norm's gradient of its samples only."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.up, self.down = torch.nn.LayerNorm(6), torch.nn.Linear(6, 8), torch.nn.Linear(8, 4)
+        self.double()
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def sequence_parallel():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    plan = {
+        "norm": SequenceParallel(sequence_dim=0),
+        "up": ColwiseParallel(input_layouts=Shard(0)),
+        "down": RowwiseParallel(),
+    }
+    return parallelize_module(Sequences(), init_device_mesh("cpu", (ranks.RANKS,)), plan)
+
+
+def train_sequences(variants):
+    results = {}
+    for variant in variants:
+        model = sequence_parallel()
+        optimizer = VARIANTS[variant](torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+        for seed in range(STEPS):
+            x, y = data(seed)
+            part = ranks.mine(x)  # of the sequence; every rank has all labels
+            if variant in SIMPLE:
+                optimizer.criterion(model(part), y).backward()
+                optimizer.ascend()
+                optimizer.criterion(model(part), y).backward()
+                optimizer.descend()
+            else:
+                optimizer.step(closure_of(model, optimizer, part, y))
+        results[variant] = weights_of(model)
+    return results
+
+
+@on_cpu
+def test_gradients_that_are_parts_of_a_sum_on_each_rank_are_added_up():
+    variants = ["SAM", "ASAM", "GSAM", "LookSAM", "FriendlySAM", "FisherSAM"]
+    for results in ranks.run(train_sequences, variants):
+        for variant in variants:
+            model = Sequences()
+            optimizer = VARIANTS[variant](torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+            for seed in range(STEPS):
+                optimizer.step(closure_of(model, optimizer, *data(seed)))
+            assert_close(results[variant], weights_of(model), 1e-12)
+
+
+def refuse_diagnostics_of_shards():
+    model = sequence_parallel()
+    with pytest.raises(TypeError, match=r"divided among processes .* Gather the weights into an undivided copy"):
+        bisam.diagnostics.sharpness(model, data(0), 0.1)
+
+
+@on_cpu
+def test_diagnostics_of_a_divided_model_are_refused_in_words():
+    ranks.run(refuse_diagnostics_of_shards)

@@ -5,6 +5,8 @@ import copy
 import pytest
 import torch
 
+from bisam.merge import Turn
+
 from family import (
     assert_identical,
     batch,
@@ -135,3 +137,39 @@ def test_a_function_of_the_step_is_asked_once(form):
         else:
             optimizer.step(closure_of(model, optimizer, x, y))
     assert asked == [0, 1, 2]
+
+
+def plain_copy(variant, model, optimizer):
+    """The same weights with the same base optimizer, which does not perturb."""
+    other, plain = build(variant, net=mlp)
+    other.load_state_dict(model.state_dict())
+    plain.base.load_state_dict(copy.deepcopy(optimizer.base.state_dict()))
+    for group in plain.param_groups:
+        group["rho"] = 0.0
+    return other, plain
+
+
+@pytest.mark.parametrize("off", [False, None])
+def test_steps_that_the_function_leaves_out_are_those_of_the_base_optimizer(variant, off):
+    """Also in a variant that reuses a direction in the steps between two perturbed ones."""
+    model, optimizer = build(variant, net=mlp, start=lambda step: True if step < 2 else off)
+    weights_after(optimizer, model, range(2))
+    plain_model, plain = plain_copy(variant, model, optimizer)
+    assert_identical(weights_after(optimizer, model, range(2, 5)), weights_after(plain, plain_model, range(2, 5)))
+
+
+def test_a_direction_is_not_reused_after_steps_of_the_base_optimizer_alone():
+    model, optimizer = build("LookSAM", net=mlp, every=3, start=lambda step: step not in (2, 3))
+    weights_after(optimizer, model, range(4))
+    assert optimizer._turn() is Turn.BETWEEN
+    plain_model, plain = plain_copy("LookSAM", model, optimizer)
+    assert_identical(weights_after(optimizer, model, [4]), weights_after(plain, plain_model, [4]))
+
+
+def test_a_checkpoint_of_every_training_knows_its_number_of_steps():
+    model, optimizer = build("SAM", net=mlp)
+    weights_after(optimizer, model, range(3))
+    other, stopped = build("SAM", net=mlp, stop=3)
+    other.load_state_dict(model.state_dict())
+    stopped.load_state_dict(optimizer.state_dict())
+    assert stopped._turn() is Turn.PLAIN

@@ -17,6 +17,7 @@ from family import (
     mlp,
     steps,
     tensors,
+    weights_of,
 )
 
 
@@ -220,3 +221,14 @@ def test_inputs_shared_by_all_samples_are_never_cut():
 
     _, optimizer = build("SAM", net=Shared, micro_batch=4)
     optimizer.minimize((batch()[0], torch.ones(4, 6)), batch()[1], accumulate=2)
+
+
+def test_vectorized_micro_batches_have_the_shares_of_the_loop_in_double_precision():
+    x, y = (part[:12] for part in batch(dtype=torch.float64))  # thirds, which float32 rounds
+    weights = []
+    for vectorize in (False, True):
+        options = {"micro_batch": 4, "vectorize": vectorize, "descent": nn.MSELoss(), "ascent": nn.MSELoss()}
+        model, optimizer = build("SAM", net=mlp, dtype=torch.float64, **options)
+        optimizer.minimize(x, nn.functional.one_hot(y, 4).double())
+        weights.append(weights_of(model))
+    assert_close(*weights, 1e-14)

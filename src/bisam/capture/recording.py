@@ -109,8 +109,8 @@ class Branch:
             self.radii.append(Number(self.device))
         for group, rate in zip(groups, self.rates, strict=True):
             rate.update(group["lr"])
-        if self.replay.perturbs:
-            for radius, value in zip(self.radii, self.replay.begin_step(), strict=True):
+        if (radii := self.replay.begin_step()) is not None:
+            for radius, value in zip(self.radii, radii, strict=True):
                 radius.update(value)
 
     def generators(self) -> list[torch.Generator]:
@@ -161,7 +161,7 @@ class Branch:
     def signature(self, batch: Sequence[Any]) -> Any:
         """What must be equal in all steps that replay one graph."""
         optimizer, modules = self.optimizer, self.replay.modules()
-        perturbs = self.replay.perturbs  # which completes the groups
+        turn = self.replay.turn  # which completes the groups
         live = _LIVE | optimizer.perturbation.radius_options
         options = [
             (is_zero(group["rho"]), *((name, value) for name, value in group.items() if name not in live))
@@ -169,7 +169,7 @@ class Branch:
         ]
         return (
             shape_of(batch),
-            (perturbs, optimizer.has_stopped),
+            turn,
             tuple(map(str, options)),
             tuple((p.data_ptr(), p.requires_grad) for p in (*self.replay.params, *self.replay.others(modules))),
             tuple(tensor.data_ptr() for tensor in self.replay.kept_tensors(modules)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from bisam.diagnostics.tally import Mean, Predictions, scalar
 from bisam.engine.criterion import Criterion
 from bisam.objectives import CrossEntropy, LowerBound, Objective, logits_of
 from bisam.plan import Batch
+from bisam.tensors.buckets import is_sharded
 from bisam.tensors.snapshot import BufferSnapshot, RandomState, Snapshot
 
 
@@ -68,6 +69,13 @@ class Probe:
             )
         if any(param.is_complex() for param in self.params):
             raise TypeError("the model has complex parameters, which are not supported")
+        if any(map(is_sharded, self.params)):
+            raise TypeError(
+                "the model's parameters are divided among processes (FSDP2 or tensor parallelism), and a diagnostic "
+                "moves whole ones. Gather the weights into an undivided copy of the model: "
+                "torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+                "StateDictOptions(full_state_dict=True) gives them"
+            )
         self.batches, length = batches_of(data)
         # an optimizer's criterion would put what it sees here into the optimizer's telemetry
         objective = objective.descent if isinstance(objective, Criterion) else objective
@@ -224,18 +232,21 @@ class Probe:
 
     def _gradient(self, value: Tensor) -> Tensor:
         slopes = torch.autograd.grad(value, self.params, allow_unused=True)
-        return self._flat(
-            [torch.zeros_like(p.data) if g is None else g for g, p in zip(slopes, self.params, strict=True)]
-        )
+        found = [torch.zeros_like(p.data) if g is None else g for g, p in zip(slopes, self.params, strict=True)]
+        return self._flat([g if g.layout is torch.strided else g.to_dense() for g in found])
 
     def _differentiable(self, once: bool = False, *, twice: bool = False) -> AbstractContextManager[Any]:
-        """Without kernels that lack a derivative: cuDNN's recurrent ones in evaluation, fused attention's second."""
+        """Without kernels that lack a derivative: cuDNN's recurrent ones in evaluation, fused attention's second, and
+        for the second those of torch.compile, also of a layer.
+        """
         if (once or twice) and torch.is_inference_mode_enabled():
             raise RuntimeError("this needs gradients, which torch.inference_mode() rules out: call it outside of that")
         stack = ExitStack()
         if (once or twice) and any(isinstance(module, nn.RNNBase) for module in self.model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH) if twice else nullcontext())
+        if twice:
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         return stack
 
     def _flat(self, tensors: Iterable[Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ from bisam.engine.combined import leaves
 from bisam.engine.criterion import Criterion, Pass
 from bisam.engine.telemetry import Telemetry
 from bisam.engine.wrapper import Wrapper
+from bisam.merge import Turn
 from bisam.tensors import gradients, scaling
 from bisam.tensors.buckets import Bucket, all_zero, into_buckets
 from bisam.tensors.distributed import GradientSync
@@ -165,18 +166,18 @@ class Moves(Wrapper):
         """Whether the next step, and every later one, is the base optimizer's."""
         return self.stop is not None and self._steps >= self.stop
 
-    def _perturbs(self) -> bool:
-        """Whether the next step perturbs."""
-        if self.has_stopped:
-            return False
-        if callable(self.start):
-            return self.start(self._steps) and self._steps % self.merge.every == 0 and self._has_radius()
-        since = self._steps - self.start
-        return since >= 0 and since % self.merge.every == 0 and self._has_radius()
-
-    def _has_radius(self) -> bool:
+    def _turn(self) -> Turn:
+        """What the next step is."""
         self._complete_groups()
-        return not all_zero(self.base.param_groups)
+        if self.has_stopped or all_zero(self.base.param_groups):
+            return Turn.PLAIN
+        if callable(self.start):
+            begun, since = bool(self.start(self._steps)), self._steps
+        else:
+            begun, since = self._steps >= self.start, self._steps - self.start
+        if not begun:
+            return Turn.PLAIN
+        return Turn.BETWEEN if since % self.merge.every else Turn.PERTURBED
 
     def _complete_groups(self) -> None:
         """Give each group the options that it does not set: it may come from the base optimizer or its checkpoint."""

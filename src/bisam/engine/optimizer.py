@@ -40,12 +40,13 @@ from bisam.engine.objective_options import share
 from bisam.engine.passes import TwoPasses
 from bisam.engine.work import Given, Work
 from bisam.engine.wrapper import parts_of
-from bisam.merge import Merge
+from bisam.merge import Merge, Turn
 from bisam.objectives import Objective
 from bisam.perturbation import Ball, Perturbation
 from bisam.plan import Batch, Plan
 from bisam.tensors import gradients, scaling
 from bisam.tensors.distributed import GradientSync, ranks
+from bisam.tensors.gradients import Gradients
 from bisam.tensors.snapshot import BufferSnapshot, Snapshot
 
 
@@ -272,7 +273,7 @@ class SharpnessAware(TwoPasses):
         warn_unless_criterion(self)
         if self.criterion.current is Pass.NONE:
             self.criterion.begin()
-        self._ascend(gradients.apart([param.grad for param in params]))
+        self._ascend(_own_gradients(params))
         self._others = self._parameters_of_others()
         gradients.take([*params, *self._others])  # another optimizer steps with those of the descent
 
@@ -290,7 +291,7 @@ class SharpnessAware(TwoPasses):
             self.criterion.finish()
         self._require_gradients("descend()", "the second backward pass")
         params = self._parameters()
-        gradients.put(params, gradients.apart([param.grad for param in params]))  # to be unscaled and clipped in place
+        gradients.put(params, _own_gradients(params))  # to be unscaled and clipped in place
         self._update(params)
         if zero_grad:
             self.zero_grad()
@@ -344,7 +345,7 @@ class SharpnessAware(TwoPasses):
         self._refuse_while_perturbed("minimize()")
         scaled = partial(scaling.scaled, self.scaler)
         runner = Runner(self.model, self.criterion, self.plan, self.autocast, scaled, self._buffers.save_early)
-        size = self.micro_batch if self.micro_batch is not None and self._perturbs() else None
+        size = self.micro_batch if self.micro_batch is not None and self._turn() is Turn.PERTURBED else None
         micro_batches = Batch(x, y).cut(len(y) if size is None else size)
         shares = [1.0 if len(micro_batches) == 1 else share(self.criterion.descent, b.y, y) for b in micro_batches]
         is_whole = size is None
@@ -400,6 +401,11 @@ class SharpnessAware(TwoPasses):
             "_running": False,
             "_notes_of_scaler": None,
         }
+
+
+def _own_gradients(params: list[Tensor]) -> Gradients:
+    """The gradients, to be changed in place by each rank."""
+    return gradients.apart(gradients.placed(params, [param.grad for param in params]))
 
 
 def _is_shown(name: str, value: Any) -> bool:

@@ -32,6 +32,7 @@ from bisam.engine.moves import Moves
 from bisam.engine.vectorized import Vectorized
 from bisam.engine.weights import Weights
 from bisam.engine.work import Given, Work
+from bisam.merge import Turn
 from bisam.tensors import gradients, scaling
 from bisam.tensors.gradients import Gradients
 from bisam.tensors.snapshot import BufferSnapshot, RandomState
@@ -56,15 +57,18 @@ class TwoPasses(Moves):
         params = self._parameters()
         self._refuse_inference("step()")
         self._refuse_inside_step("step() or minimize()")
-        perturbs = self._perturbs()
+        turn = self._turn()
+        perturbs = turn is Turn.PERTURBED
         self._begin(work, params)
+        if not self._captured:
+            self.merge.begin_step(turn)
         looks = perturbs and not self._has_perturbed and self.model is None and self.perturbation.needs_ascent
         watch = WatchBuffers() if looks else None
         is_first_of_many = self._steps == 0 and self._sync.may_miss_replicas
         replicas = RefuseUnknownReplicas(type(self).__name__) if is_first_of_many else None
         try:
             self._running = True
-            values = self._perturbed_step(work, params) if perturbs else self._plain_step(work, params)
+            values = self._perturbed_step(work, params) if perturbs else self._plain_step(work, params, turn)
             self.criterion.current = Pass.NONE  # the passes are over: the base optimizer may step
             if watch is not None:
                 watch.warn(type(self).__name__)
@@ -112,13 +116,13 @@ class TwoPasses(Moves):
         if self._of_others is not None:
             gradients.put(self._others, self._of_others)
 
-    def _plain_step(self, work: Sequence[Work], params: list[Tensor]) -> list[Any]:
+    def _plain_step(self, work: Sequence[Work], params: list[Tensor], turn: Turn) -> list[Any]:
         """Leave the gradient of a step that does not perturb in `.grad`."""
         self.criterion.current = Pass.PLAIN
         closures = [closure for part in work for closure in part.plain()]
         found, values = self._pass(work[0], closures, params, of_others=True)
         gradients.put([*params, *self._others], found)
-        if self._has_radius() and not self.has_stopped:
+        if turn is Turn.BETWEEN:
             with torch.no_grad():
                 self.merge.plain(params)
         return values
@@ -292,7 +296,7 @@ class TwoPasses(Moves):
                     "a closure of a list wrote into the gradients of the one before it: both have put the same memory "
                     "into .grad. Let backward() create the gradients, or put a copy there"
                 )
-            found = gradients.apart(gradients.take(wanted, copied=copied))
+            found = gradients.apart(gradients.placed(wanted, gradients.take(wanted, copied=copied)))
             if not of_others:  # the next closure would add to them, in memory that FSDP2 shares with ours
                 gradients.take(self._others)
             if (followed or len(closures) > 1) and not copied:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bisam.engine.combined import leaves
 from bisam.engine.optimizer import SharpnessAware
 from bisam.engine.telemetry import Telemetry
+from bisam.merge import Turn
 from bisam.tensors import gradients
 from bisam.tensors.gradients import Gradients
 from bisam.tensors.snapshot import modules_of
@@ -30,9 +31,9 @@ class Replay:
         return self.optimizer._parameters()
 
     @property
-    def perturbs(self) -> bool:
-        """Whether the next step perturbs."""
-        return self.optimizer._perturbs()
+    def turn(self) -> Turn:
+        """What the next step is."""
+        return self.optimizer._turn()
 
     @property
     def is_alone(self) -> bool:
@@ -49,8 +50,12 @@ class Replay:
     def refuse_while_perturbed(self) -> None:
         self.optimizer._refuse_while_perturbed("a captured step")
 
-    def begin_step(self) -> Sequence[float | Tensor]:
-        """What the host does when a perturbed step begins. Returns the radius of each parameter group."""
+    def begin_step(self) -> Sequence[float | Tensor] | None:
+        """What the host does when a step begins. Returns the radius of each parameter group if it perturbs."""
+        turn = self.turn
+        self.optimizer.merge.begin_step(turn)
+        if turn is not Turn.PERTURBED:
+            return None
         self.optimizer.perturbation.begin_step()
         return self.optimizer._radii()
 

@@ -45,8 +45,7 @@ class Vectorized:
         self.criterion.current = Pass.DESCENT
         fixed = {name: p.expand(self.parts, *p.shape) for name, p in self.params.items() if name not in epsilon}
         descent = self._gradients(self.criterion.descent, {**epsilon, **fixed}, shared=False)
-        weights = torch.stack([torch.as_tensor(part, device=self.y.device) for part in shares])
-        return {name: torch.tensordot(weights.to(descent[name]), descent[name], 1) for name in epsilon}
+        return {name: torch.tensordot(_stacked(shares, descent[name]), descent[name], 1) for name in epsilon}
 
     def _gradients(self, objective: Objective, params: PerMicroBatch, *, shared: bool) -> PerMicroBatch:
         def loss(weights: dict[str, Tensor], x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,6 +75,10 @@ class Vectorized:
         self.criterion.record(everything, target, objective(everything, target))
         # what the loss does not depend on comes back as one zero, expanded; the loop has no gradient there
         return {name: gradient.contiguous() for name, gradient in gradients.items() if gradient.stride(0) != 0}
+
+
+def _stacked(shares: Sequence[float | Tensor], like: Tensor) -> Tensor:
+    return torch.stack([torch.as_tensor(share, dtype=like.dtype, device=like.device) for share in shares])
 
 
 def _call(model: nn.Module, weights: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:

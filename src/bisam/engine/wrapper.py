@@ -124,17 +124,15 @@ class Wrapper(torch.optim.Optimizer):
         self._complete_groups()
 
     def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state, ρ and the like in its groups, and the variant's memory if it has one."""
+        """The base optimizer's state, ρ and the like in its groups, the number of steps and the variant's memory."""
         self._refuse_while_perturbed("state_dict()")
         self._complete_groups()
         state = self.base.state_dict()
         for group in state["param_groups"]:  # a copy. torch.load refuses NumPy's numbers, as np.linspace gives for ρ
             group.update({name: value.item() for name, value in group.items() if is_of_numpy(value)})
-        memories = self._memories()
-        if memories or self.skips_steps:
-            params = self._parameters()
-            memory = {name: memory.state_dict(params) for name, memory in memories.items()}
-            state["sharpness"] = {"steps": self._steps, "memory": memory}
+        params = self._parameters()
+        memory = {name: memory.state_dict(params) for name, memory in self._memories().items()}
+        state["sharpness"] = {"steps": self._steps, "memory": memory}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -56,6 +56,21 @@ def apart(gradients: Gradients) -> Gradients:
     return found
 
 
+def placed(params: Sequence[Tensor], gradients: Gradients) -> Gradients:
+    """The same, those of DTensors divided as the parameters are.
+
+    Tensor parallelism leaves gradients whose ranks hold parts of a sum: what follows is computed from each rank's own.
+    """
+    if all(gradient is None or type(gradient) is Tensor for gradient in gradients):
+        return gradients
+    return [
+        gradient
+        if gradient is None or not buckets.is_sharded(gradient) or gradient.placements == param.placements  # type: ignore[attr-defined]
+        else gradient.redistribute(placements=param.placements)  # type: ignore[attr-defined]
+        for param, gradient in zip(params, gradients, strict=True)
+    ]
+
+
 def _place(gradient: Tensor, otherwise: int) -> int:
     """Where its memory begins, if it is an ordinary tensor."""
     return gradient.data_ptr() if type(gradient) is Tensor and gradient.layout is torch.strided else otherwise
