@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+import bisam
 from bisam.merge import Turn
 
 from family import (
@@ -173,3 +174,23 @@ def test_a_checkpoint_of_every_training_knows_its_number_of_steps():
     other.load_state_dict(model.state_dict())
     stopped.load_state_dict(optimizer.state_dict())
     assert stopped._turn() is Turn.PLAIN
+
+
+def test_a_merge_acts_between_perturbed_steps_alone():
+    class Counting(bisam.Merge):
+        def __init__(self):
+            super().__init__(every=2)
+            self.turns, self.calls = [], 0
+
+        def begin_step(self, turn):
+            self.turns.append(turn.name)
+
+        def plain(self, params):
+            self.calls += 1
+
+    merge = Counting()
+    model, optimizer = build("docs", net=mlp, start=2, stop=6)
+    optimizer.merge = merge
+    weights_after(optimizer, model, range(7))
+    assert merge.turns == ["PLAIN", "PLAIN", "PERTURBED", "BETWEEN", "PERTURBED", "BETWEEN", "PLAIN"]
+    assert merge.calls == 2
