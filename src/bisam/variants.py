@@ -15,8 +15,9 @@
     WSAM          Ball                               all samples     WeightedSharpness
 
 The fourth part is the objective of the ascent: cross entropy, or Q, the lower bound of the 0-1 error, for `BiSAM`,
-`ABiSAM` and `EBiSAM`; `ascent=bisam.LowerBound()` makes any of the others bilevel. `micro_batch=m` makes any of them
-mSAM, `every=k` perturbs in every k-th step. Options that all share are those of `SharpnessAware`.
+`ABiSAM` and `EBiSAM`; `ascent=bisam.LowerBound()` makes the others bilevel, and `micro_batch=m` makes them mSAM, except
+`MSAM`, which has no ascent pass. `every=k` perturbs in every k-th step. Options that all share are those of
+`SharpnessAware`.
 """
 
 from __future__ import annotations

@@ -251,7 +251,9 @@ def refuse_loss_without_criterion(name: str) -> None:
     raise RuntimeError(
         f"{name} needs two losses, and the closure did not call its criterion: inside of the closure, replace "
         "F.cross_entropy(output, target) with optimizer.criterion(output, target). A closure that computes both "
-        "losses by itself, by optimizer.phase, goes with bisam.SAM, which takes any loss"
+        "losses by itself, by optimizer.phase, goes with bisam.SAM, which takes any loss. Inside of a framework, where "
+        "it has no closure of yours, its trainer or module has a method for the loss: call that, as in "
+        f"super().compute_loss(…) or self.sharpness_loss(…); see {FRAMEWORKS}"
     )
 
 

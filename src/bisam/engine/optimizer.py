@@ -71,8 +71,8 @@ class SharpnessAware(TwoPasses):
     """A base optimizer whose updates use the gradient at w + ε, the worst point near the weights w.
 
     Args:
-        base: any torch optimizer except LBFGS and Adadelta (whose `rho` is another option). Both optimizers share
-            parameter groups and state, so a scheduler works on either. Or a list of optimizers, each with its own
+        base: any torch optimizer except LBFGS, Adadelta (whose `rho` is another option) and SparseAdam. Both optimizers
+            share parameter groups and state, so a scheduler works on either. Or a list of optimizers, each with its own
             parameters, such as `[Muon(matrices), AdamW(others)]`: one perturbation moves the parameters of all.
         model: the model to train, wrapped by DistributedDataParallel if it will be. Needed by `minimize`, to restore
             buffers (batch-norm statistics) that the second pass changes, and to skip all-reduces that a step does not
