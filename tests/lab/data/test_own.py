@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from bisam.lab.config import Config
+from bisam.lab.data import duplicates
 from bisam.lab.data.batches import Rounds, TensorBatches
 from bisam.lab.data.columns import choose, values
 from bisam.lab.data.held_out import roles, stratified
@@ -20,7 +21,7 @@ from bisam.lab.data.images import DataError
 from bisam.lab.data.named import NAMED, SAMPLES, deviation, place_of
 from bisam.lab.data.own import from_parts, open_task
 from bisam.lab.data.own_source import OwnData
-from bisam.lab.data.pictures import decode
+from bisam.lab.data.pictures import EncodedImage, decode
 from bisam.lab.data.sources import open_source
 from bisam.lab.data.tabular import read_hub
 from bisam.lab.data.task import Part
@@ -115,6 +116,114 @@ def test_folders_of_parts_are_parts(tmp_path):
                 Image.new("RGB", (8, 8), (number * 20, 0, 0)).save(tmp_path / part / label / f"{number}.png")
     task = open_task(str(tmp_path))
     assert (len(task.train), len(task.validation), len(task.test)) == (12, 4, 6)
+
+
+def write_pictures(folder, count):
+    folder.mkdir(parents=True)
+    for number in range(count):
+        Image.new("RGB", (4, 4), (number, len(str(folder)), 0)).save(folder / f"{number}.png")
+
+
+def test_a_class_may_have_the_name_of_a_part(tmp_path):
+    for label in ("bus", "car", "train"):
+        write_pictures(tmp_path / label, 5)
+    assert open_task(str(tmp_path)).classes == ["bus", "car", "train"]
+
+
+def test_folders_beside_those_of_parts_are_not_read_and_two_of_one_part_are_refused(tmp_path):
+    for part, count in {"train": 6, "train_masks": 2, "test": 3}.items():
+        for label in ("cat", "dog"):
+            write_pictures(tmp_path / part / label, count)
+    task = open_task(str(tmp_path))
+    assert (len(task.train), len(task.test)) == (12, 6)
+    write_pictures(tmp_path / "Training" / "cat", 1)
+    with pytest.raises(DataError, match="has two folders of its train part, Training and train: join them, or move"):
+        open_task(str(tmp_path))
+
+
+def test_files_of_one_part_that_are_read_together_are_named(tmp_path):
+    for name in ("train", "train_old", "test"):
+        (tmp_path / f"{name}.csv").write_text("x,y\n1.5,a\n2.5,b\n" * 1)
+    task = open_task(f"{tmp_path}?label=y")
+    assert len(task.train) == 4
+    assert "train: 2 files together, train.csv, train_old.csv" in task.notes
+
+
+@pytest.mark.parametrize("form", ["folder", "npz", "function"])
+def test_the_part_that_is_named_is_tested_in_every_form(form, tmp_path):
+    counts = {"train": 8, "validation": 4, "test": 6}
+    place = tmp_path / "data"
+    if form == "folder":
+        for part, count in counts.items():
+            for label in ("cat", "dog"):
+                write_pictures(place / part / label, count // 2)
+    else:
+        x = {f"x_{part}": np.ones((count, 3), np.float32) for part, count in counts.items()}
+        y = {f"y_{part}": np.arange(count) % 2 for part, count in counts.items()}
+        place = tmp_path / "data.npz"
+        np.savez(place, **x, **y)
+    if form == "function":
+        lines = ["import numpy", f"arrays = dict(numpy.load({str(place)!r}))", "def data():"]
+        returned = "{part: (arrays['x_' + part], arrays['y_' + part]) for part in ('train', 'validation', 'test')}"
+        (tmp_path / "mine.py").write_text("\n".join([*lines, f"    return {returned}", ""]))
+        place = f"{tmp_path / 'mine.py'}:data"
+    tested = open_task(f"{place}?test=validation")
+    assert (len(tested.train), tested.validation, len(tested.test)) == (8, None, 4)
+    assert len(open_task(f"{place}?test=test").validation) == 4
+    with pytest.raises(DataError, match="has no part 'holdout' to test, only t"):
+        open_task(f"{place}?test=holdout")
+    with pytest.raises(DataError, match="has no columns, which --label names: remove it, or give a table"):
+        open_task(f"{place}?label=stars")
+
+
+def saved(image, path, **options):
+    image.save(path, **options)
+    return EncodedImage(path.name, path=path)
+
+
+def test_pixels_are_as_an_image_is_shown(tmp_path):
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    sixteen = decode([saved(Image.fromarray(ramp), tmp_path / "16.png")], 8)[0]
+    assert torch.equal(sixteen[0], torch.from_numpy((ramp >> 8).astype(np.uint8)))
+    shape = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    shape.paste((0, 0, 0, 255), (0, 0, 4, 8))
+    seen = decode([saved(shape, tmp_path / "shape.png")], 8)[0]
+    assert (seen[:, :, :4] == 0).all()
+    assert (seen[:, :, 4:] == 128).all()
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    half = Image.new("RGB", (16, 16))
+    half.paste((255, 255, 255), (0, 0, 16, 8))
+    turned = decode([saved(half, tmp_path / "turned.png", exif=exif)], 16)[0]
+    assert (turned[:, :8] == 0).all()
+    assert (turned[:, 8:] == 255).all()
+
+
+def test_pixels_without_a_range_are_refused(tmp_path):
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        for number in range(3):
+            Image.fromarray(np.full((4, 4), 0.1 * number, np.float32)).save(tmp_path / label / f"{number}.tif")
+    with pytest.raises(DataError, match="its pixels are 32-bit numbers, whose range is not known: save it with 8 or"):
+        open_task(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["rows", "texts", "pictures"])
+def test_samples_of_two_parts_are_counted(kind, tmp_path):
+    if kind == "pictures":
+        for part, numbers in {"train": range(6), "test": range(4, 8)}.items():
+            for label, blue in {"cat": 0, "dog": 9}.items():
+                (tmp_path / part / label).mkdir(parents=True)
+                for number in numbers:
+                    Image.new("RGB", (4, 4), (number, 0, blue)).save(tmp_path / part / label / f"{number}.png")
+        task = open_task(str(tmp_path))
+    else:
+        inputs = torch.arange(16.0).view(8, 2) if kind == "rows" else [f"text {number}" for number in range(8)]
+        task = from_parts("x", {"train": (inputs[:6], [0, 1] * 3), "test": (inputs[4:], [0, 1] * 2)}, "x")
+    (line,) = duplicates.notes(task)
+    shared, whole = (4, 8) if kind == "pictures" else (2, 4)
+    assert line.startswith(f"{shared} of {whole} test samples have the same inputs as a training sample")
+    assert line in OwnData(task).described()
 
 
 def part(count, classes=2):

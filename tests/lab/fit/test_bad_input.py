@@ -180,6 +180,11 @@ def test_an_empty_validation_part(refused, tmp_path):
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--label", "kind"], "no column 'kind': it has x, label."),
         ({"x;label": ["1;0", "2;1"] * 6}, [], "has one column, 'x;label': separate its columns by commas"),
         ({"x;label": ["1,5;0", "2,5;1"] * 6}, [], "has one column, 'x;label': separate its columns by commas"),
+        (
+            {"x;label": ["1;0", '"2,5;1']},
+            [],
+            "semicolons between its columns: separate them by commas, and write decimals with points",
+        ),
         ({"x": [], "label": []}, [], "has no rows below its header"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--model", "nets.py"], "nets.py is a Python file: name the function"),
         (

@@ -347,8 +347,8 @@ def test_an_image_that_cannot_be_read_is_named(pictures, bisam, tmp_path):
     (tmp_path / "new" / "good.png").write_bytes((data / "test/red/0.png").read_bytes())
     (tmp_path / "new" / "torn.png").write_bytes((data / "test/red/0.png").read_bytes()[:60])
     message = refused(bisam, folder, tmp_path / "new")
-    assert "1 of 2 images do not decode, the first is torn.png" in message
-    assert message.rstrip().endswith("repair or remove them")
+    assert "1 of 2 images do not decode: torn.png (" in message
+    assert message.rstrip().endswith("Repair or remove them")
     assert "is a table, and the model was not trained on columns" in refused(
         bisam, folder, write_csv(tmp_path / "t.csv")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypedDict
@@ -160,11 +161,11 @@ def _show(found: Answer, study: Study) -> None:
     if found.best is not None:
         best = title_of(found.best.config.method)
         print_line(f"weights of the best run of {best} on validation data: {study.folder / records.WEIGHTS}")
-        print_line(f"to predict with them: bisam predict {study.folder} DATA")
+        print_line(f"to predict with them: bisam predict {shlex.quote(str(study.folder))} DATA")
         if found.better_base is not None:
             print_line(
                 f"{title_of(found.better_base.config.method)} did better on validation data, as the mean of its runs. "
-                f"To predict with its best run: bisam predict {found.better_base.record.folder} DATA"
+                f"To predict with its best run: bisam predict {shlex.quote(str(found.better_base.record.folder))} DATA"
             )
         print_line(f"to train in the same way ({study.folder / CODE}):")
         for line in (study.folder / CODE).read_text(encoding="utf-8").splitlines():

@@ -103,7 +103,11 @@ def _rises(comparison: RunComparison, plan: InspectionPlan) -> Sheet:
         "average, L2": _of(lambda one: _estimate(one.average), lambda one: one.average.mean),
         "average, adaptive": _of(lambda one: _estimate(one.adaptive_average), lambda one: one.adaptive_average.mean),
     }
-    notes = ["L(w + ε) − L(w) on these training samples; ε maximises what is named first. After ±: a standard error."]
+    of_seeds = any(side.others for side in comparison.sides)
+    notes = [
+        "L(w + ε) − L(w) on these training samples; ε maximises what is named first. After ±: a standard "
+        f"{'deviation over the runs of a group' if of_seeds else 'error'}."
+    ]
     return sheet(comparison, f"How far the loss rises within ρ = {plan.rho:g}", lines, notes)
 
 

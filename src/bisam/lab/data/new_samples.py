@@ -22,6 +22,8 @@ from bisam.lab.data.table_columns import TableInputs, as_table, has_columns
 NO_CLASS = -1
 """In the place of a label that is missing, or is no class of the model."""
 
+MOST_NAMED = 5
+
 PREDICTED = ("test", "validation", "train")
 """Parts of a data set, of which the first that is there is predicted."""
 
@@ -135,12 +137,12 @@ def _from_images(path: Path, like: Preparation) -> NewSamples:
 
 
 def _refuse_broken(images: Sequence[EncodedImage], where: str) -> None:
-    """DataError with the first image that does not decode: each sample has a prediction."""
+    """DataError with the images that do not decode: each sample has a prediction."""
     if found := broken(images):
-        first, fault = next(iter(found.items()))
+        named = ", ".join(f"{images[place].name} ({fault})" for place, fault in [*found.items()][:MOST_NAMED])
         raise DataError(
-            f"{where}: {len(found)} of {len(images)} images do not decode, the first is {images[first].name} "
-            f"({fault}): repair or remove them"
+            f"{where}: {len(found)} of {len(images)} images do not decode: {named}"
+            f"{', and more' * (len(found) > MOST_NAMED)}. Repair or remove them"
         )
 
 

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,15 @@ from torch import Tensor
 from bisam.lab import spec
 from bisam.lab.data import columns, table_notes, tabular
 from bisam.lab.data.classes import number_classes
-from bisam.lab.data.held_out import part_of, roles
+from bisam.lab.data.held_out import WORDS as PART_WORDS
+from bisam.lab.data.held_out import roles
 from bisam.lab.data.images import DataError
 from bisam.lab.data.pictures import ENDINGS, EncodedImage, check_broken
 from bisam.lab.data.table_columns import as_table, has_columns, learn
 from bisam.lab.data.table_reading import TableReading
 from bisam.lab.data.task import Kind, Part, Task
+
+P = TypeVar("P")
 
 READ_AGAIN = 20
 """About how many items of a data set are read twice, to see whether they stay the same."""
@@ -40,14 +43,17 @@ def open_task(name: str) -> Task:
     path = Path(place).expanduser()
     if "config" in options and (spec.is_function(place) or path.exists()):
         raise DataError(f"{place} is no data set of the hub, of which --config chooses a configuration: remove it")
-    if spec.is_function(place):
-        return _from_function(name, place)
-    if path.suffix.lower() == ".npz" and path.is_file():
-        return from_arrays(name, load_npz(path), place)
-    if tabular.is_table(path):
+    is_arrays = path.suffix.lower() == ".npz" and path.is_file()
+    if not spec.is_function(place) and not is_arrays and tabular.is_table(path):
         return _from_tables(name, tabular.read_tables(path), options, place)
+    if spec.is_function(place) or is_arrays or path.is_dir():
+        _refuse_columns(options, place)
+    if spec.is_function(place):
+        return _from_function(name, place, options.get("test"))
+    if is_arrays:
+        return from_arrays(name, load_npz(path), place, options.get("test"))
     if path.is_dir():
-        return _from_folder(name, path)
+        return _from_folder(name, path, options.get("test"))
     if path.suffix == ".py":
         raise DataError(f"{place} is a Python file: name the function in it that returns the data, as in {place}:data")
     if path.suffix or place.startswith((".", "/", "~")):
@@ -59,7 +65,13 @@ def open_task(name: str) -> Task:
     return _from_tables(name, tabular.read_hub(place, options.get("config")), options, place)
 
 
-def from_arrays(name: str, arrays: Mapping[str, Any], where: str) -> Task:
+def _refuse_columns(options: Mapping[str, str], where: str) -> None:
+    of_columns = [option for option in ("label", "text", "image", "columns") if options.get(option)]
+    if of_columns:
+        raise DataError(f"{where} has no columns, which --{of_columns[0]} names: remove it, or give a table")
+
+
+def from_arrays(name: str, arrays: Mapping[str, Any], where: str, test: str | None = None) -> Task:
     """Arrays x and y, or x_train and y_train with those of validation and test. uint8 with 3 or 4 axes are images."""
     raw: dict[str, tuple[Any, Any]] = {}
     for part in ("train", "validation", "test"):
@@ -69,7 +81,24 @@ def from_arrays(name: str, arrays: Mapping[str, Any], where: str) -> Task:
             raw[part] = arrays[found[0]], arrays[found[1]]
     if "train" not in raw:
         raise DataError(f"{where} has {', '.join(arrays) or 'nothing'}: it needs x and y, or x_train and y_train")
-    return from_parts(name, raw, where)
+    return from_parts(name, _with_test(raw, test, where), where)
+
+
+def _with_test(parts: Mapping[str, P], test: str | None, where: str) -> dict[str, P]:
+    """The parts, with the one of that name as the test part."""
+    if not test:
+        return dict(parts)
+    if test not in parts or test == "train":
+        what = (
+            "trains on its part 'train', which cannot be tested"
+            if test == "train"
+            else f"has no part {test!r} to test, only {', '.join(parts)}"
+        )
+        others = [part for part in parts if part != "train"]
+        remedy = f"give --test {' or '.join(others)}" if others else "remove --test, to hold out a fifth of it"
+        raise DataError(f"{where} {what}: {remedy}")
+    kept = {name: part for name, part in parts.items() if name in ("train", "validation") and name != test}
+    return {**kept, "test": parts[test]}
 
 
 def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Task:
@@ -167,7 +196,7 @@ def load_npz(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _from_function(name: str, place: str) -> Task:
+def _from_function(name: str, place: str, test: str | None = None) -> Task:
     """From a function that returns (x, y) for each part in a dict, or (train, test), or (train, validation, test)."""
     make = spec.function(place)
     with spec.calling(place):
@@ -180,6 +209,7 @@ def _from_function(name: str, place: str) -> Task:
         raise DataError(f"{place} must return (train, test) or a dict of parts, each (x, y), got {type(made).__name__}")
     if "train" not in raw or not set(raw) <= {"train", "validation", "test"}:
         raise DataError(f"{place} must return the parts train, validation and test, got {', '.join(map(str, raw))}")
+    raw = _with_test(raw, test, place)
     return from_parts(name, {part: pair(data, f"{place}, {part}") for part, data in raw.items()}, place)
 
 
@@ -222,24 +252,9 @@ def _number(label: Any) -> Any:
 
 def _from_tables(name: str, tables: tabular.Tables, options: Mapping[str, str], where: str) -> Task:
     kind, inputs, label = columns.choose(tables, options, where)
-    parts = dict(tables.parts)
     notes = [f"label: column {label!r}{'' if kind == 'rows' else f'; inputs: {kind}, {_listed(inputs)}'}"]
-    if options.get("test"):
-        if options["test"] not in parts or options["test"] == "train":
-            trained = options["test"] == "train"
-            what = (
-                "trains on its part 'train', which cannot be tested"
-                if trained
-                else f"has no part {options['test']!r} to test, only {', '.join(parts)}"
-            )
-            others = [part for part in parts if part != "train"]
-            remedy = f"give --test {' or '.join(others)}" if others else "remove --test, to hold out a fifth of it"
-            raise DataError(f"{where} {what}: {remedy}")
-        chosen = {"train": parts["train"], "test": parts[options["test"]]}
-        parts = {
-            **chosen,
-            **({"validation": parts["validation"]} if options["test"] == "test" and "validation" in parts else {}),
-        }
+    notes += tables.notes
+    parts = _with_test(tables.parts, options.get("test"), where)
     found = {
         part: columns.values(table, kind, inputs, f"{where}, {part}", tables.folder) for part, table in parts.items()
     }
@@ -282,10 +297,9 @@ def _with_inputs(task: Task, whole: pa.Table, where: str, label: str | None = No
     )
 
 
-def _from_folder(name: str, folder: Path) -> Task:
+def _from_folder(name: str, folder: Path, test: str | None = None) -> Task:
     """A folder of class folders, or of train, validation and test folders of these."""
-    found = {part: path for path in sorted(folder.iterdir()) if path.is_dir() and (part := part_of(path.name))}
-    parts = found if "train" in found else {"train": folder}
+    parts = _with_test(_folders_of_parts(folder) or {"train": folder}, test, str(folder))
     inputs, labels = {}, {}
     for part, place in parts.items():
         pairs = [
@@ -306,6 +320,25 @@ def _from_folder(name: str, folder: Path) -> Task:
             f"{folder}/cat/1.jpg, or with such folders in train and test"
         )
     return _task(name, "image", inputs, labels, str(folder), [])
+
+
+def _folders_of_parts(folder: Path) -> dict[str, Path]:
+    """The folders that are named for a part and have folders of classes; empty if none is for training.
+
+    A class may be called train, too: its folder has images.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        part = next((part for part, words in PART_WORDS.items() if path.name.lower() in words), None)
+        if part is None or not path.is_dir() or not any(inner.is_dir() for inner in path.iterdir()):
+            continue
+        if part in found:
+            raise DataError(
+                f"{folder} has two folders of its {part} part, {found[part].name} and {path.name}: join them, or move "
+                "one elsewhere"
+            )
+        found[part] = path
+    return found if "train" in found else {}
 
 
 def _task(

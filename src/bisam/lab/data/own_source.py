@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bisam.lab import spec
 from bisam.lab.config import Config
-from bisam.lab.data import tokens
+from bisam.lab.data import duplicates, tokens
 from bisam.lab.data.batches import Batched, Parts, Rounds, TensorBatches
 from bisam.lab.data.held_out import stratified
 from bisam.lab.data.images import DataError
@@ -33,7 +33,7 @@ class OwnData:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.classes, self.checksum, self.features = len(task.classes), task.checksum, task.features
-        self.notes = task.notes
+        self.notes: Sequence[str] = [*task.notes, *duplicates.notes(task)]
         self._ready: dict[Any, Any] = {}
 
     def prepare(self) -> None:

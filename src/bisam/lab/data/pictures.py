@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from bisam.lab.data.images import DataError
@@ -22,6 +22,8 @@ from bisam.lab.files import read_file
 READ = (*FORMATS, "BMP", "GIF", "PPM", "TIFF")
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 LARGEST_FILE = 256 * 2**20
+GREY = (128, 128, 128, 255)
+"""Behind what is transparent: dark and light shapes differ from it."""
 MOST_BROKEN = 0.01
 """Part of the images that may fail to decode: these are left out. More are refused."""
 
@@ -45,12 +47,23 @@ def decode(images: Sequence[EncodedImage], size: int) -> Tensor:
 
     def one(place: int) -> None:
         with _opened(images[place]) as image:
-            pixels[place] = np.asarray(square(image.convert("RGB"), size))
+            pixels[place] = np.asarray(square(to_rgb(image), size))
 
     with _workers() as pool:
         for _ in pool.map(one, range(len(images))):
             pass
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """As it is shown: turned as its camera says, 16 bits scaled to 8, transparent places grey."""
+    turned = ImageOps.exif_transpose(image)
+    if turned.mode.startswith("I;16"):
+        turned = Image.fromarray((np.asarray(turned).astype(np.uint16) >> 8).astype(np.uint8))
+    if not turned.has_transparency_data:
+        return turned.convert("RGB")
+    seen = turned.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", seen.size, GREY), seen).convert("RGB")
 
 
 def broken(images: Sequence[EncodedImage]) -> dict[int, str]:
@@ -94,6 +107,8 @@ def _fault(image: EncodedImage) -> str:
     try:
         with _opened(image) as opened:
             opened.load()
+            if opened.mode in ("I", "F"):
+                return "its pixels are 32-bit numbers, whose range is not known: save it with 8 or 16 bits"
     except UnidentifiedImageError:
         return f"it is damaged, or not one of {', '.join(READ)}"
     except Exception as error:  # broken images raise a dozen kinds

@@ -24,6 +24,8 @@ from bisam.lab.data.parquet import check_plain
 BUILDERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".ndjson": "json", ".parquet": "parquet"}
 """Builders of the package `datasets`, by the ending of a file."""
 
+LONGEST_HEADER = 2**20
+
 
 @dataclass(frozen=True)
 class Tables:
@@ -32,6 +34,8 @@ class Tables:
     parts: dict[str, pa.Table]
     folder: Path
     class_names: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """A line for each part that was put together from several files."""
 
     @property
     def columns(self) -> list[str]:
@@ -61,7 +65,12 @@ def read_tables(path: Path) -> Tables:
     names: dict[str, list[str]] = {}
     for _, known in read.values():
         names |= known
-    return Tables({part: table for part, (table, _) in read.items()}, folder, names)
+    joined = [
+        f"{part}: {len(found)} files together, {', '.join(file.name for file in found[:3])}{', …' * (len(found) > 3)}"
+        for part, found in by_part.items()
+        if len(found) > 1
+    ]
+    return Tables({part: table for part, (table, _) in read.items()}, folder, names, joined)
 
 
 def _meant(name: str) -> str:
@@ -169,8 +178,20 @@ def _read(files: Sequence[Path]) -> tuple[pa.Table, dict[str, list[str]]]:
             if isinstance(cause, UnicodeDecodeError):
                 byte = cause.object[cause.start]
                 raise DataError(f"{files[0]} is not in UTF-8 (byte {byte:#04x}): save it as UTF-8") from error
+            if _has_semicolons(files[0]):
+                raise DataError(
+                    f"{files[0]} has semicolons between its columns: separate them by commas, and write decimals with "
+                    "points"
+                ) from error
             raise DataError(f"{files[0]} cannot be read as {builder} ({reason}): correct the file") from error
         return _arrow(datasets, found)
+
+
+def _has_semicolons(path: Path) -> bool:
+    """Whether it is a table as some spreadsheets write it, where a comma is the sign of decimals."""
+    with path.open("rb") as file:
+        header = file.readline(LONGEST_HEADER)
+    return path.suffix.lower() == ".csv" and b";" in header and b"," not in header
 
 
 @contextmanager

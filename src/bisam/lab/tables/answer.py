@@ -100,7 +100,10 @@ def _advice(gap: Difference) -> str:
     if gap.resolved:
         return ""
     if gap.low is None and gap.paired and gap.mean == 0:
-        return "; both have the same result with every seed: more test samples, or harder ones, are needed"
+        return (
+            "; both have the same result with every seed: if it is that of always naming one class, nothing was "
+            "learnt, and more epochs or another lr are needed; else more test samples, or harder ones"
+        )
     if gap.low is None:
         return "; two seeds or more that differ are needed"
     count = more_seeds(gap)

@@ -1,0 +1,40 @@
+"""Samples of one's own data that are in two parts: a test on what was trained on says little."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from bisam.lab.data.task import Part, Task
+
+
+def notes(task: Task) -> list[str]:
+    """A line for each part that has samples of the training part."""
+    known = {*_digests(task.train)}
+    parts = {"validation": task.validation, "test": task.test}
+    counts = {
+        name: (sum(digest in known for digest in _digests(part)), len(part))
+        for name, part in parts.items()
+        if part is not None
+    }
+    return [
+        f"{count} of {whole} {name} samples have the same inputs as a training sample: if rows are repeated, as by "
+        "oversampling, remove the copies, because accuracies come out too high"
+        for name, (count, whole) in counts.items()
+        if count
+    ]
+
+
+def _digests(part: Part) -> Iterator[bytes]:
+    """One for the inputs of each sample."""
+    if isinstance(part.inputs, Tensor):
+        rows = part.inputs.contiguous().numpy().reshape(len(part), -1)
+        return (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows)
+    return (hashlib.blake2b(_content(one), digest_size=16).digest() for one in part.inputs)
+
+
+def _content(one: object) -> bytes:
+    """The bytes of an image, or texts."""
+    return repr(one).encode() if isinstance(one, tuple) else bytes(one)  # type: ignore[call-overload]
