@@ -138,6 +138,14 @@ def test_a_model_with_another_number_of_outputs(refused, tmp_path, breast_cancer
     assert "has 2 classes: it must return logits (N, 2)" in line
 
 
+def test_a_network_that_ends_in_a_softmax(refused, tmp_path, breast_cancer):
+    nets = tmp_path / "nets.py"
+    nets.write_text("from torch import nn\ndef soft():\n    return nn.Sequential(nn.Linear(30, 2), nn.Softmax(1))\n")
+    line = refused(breast_cancer, "--model", f"{nets}:soft")
+    assert "soft returns probabilities" in line
+    assert "let it return what goes into its softmax" in line
+
+
 def test_a_model_that_does_not_accept_the_data(refused, breast_cancer):
     assert "resnet20 does not accept the inputs of" in refused(breast_cancer, "--model", "resnet20")
 

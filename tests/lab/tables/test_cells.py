@@ -663,3 +663,13 @@ def test_only_a_table_whose_rows_have_methods_of_their_own_is_shown_with_equal_r
     assert with_equal_runs(noise, runs) is noise
     (changed,) = collect([recorded("frontier/resnet32-late10/sam", epochs=3)]).groups
     assert with_equal_runs(changed, runs) is changed
+
+
+def test_tables_of_ones_own_with_one_title_are_told_apart_by_their_folders(recorded):
+    names = {"first": "Mine", "second": "Mine", "third": "Another"}
+    records = [
+        recorded("demo/40%/sam", seed, recipe=name, title=title, row="a", folder=Path("runs") / name / "a")
+        for seed, (name, title) in enumerate(names.items())
+    ]
+    titles = {group.recipe.name: group.title for group in collect(records).groups}
+    assert titles == {"first": "Mine (first)", "second": "Mine (second)", "third": "Another"}

@@ -35,7 +35,12 @@ Columns = Annotated[
 Methods = Annotated[str, typer.Option(metavar="NAMES", help="Methods, with commas between.")]
 Rho = Annotated[str, typer.Option(metavar="auto|NUMBER", help="The radius; auto chooses it on validation data.")]
 Seeds = Annotated[
-    str, typer.Option(metavar="NUMBERS", help="Seeds, as in 0,1,2 or 0-4.", show_default="0-2, or as time allows")
+    str,
+    typer.Option(
+        metavar="NUMBERS",
+        help="Seeds by number, as in 0,1,2 or 0-4; 2 is seed 2 alone.",
+        show_default="0-2, or as time allows",
+    ),
 ]
 Minutes = Annotated[float | None, typer.Option(min=0, help="Plan epochs, seeds and the search of the radius to fit.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs of each run.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -197,10 +197,17 @@ def own_recipes(runs: Iterable[Run]) -> dict[str, Recipe]:
         if config.title and config.recipe not in RECIPES and config.method in METHODS:
             cells[config.recipe].setdefault((config.row, config.method), without_numerics(replace(config, seed=0)))
             seeds[config.recipe].add(config.seed)
+    titles = {name: next(iter(of_recipe.values())).title for name, of_recipe in cells.items()}
+    shared = {title for title, count in Counter(titles.values()).items() if count > 1}
     return {
-        name: Recipe(name, next(iter(of_recipe.values())).title, None, len(seeds[name]), in_order(of_recipe))
+        name: Recipe(name, _own_title(titles[name], name, shared), None, len(seeds[name]), in_order(of_recipe))
         for name, of_recipe in cells.items()
     }
+
+
+def _own_title(title: str, name: str, shared: set[str]) -> str:
+    """With the name of the folder, where another table has the same title: fits of one data set with other settings."""
+    return f"{title} ({name})" if title in shared else title
 
 
 def in_order(cells: Mapping[Cell, Config]) -> dict[Cell, Config]:

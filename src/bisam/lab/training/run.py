@@ -183,12 +183,12 @@ class TrainingRun:
     def _check_fits(self) -> None:
         """Raise ValueError if the model does not accept these data, or has another number of outputs."""
         inputs, labels = next(iter(self.validation.epoch(0)))
-        one = Batch(inputs, labels).rows(slice(0, 1))
+        batch = Batch(inputs, labels)
         name = self.config.model
         self.model.eval()
         try:
             with self._autocast():
-                output = one.run(self.model)
+                output = batch.rows(slice(0, 1)).run(self.model)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             what = "×".join(map(str, inputs.shape[1:])) if isinstance(inputs, Tensor) else ", ".join(inputs)
             kind = "images" if isinstance(inputs, Tensor) and inputs.ndim == 4 else "inputs"
@@ -201,6 +201,19 @@ class TrainingRun:
                 f"{name} returns {shape} for one sample of {self.config.data}, which has {self.classes} classes: it "
                 f"must return logits (N, {self.classes})"
             )
+        if _are_probabilities(logits) and _are_probabilities(self._logits(batch.rows(slice(0, 16)))):
+            raise ValueError(
+                f"{name} returns probabilities, which are not negative and add up to 1 for each sample: let it return "
+                "what goes into its softmax, since the loss takes logits"
+            )
+
+    @torch.no_grad()
+    def _logits(self, batch: Batch) -> Tensor:
+        self.model.eval()
+        with self._autocast():
+            found: Tensor = logits_of(batch.run(self.model))
+        self.model.train()
+        return found
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
@@ -333,3 +346,7 @@ def _zeros(x: Any, y: Tensor) -> Batch:
         return tensor.new_zeros(1, *tensor.shape[1:])
 
     return Batch({name: one(tensor) for name, tensor in x.items()} if isinstance(x, dict) else one(x), one(y))
+
+
+def _are_probabilities(outputs: Tensor) -> bool:
+    return bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < 1e-2).all())
