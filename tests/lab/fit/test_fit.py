@@ -135,6 +135,9 @@ def test_the_same_command_trains_nothing_again_and_more_seeds_only_those(rows, b
     assert "9 of 12 runs are done already" in with_more
     assert re.search(r"has the plan: \d+ epochs, 4 seeds", with_more)
     assert {path: path.stat().st_mtime_ns for path in before} == before
+    fewer = bisam("fit", breast_cancer, *options[:5], "1", *options[6:]).output
+    assert "finished runs of seeds 0, 2, 3 are there too, and not compared here" in fewer
+    assert "not compared here" not in again.output
 
 
 def test_a_method_that_is_added_gets_its_own_rho_and_the_others_keep_theirs(bisam, breast_cancer, tmp_path):

@@ -214,6 +214,8 @@ class Study:
         storage: Storage | None = None,
     ) -> None:
         """Train what is missing. Workers of a `place` open the data and the model by their names."""
+        if others := self._other_seeds(plan):
+            progress.note(f"finished runs of seeds {', '.join(map(str, others))} are there too, and not compared here")
         try:
             watch.train(
                 self.jobs(plan), self._opened if place is None else open_source, place, progress, device=self.device,
@@ -229,6 +231,12 @@ class Study:
                 else f"give --batch {self.ranks.half(self.settings.config.batch)}"
             )
             raise ValueError(f"memory ran out in the training: {remedy}. Finished runs are kept") from error
+
+    def _other_seeds(self, plan: plans.Plan) -> list[int]:
+        """Those of finished runs in the folder that are not of this comparison, of the same methods."""
+        found = records.find(self.folder) if self.folder.is_dir() else []
+        seeds = {one.config.get("seed") for one in found if one.result and one.config.get("method") in self.methods}
+        return sorted(seed for seed in seeds - {*self._seeds(plan)} if isinstance(seed, int))
 
     def _opened(self, name: str, *, log: Callable[[str], None]) -> OwnData:
         """The study's data, which are read already."""
