@@ -127,10 +127,10 @@ def test_plain_steps_cannot_be_had_by_hand(options):
         optimizer.ascend()
 
 
-@pytest.mark.parametrize("form", ["step", "minimize"])
-def test_a_function_of_the_step_is_asked_once(form):
+@pytest.mark.parametrize(("form", "options"), [("step", {}), ("minimize", {}), ("minimize", {"micro_batch": 8})])
+def test_a_function_of_the_step_is_asked_once(form, options):
     asked = []
-    model, optimizer = build("SAM", start=lambda step: asked.append(step) or step > 0)
+    model, optimizer = build("SAM", start=lambda step: asked.append(step) or step > 0, **options)
     for seed in range(3):
         x, y = batch(seed)
         if form == "minimize":

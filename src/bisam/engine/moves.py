@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,9 @@ class Moves(Wrapper):
     _others: list[Tensor]
     """Parameters of the model that another optimizer may step, as of the beginning of the step."""
     _has_warned_of_scaled = False
+    _asked: tuple[Callable[[int], bool], int] | None = None
+    """The function given as `start` and the step that it was asked about last, with its answer."""
+    _says = False
     _of_others: Gradients | None
     """What was in their `.grad` before the step; None where it is left there, for a closure to clear."""
     _sync: GradientSync
@@ -172,12 +175,19 @@ class Moves(Wrapper):
         if self.has_stopped or all_zero(self.base.param_groups):
             return Turn.PLAIN
         if callable(self.start):
-            begun, since = bool(self.start(self._steps)), self._steps
+            begun, since = self._answer(self.start), self._steps
         else:
             begun, since = self._steps >= self.start, self._steps - self.start
         if not begun:
             return Turn.PLAIN
         return Turn.BETWEEN if since % self.merge.every else Turn.PERTURBED
+
+    def _answer(self, start: Callable[[int], bool]) -> bool:
+        """What the function says of the next step. It is asked once, whatever needs to know."""
+        if self._asked != (start, self._steps):
+            self._says = bool(start(self._steps))
+            self._asked = (start, self._steps)
+        return self._says
 
     def _complete_groups(self) -> None:
         """Give each group the options that it does not set: it may come from the base optimizer or its checkpoint."""
