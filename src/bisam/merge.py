@@ -102,7 +102,8 @@ class Reuse(Merge):
     """
 
     needs_gradient_at_weights = True
-    _may_remember = True
+    _cleared: Memory | None = None
+    """The memory that steps of the base optimizer alone have cleared, until it is written to again."""
 
     def __init__(self, every: int, alpha: float) -> None:
         super().__init__(every)
@@ -111,11 +112,13 @@ class Reuse(Merge):
 
     def begin_step(self, turn: Turn) -> None:
         """A direction from before steps of the base optimizer alone is not used after them."""
-        if turn is Turn.PLAIN and self._may_remember:
+        if turn is not Turn.PLAIN:
+            self._cleared = None
+        elif self._cleared is not self.memory:
             assert self.memory is not None
             for tensor in self.memory.tensors.get("orthogonal", {}).values():
                 tensor.zero_()  # in its storage, where a captured step finds it
-        self._may_remember = turn is not Turn.PLAIN
+            self._cleared = self.memory
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
         assert self.memory is not None

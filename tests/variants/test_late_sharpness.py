@@ -167,13 +167,28 @@ def test_a_direction_is_not_reused_after_steps_of_the_base_optimizer_alone():
     assert_identical(weights_after(optimizer, model, [4]), weights_after(plain, plain_model, [4]))
 
 
-def test_a_checkpoint_of_every_training_knows_its_number_of_steps():
+def test_a_checkpoint_without_a_number_of_steps_warns_where_one_is_needed():
     model, optimizer = build("SAM", net=mlp)
     weights_after(optimizer, model, range(3))
-    other, stopped = build("SAM", net=mlp, stop=3)
-    other.load_state_dict(model.state_dict())
-    stopped.load_state_dict(optimizer.state_dict())
-    assert stopped._turn() is Turn.PLAIN
+    _, stopped = build("SAM", net=mlp, stop=3)
+    with pytest.warns(UserWarning, match="has no number of steps: they count from 0 here"):
+        stopped.load_state_dict(optimizer.state_dict())
+    _, same = build("SAM", net=mlp)
+    same.load_state_dict(optimizer.state_dict())
+    stopped.load_state_dict(torch.optim.SGD(mlp().parameters(), lr=0.1, momentum=0.9).state_dict())
+
+
+def test_a_direction_that_a_checkpoint_brings_into_steps_of_the_base_optimizer_is_not_reused():
+    options = {"every": 5, "start": lambda step: step < 3 or step >= 6}
+    model, optimizer = build("LookSAM", net=mlp, **options)
+    weights_after(optimizer, model, range(3))
+    checkpoint = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+    expected = weights_after(optimizer, model, range(3, 9))
+    other, resumed = build("LookSAM", net=mlp, **options)
+    weights_after(resumed, other, range(4))  # into the steps of the base optimizer
+    other.load_state_dict(checkpoint[0])
+    resumed.load_state_dict(checkpoint[1])
+    assert_identical(weights_after(resumed, other, range(3, 9)), expected)
 
 
 def test_a_merge_acts_between_perturbed_steps_alone():

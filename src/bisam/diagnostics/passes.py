@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -246,7 +247,8 @@ class Probe:
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         if twice:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes a second
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
         return stack
 
     def _flat(self, tensors: Iterable[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -124,15 +125,17 @@ class Wrapper(torch.optim.Optimizer):
         self._complete_groups()
 
     def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state, ρ and the like in its groups, the number of steps and the variant's memory."""
+        """The base optimizer's state, ρ and the like in its groups, and the variant's memory if it has one."""
         self._refuse_while_perturbed("state_dict()")
         self._complete_groups()
         state = self.base.state_dict()
         for group in state["param_groups"]:  # a copy. torch.load refuses NumPy's numbers, as np.linspace gives for ρ
             group.update({name: value.item() for name, value in group.items() if is_of_numpy(value)})
-        params = self._parameters()
-        memory = {name: memory.state_dict(params) for name, memory in self._memories().items()}
-        state["sharpness"] = {"steps": self._steps, "memory": memory}
+        memories = self._memories()
+        if memories or self.skips_steps:
+            params = self._parameters()
+            memory = {name: memory.state_dict(params) for name, memory in memories.items()}
+            state["sharpness"] = {"steps": self._steps, "memory": memory}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -143,6 +146,7 @@ class Wrapper(torch.optim.Optimizer):
         self._refuse_two_step_class(state_dict)
         self._refuse_memory_of_another(state_dict)
         self._refuse_ball_of_another(state_dict)
+        self._warn_without_steps(state_dict)
         sharpness = state_dict.get("sharpness", {"steps": 0, "memory": {}})
         steps, params = int(sharpness["steps"]), self._parameters()
         memories = {name: Memory.from_state_dict(entry, params) for name, entry in sharpness["memory"].items()}
@@ -212,6 +216,15 @@ class Wrapper(torch.optim.Optimizer):
             raise ValueError(
                 f"this checkpoint is of another variant: its ball is {there}, and that of "
                 f"{type(self).__name__} is {here} here. Load it into the variant that wrote it"
+            )
+
+    def _warn_without_steps(self, state_dict: dict[str, Any]) -> None:
+        is_ours = any("rho" in group for group in state_dict["param_groups"])
+        if self.skips_steps and is_ours and "sharpness" not in state_dict:
+            warnings.warn(
+                "the checkpoint is of an optimizer without start=, stop= and every=, and has no number of steps: they "
+                "count from 0 here, so that start= and stop= are counted from this checkpoint on",
+                stacklevel=3,
             )
 
     def _refuse_two_step_class(self, state_dict: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """One's own data: every form of the same samples is the same task; parts, columns, images and tokens."""
 
 import json
+import struct
 import sys
 from dataclasses import replace
 from urllib.parse import urlencode
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from bisam.lab.config import Config
 from bisam.lab.data import duplicates
@@ -127,7 +128,21 @@ def write_pictures(folder, count):
 def test_a_class_may_have_the_name_of_a_part(tmp_path):
     for label in ("bus", "car", "train"):
         write_pictures(tmp_path / label, 5)
+    (tmp_path / "train" / ".ipynb_checkpoints").mkdir()
     assert open_task(str(tmp_path)).classes == ["bus", "car", "train"]
+
+
+@pytest.mark.parametrize("names", [("training_set", "test_set"), ("train.v1", "val-data"), ("Train", "Dev")])
+def test_folders_of_parts_may_have_longer_names(names, tmp_path):
+    for name, count in zip(names, (6, 3), strict=True):
+        for label in ("cat", "dog"):
+            write_pictures(tmp_path / name / label, count)
+    task = open_task(str(tmp_path))
+    assert (task.classes, len(task.train), len(task.test)) == (["cat", "dog"], 12, 6)
+    write_pictures(tmp_path / f"{names[0]}-2" / "cat", 1)
+    if names[0] != "Train":  # which is a part's own name
+        with pytest.raises(DataError, match="has two folders of its train part"):
+            open_task(str(tmp_path))
 
 
 def test_folders_beside_those_of_parts_are_not_read_and_two_of_one_part_are_refused(tmp_path):
@@ -190,13 +205,31 @@ def test_pixels_are_as_an_image_is_shown(tmp_path):
     seen = decode([saved(shape, tmp_path / "shape.png")], 8)[0]
     assert (seen[:, :, :4] == 0).all()
     assert (seen[:, :, 4:] == 128).all()
+    grey = decode([saved(Image.fromarray(ramp), tmp_path / "16.pgm")], 8)[0]
+    assert torch.equal(grey, sixteen)
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "tif", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_as_their_camera_says(ending, orientation, tmp_path):
     exif = Image.Exif()
-    exif[0x0112] = 3  # upside down
-    half = Image.new("RGB", (16, 16))
-    half.paste((255, 255, 255), (0, 0, 16, 8))
-    turned = decode([saved(half, tmp_path / "turned.png", exif=exif)], 16)[0]
-    assert (turned[:, :8] == 0).all()
-    assert (turned[:, 8:] == 255).all()
+    exif[0x0112] = orientation
+    quarters = Image.new("RGB", (64, 64))
+    for place, colour in {(0, 0): (250, 0, 0), (32, 0): (0, 250, 0), (0, 32): (0, 0, 250)}.items():
+        quarters.paste(colour, (*place, place[0] + 32, place[1] + 32))
+    image = saved(quarters, tmp_path / f"turned.{ending}", exif=exif)
+    expected = ImageOps.exif_transpose(Image.open(tmp_path / f"turned.{ending}")).convert("RGB").resize((4, 4))
+    found = decode([image], 4)[0].permute(1, 2, 0)
+    assert (found.int() - torch.from_numpy(np.array(expected)).int()).abs().max() < 40
+
+
+def test_a_note_of_the_camera_that_cannot_be_read_is_not_followed(tmp_path):
+    """An orientation beside a resolution unit whose type and value do not agree."""
+    entries = [(0x112, 3, 1, struct.pack("<HH", 6, 0)), (0x128, 2, 2, b"2\0\0\0")]
+    packed = b"".join(struct.pack("<HHI", tag, kind, count) + value for tag, kind, count, value in entries)
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, len(entries)) + packed + b"\0\0\0\0"
+    image = saved(Image.new("RGB", (8, 8)), tmp_path / "odd.jpg", exif=exif)
+    assert decode([image], 8).shape == (1, 3, 8, 8)
 
 
 def test_pixels_without_a_range_are_refused(tmp_path):

@@ -146,6 +146,28 @@ def test_a_network_that_ends_in_a_softmax(refused, tmp_path, breast_cancer):
     assert "let it return what goes into its softmax" in line
 
 
+@pytest.mark.parametrize(
+    "network",
+    [
+        "nn.Sequential(nn.Linear(30, 2), nn.LogSoftmax(1))",
+        "Half()",  # the first sample alone looks like probabilities
+    ],
+)
+def test_networks_that_return_no_probabilities_are_taken(network, bisam, tmp_path, breast_cancer):
+    nets = tmp_path / "nets.py"
+    nets.write_text(
+        "import torch\nfrom torch import nn\nclass Half(nn.Linear):\n    def __init__(self):\n"
+        "        super().__init__(30, 2)\n        nn.init.zeros_(self.weight)\n"
+        "        nn.init.constant_(self.bias, 0.5)\n"
+        f"def net():\n    return {network}\n"
+    )
+    done = bisam(
+        "fit", breast_cancer, "--model", f"{nets}:net", "--epochs", 1, "--seeds", 0, "--rho", 0.05, "--methods", "sam",
+        "--runs", tmp_path / "runs", "--device", "cpu",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+
+
 def test_a_model_that_does_not_accept_the_data(refused, breast_cancer):
     assert "resnet20 does not accept the inputs of" in refused(breast_cancer, "--model", "resnet20")
 

@@ -306,7 +306,11 @@ def test_a_network_whose_code_changed_is_another_model(tmp_path):
     assert again.plan.code
 
 
-def test_code_of_libraries_does_not_count():
+def test_code_of_libraries_does_not_count(tmp_path):
     assert code_of_network(lambda: nn.Linear(2, 2), nn.Linear(2, 2)) == ""
     assert code_of_network(Perceptron, Perceptron(4, 3)) == ""
+    path = tmp_path / "lib/site-packages/nets.py"
+    path.parent.mkdir(parents=True)
+    installed = written(path, "return super().forward(x)")
+    assert code_of_network(installed, installed(3)) == ""
     assert code_of_network(network, network(3)) == code_of_network(network, nn.Linear(2, 2)) != ""

@@ -20,8 +20,8 @@ def notes(task: Task) -> list[str]:
         if part is not None
     }
     return [
-        f"{count} of {whole} {name} samples have the same inputs as a training sample: if rows are repeated, as by "
-        "oversampling, remove the copies, because accuracies come out too high"
+        f"{count} of {whole} {name} samples have the same inputs as a training sample: if they are copies, as of "
+        "oversampling, remove them, because accuracies come out too high"
         for name, (count, whole) in counts.items()
         if count
     ]

@@ -18,7 +18,7 @@ from bisam.lab import spec
 from bisam.lab.data import columns, table_notes, tabular
 from bisam.lab.data.classes import number_classes
 from bisam.lab.data.held_out import WORDS as PART_WORDS
-from bisam.lab.data.held_out import roles
+from bisam.lab.data.held_out import part_of, roles
 from bisam.lab.data.images import DataError
 from bisam.lab.data.pictures import ENDINGS, EncodedImage, check_broken
 from bisam.lab.data.table_columns import as_table, has_columns, learn
@@ -305,7 +305,7 @@ def _from_folder(name: str, folder: Path, test: str | None = None) -> Task:
         pairs = [
             (EncodedImage(str(path.relative_to(folder)), path=path), of_class.name)
             for of_class in sorted(place.iterdir())
-            if of_class.is_dir() and not of_class.name.startswith(".")
+            if _is_folder(of_class)
             for path in sorted(of_class.rglob("*"))
             if path.suffix.lower() in ENDINGS and path.is_file()
         ]
@@ -325,20 +325,25 @@ def _from_folder(name: str, folder: Path, test: str | None = None) -> Task:
 def _folders_of_parts(folder: Path) -> dict[str, Path]:
     """The folders that are named for a part and have folders of classes; empty if none is for training.
 
-    A class may be called train, too: its folder has images.
+    A class may be called train, too: its folder has images. Beside train, train_masks is no part.
     """
-    found: dict[str, Path] = {}
+    named: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
-        part = next((part for part, words in PART_WORDS.items() if path.name.lower() in words), None)
-        if part is None or not path.is_dir() or not any(inner.is_dir() for inner in path.iterdir()):
-            continue
-        if part in found:
-            raise DataError(
-                f"{folder} has two folders of its {part} part, {found[part].name} and {path.name}: join them, or move "
-                "one elsewhere"
-            )
-        found[part] = path
+        part = part_of(path.name)
+        if part is not None and path.is_dir() and any(map(_is_folder, path.iterdir())):
+            named.setdefault(part, []).append(path)
+    found: dict[str, Path] = {}
+    for part, paths in named.items():
+        exactly = [path for path in paths if path.name.lower() in PART_WORDS[part]] or paths
+        if len(exactly) > 1:
+            names = " and ".join(path.name for path in exactly[:2])
+            raise DataError(f"{folder} has two folders of its {part} part, {names}: join them, or move one elsewhere")
+        (found[part],) = exactly
     return found if "train" in found else {}
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
 
 
 def _task(

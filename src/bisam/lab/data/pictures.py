@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
 from bisam.lab.data.images import DataError
@@ -22,6 +22,13 @@ from bisam.lab.files import read_file
 READ = (*FORMATS, "BMP", "GIF", "PPM", "TIFF")
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 LARGEST_FILE = 256 * 2**20
+ORIENTATION = ExifTags.Base.Orientation
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
+"""How an image is turned that has this orientation."""
 GREY = (128, 128, 128, 255)
 """Behind what is transparent: dark and light shapes differ from it."""
 MOST_BROKEN = 0.01
@@ -57,13 +64,29 @@ def decode(images: Sequence[EncodedImage], size: int) -> Tensor:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """As it is shown: turned as its camera says, 16 bits scaled to 8, transparent places grey."""
-    turned = ImageOps.exif_transpose(image)
-    if turned.mode.startswith("I;16"):
+    is_wide = image.mode.startswith("I;16") or _is_pgm(image)
+    turned = _turned(image)
+    if is_wide:
         turned = Image.fromarray((np.asarray(turned).astype(np.uint16) >> 8).astype(np.uint8))
     if not turned.has_transparency_data:
         return turned.convert("RGB")
     seen = turned.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", seen.size, GREY), seen).convert("RGB")
+
+
+def _turned(image: Image.Image) -> Image.Image:
+    """By the camera's note in the file. One that cannot be read is not followed."""
+    image.load()
+    try:
+        orientation = image.getexif().get(ORIENTATION, 1)
+    except Exception:  # files hold all kinds of notes
+        return image
+    return image.transpose(TURNS[orientation]) if orientation in TURNS else image
+
+
+def _is_pgm(image: Image.Image) -> bool:
+    """Whether it is a grey image of 16 bits in the format that is read as one of 32."""
+    return image.format == "PPM" and image.mode == "I"
 
 
 def broken(images: Sequence[EncodedImage]) -> dict[int, str]:
@@ -107,7 +130,7 @@ def _fault(image: EncodedImage) -> str:
     try:
         with _opened(image) as opened:
             opened.load()
-            if opened.mode in ("I", "F"):
+            if opened.mode in ("I", "F") and not _is_pgm(opened):
                 return "its pixels are 32-bit numbers, whose range is not known: save it with 8 or 16 bits"
     except UnidentifiedImageError:
         return f"it is damaged, or not one of {', '.join(READ)}"

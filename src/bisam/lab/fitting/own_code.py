@@ -12,9 +12,10 @@ from torch import nn
 
 from bisam.lab.spec import digest_of_code
 
-INSTALLED = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
-"""Where the code of libraries is: another version of one does not make another network of one's own."""
-OURS = Path(__file__).resolve().parents[2]
+NOT_OWN = [Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[2]]
+"""Where Python's code is, and ours."""
+INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of libraries: another version of one does not make another network of one's own."""
 
 
 def code_of_network(make: Callable[..., nn.Module], network: nn.Module) -> str:
@@ -31,7 +32,7 @@ def code_of_network(make: Callable[..., nn.Module], network: nn.Module) -> str:
 
 def _is_own(function: FunctionType) -> bool:
     path = Path(function.__code__.co_filename).resolve()
-    return not any(path.is_relative_to(place) for place in (*INSTALLED, OURS))
+    return INSTALLED.isdisjoint(path.parts) and not any(map(path.is_relative_to, NOT_OWN))
 
 
 def _lines(function: FunctionType) -> Iterator[bytes]:
