@@ -96,6 +96,34 @@ def test_a_graph_does_not_fit_a_model_that_was_changed(change):
     assert branch.signature(batch()) != before
 
 
+def test_each_kind_of_step_has_a_graph_of_its_own_and_begins_on_the_host():
+    """Of LookSAM: perturbed, between two perturbed ones, and the base optimizer's, which drops what was remembered."""
+    _, optimizer = build("LookSAM", every=3, start=lambda step: step < 2 or step == 4)
+    branch, signatures, remembered = Branch(optimizer, None, None, None), [], []
+    for seed in range(6):
+        branch.refresh()
+        signatures.append(branch.signature(batch(seed)))
+        tables = optimizer.merge.memory.tensors.get("orthogonal", {})
+        remembered.append(any(bool(tensor.any()) for tensor in tables.values()))
+        branch.run(batch(seed))
+    perturbed, between, plain, *_ = kinds = [signature[1].name for signature in signatures]
+    assert kinds == ["PERTURBED", "BETWEEN", "PLAIN", "PLAIN", "BETWEEN", "PLAIN"]
+    assert len({perturbed, between, plain}) == 3
+    assert remembered == [False, True, False, False, False, False]
+
+
+@needs_cuda
+def test_captured_steps_that_a_function_chooses_are_those_of_an_eager_training():
+    options = {"every": 3, "start": lambda step: step % 9 < 6}
+    eager, eager_optimizer, model, optimizer = twins("LookSAM", **options)
+    step = capture(optimizer)
+    for seed in range(40):
+        eager_optimizer.minimize(*batch(seed, device="cuda"))
+        step(*batch(seed, device="cuda"))
+    assert len(step._steps._graphs) == 3
+    assert_same(tensors_of(model, optimizer), tensors_of(eager, eager_optimizer), 1e-5)
+
+
 def test_the_modules_of_a_step_are_those_of_the_model():
     model, optimizer = build(net=ConvNet)
     model.again = model.norm  # a module in two places

@@ -891,7 +891,9 @@ def test_weights_of_every_seed_are_diagnosed(originals, tmp_path):
     folders = [tmp_path / f"{name}-seed{seed}" for name in ("sam", "sgd") for seed in (0, 1)]
     found = comparison.compare(*comparison.groups(folders), digits, CPU, SMALL)
     assert all(one.inspection is not None for one in found.members)
-    weights = next(sheet for sheet in comparison_tables.sheets(found) if sheet.title == "At the weights")
+    sheets = {sheet.title.split(" within ")[0]: sheet for sheet in comparison_tables.sheets(found)}
+    weights, rises = sheets["At the weights"], sheets["How far the loss rises"]
+    assert "After ±: a standard deviation over the runs of a group." in rises.notes[0]
     losses = [[one.inspection.train.loss for one in side.members] for side in found.sides]
     line = next(line for line in weights.rows if line[0] == "training loss")
     assert [cell.split(" ± ")[0] for cell in line[1:3]] == [f"{statistics.fmean(of_side):#.3g}" for of_side in losses]
