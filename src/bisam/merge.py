@@ -64,10 +64,9 @@ class SurrogateGap(Merge):
         self.alpha = numbers.non_negative("alpha", alpha)
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
-        known = _with_both(params, at_weights)
-        if not known:
+        _, at_perturbed, plain = _with_both(params, at_weights)
+        if not plain:
             return
-        at_perturbed, plain = [p for _, p, _ in known], [g for *_, g in known]
         along = _finite_ratio(buckets.dot(plain, at_perturbed), buckets.norm(at_perturbed).square())
         # g_p − α(g − c g_p) = (1 + αc) g_p − α g, in place
         torch._foreach_mul_(_local(at_perturbed), 1 + self.alpha * along)
@@ -87,11 +86,11 @@ class WeightedSharpness(Merge):
         self.gamma = numbers.share("gamma", gamma, zero=True)
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
-        if known := _with_both(params, at_weights):
-            at_perturbed, plain = _local([p for _, p, _ in known]), _local([g for *_, g in known])
+        _, at_perturbed, plain = _with_both(params, at_weights)
+        if plain:
             weight = self.gamma / (1 - self.gamma)
-            torch._foreach_mul_(at_perturbed, weight)
-            torch._foreach_add_(at_perturbed, plain, alpha=1 - weight)
+            torch._foreach_mul_(_local(at_perturbed), weight)
+            torch._foreach_add_(_local(at_perturbed), _local(plain), alpha=1 - weight)
 
 
 class Reuse(Merge):
@@ -122,15 +121,13 @@ class Reuse(Merge):
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
         assert self.memory is not None
-        known = _with_both(params, at_weights)
-        owners, plain = [p for p, *_ in known], [g for *_, g in known]
+        owners, at_perturbed, plain = _with_both(params, at_weights)
         before = self.memory.tensors.get("orthogonal", {})
         # in the same storage as ever, so that a captured step finds it
         remembered = {p: before[p] if p in before else torch.empty_like(g) for p, g in zip(owners, plain, strict=True)}
         self.memory.tensors["orthogonal"] = remembered
-        if not known:
+        if not plain:
             return
-        at_perturbed = [p for _, p, _ in known]
         along = _ratio(buckets.dot(at_perturbed, plain), buckets.norm(plain).square())
         # g_s − c g, in the storage of g, which is not needed any more
         orthogonal = _local(plain)
@@ -152,24 +149,25 @@ class Reuse(Merge):
         torch._foreach_add_(_local(plain), torch._foreach_mul(_local(orthogonal), factor))
 
 
-def _with_both(params: Sequence[Tensor], at_weights: Gradients) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The parameters that have a gradient at w + ε, with it and that at w, which is 0 where the pass does not use them.
+def _with_both(params: Sequence[Tensor], at_weights: Gradients) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """The parameters that have a gradient at w + ε, that gradient, and that at w: 0 where its pass does not use them.
 
     The others are left as they are, as with SAM.
     """
-    known = [
-        (param, param.grad, torch.zeros_like(param.grad) if plain is None else plain)
-        for param, plain in zip(params, at_weights, strict=True)
-        if param.grad is not None
-    ]
-    for param, *both in known:
+    owners, at_perturbed, plain = list[Tensor](), list[Tensor](), list[Tensor]()
+    for param, gradient in zip(params, at_weights, strict=True):
+        if param.grad is not None:
+            owners.append(param)
+            at_perturbed.append(param.grad)
+            plain.append(torch.zeros_like(param.grad) if gradient is None else gradient)
+    for param, *both in zip(owners, at_perturbed, plain, strict=True):
         if any(gradient.layout is not torch.strided for gradient in both):
             raise RuntimeError(
                 f"a parameter of shape {tuple(param.shape)} has a sparse gradient, and this variant computes with the "
                 "gradients at w and at w + ε of all parameters, also of those with rho=0. Build its layer with "
                 "sparse=False, or use a variant that leaves gradients as they are, such as SAM"
             )
-    return known
+    return owners, at_perturbed, plain
 
 
 def _local(tensors: Sequence[Tensor]) -> list[Tensor]:

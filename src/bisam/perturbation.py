@@ -269,10 +269,12 @@ class RandomTensors(Drawing):
     """ESAM's stochastic weight perturbation: each parameter tensor is kept with probability β, and those that are go to
     1/β of the radius, ε = (ρ/β) g/‖g‖ of the kept.
 
-    The others take no part in the ascent: their weight gradients are not computed, except where the model is compiled,
-    because a compiled graph computes all of its gradients, where it has reentrant checkpoints, which lose the gradients
-    of kept tensors if all before them are frozen, where the step is captured, because the choice is made in the graph,
-    and in the first step, which shows whether there are checkpoints. At least one tensor is kept.
+    At least one tensor is kept. The others take no part in the ascent, and their weight gradients are not computed,
+    except
+    - in a compiled model: its graph computes all of its gradients
+    - with reentrant checkpoints: kept tensors would lose theirs if all before them were frozen
+    - in a captured step: the choice is made in the graph
+    - in the first step, which shows whether there are checkpoints.
     """
 
     acts_before_ascent = True
@@ -382,10 +384,10 @@ class WithMean(Around):
             seen = torch.stack(counts)
             shares = torch.full_like(seen, self._share).masked_fill_(seen == 0, 1.0)  # the first gradient is whole
             torch._foreach_add_(counts, [here.to(seen.dtype)] * len(counts))
-            self._turn(bucket.gradients, means, [*shares.unbind()], here)
+            self._redirect(bucket.gradients, means, [*shares.unbind()], here)
         return self.inner(buckets)
 
-    def _turn(self, gradients: list[Tensor], means: list[Tensor], shares: list[Tensor], finite: Tensor) -> None:
+    def _redirect(self, gradients: list[Tensor], means: list[Tensor], shares: list[Tensor], finite: Tensor) -> None:
         """Replace the gradients by the direction of the ascent and, if they are finite, update their means.
 
         `shares` are θ for each parameter: 1 for its first gradient. A gradient that is not finite must stay so.
@@ -404,7 +406,7 @@ class MinusMean(WithMean):
         self.sigma = numbers.non_negative("sigma", sigma)
         super().__init__(inner, 1 - self.decay)
 
-    def _turn(self, gradients: list[Tensor], means: list[Tensor], shares: list[Tensor], finite: Tensor) -> None:
+    def _redirect(self, gradients: list[Tensor], means: list[Tensor], shares: list[Tensor], finite: Tensor) -> None:
         torch._foreach_sub_(gradients, means, alpha=self.sigma)
         # λ m + (1 − λ) g, from g − σ m, which is all that is left of g; an overflow is not remembered
         kept = self.decay + (1 - self.decay) * self.sigma
@@ -420,7 +422,7 @@ class AlongMean(WithMean):
         self.theta = numbers.share("theta", theta, zero=False)
         super().__init__(inner, self.theta)
 
-    def _turn(self, gradients: list[Tensor], means: list[Tensor], shares: list[Tensor], finite: Tensor) -> None:
+    def _redirect(self, gradients: list[Tensor], means: list[Tensor], shares: list[Tensor], finite: Tensor) -> None:
         torch._foreach_mul_(gradients, shares)
         torch._foreach_add_(gradients, means, alpha=1 - self.theta)
         for mean, gradient in zip(means, gradients, strict=True):  # `where` has no foreach form

@@ -154,7 +154,7 @@ class CapturedSteps:
                 self._warn_once(f"{unfit}. Steps on such batches run eagerly")
                 return self._eager(batches)
         key = tuple(branch.signature(batch) for branch, batch in zip(self._branches, batches, strict=True))
-        if key not in self._graphs and not self._is_time_to_capture(key, batches):
+        if key not in self._graphs and not self._capture_if_due(key, batches):
             return self._eager(batches)
         return self._graphs[key].replay(batches)
 
@@ -165,8 +165,8 @@ class CapturedSteps:
         if self._streams:
             self._pool = torch.cuda.graph_pool_handle()  # torch does not take one up again that is used no more
 
-    def _is_time_to_capture(self, key: Any, batches: Sequence[Sequence[Any]]) -> bool:
-        """Whether there is a graph for this kind of step now."""
+    def _capture_if_due(self, key: Any, batches: Sequence[Sequence[Any]]) -> bool:
+        """Capture this kind of step if it is due. Returns whether it has a graph now."""
         seen = self._seen[hash(key)] = self._seen.get(hash(key), 0) + 1
         if seen == 1 and len(self._seen) > 2 * MOST_GRAPHS:
             self._warn_once(

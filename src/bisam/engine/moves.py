@@ -39,8 +39,8 @@ class Moves(Wrapper):
     """Whether `step` or `minimize` is running: closures cannot begin, end or give up another one."""
     _awaits_update: bool
     """Whether `.grad` holds the gradient that `backward` left for `step()`."""
-    _notes_of_scaler: dict[str, Any] | None
-    """What the GradScaler that `backward` was given notes of this optimizer."""
+    _scaler_state: dict[str, Any] | None
+    """What the GradScaler that `backward` was given keeps of this optimizer."""
     _fixed_radii: list[Tensor] | None
     """The radius of each group as a tensor on the device: in a captured step."""
 
@@ -48,10 +48,10 @@ class Moves(Wrapper):
     _others: list[Tensor]
     """Parameters of the model that another optimizer may step, as of the beginning of the step."""
     _has_warned_of_scaled = False
-    _asked: tuple[Callable[[int], bool], int] | None = None
-    """The function given as `start` and the step that it was asked about last, with its answer."""
-    _says = False
-    _of_others: Gradients | None
+    _start_key: tuple[Callable[[int], bool], int] | None = None
+    """The function given as `start` and the step that `_start_result` is of."""
+    _start_result = False
+    _gradients_of_others: Gradients | None
     """What was in their `.grad` before the step; None where it is left there, for a closure to clear."""
     _sync: GradientSync
 
@@ -175,19 +175,19 @@ class Moves(Wrapper):
         if self.has_stopped or all_zero(self.base.param_groups):
             return Turn.PLAIN
         if callable(self.start):
-            begun, since = self._answer(self.start), self._steps
+            begun, since = self._evaluate(self.start), self._steps
         else:
             begun, since = self._steps >= self.start, self._steps - self.start
         if not begun:
             return Turn.PLAIN
         return Turn.BETWEEN if since % self.merge.every else Turn.PERTURBED
 
-    def _answer(self, start: Callable[[int], bool]) -> bool:
-        """What the function says of the next step. It is asked once, whatever needs to know."""
-        if self._asked != (start, self._steps):
-            self._says = bool(start(self._steps))
-            self._asked = (start, self._steps)
-        return self._says
+    def _evaluate(self, start: Callable[[int], bool]) -> bool:
+        """What the function returns for the next step. It is called once a step, whoever needs the result."""
+        if self._start_key != (start, self._steps):
+            self._start_result = bool(start(self._steps))
+            self._start_key = (start, self._steps)
+        return self._start_result
 
     def _complete_groups(self) -> None:
         """Give each group the options that it does not set: it may come from the base optimizer or its checkpoint."""
@@ -228,8 +228,8 @@ class Moves(Wrapper):
 
     def _notice_skipped_update(self) -> None:
         """Where a GradScaler did not call `step()`, the gradient that `backward` left is one of a step that is over."""
-        if self._awaits_update and scaling.has_stepped(self._notes_of_scaler):
-            self._awaits_update, self._notes_of_scaler = False, None
+        if self._awaits_update and scaling.has_stepped(self._scaler_state):
+            self._awaits_update, self._scaler_state = False, None
             gradients.mark(self._parameters())
 
     def _devices(self) -> set[torch.device]:

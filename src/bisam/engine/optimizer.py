@@ -150,7 +150,7 @@ class SharpnessAware(TwoPasses):
         self._weights = Snapshot()
         self._running = False
         self._stale = None
-        self._awaits_update, self._notes_of_scaler = False, None
+        self._awaits_update, self._scaler_state = False, None
         self._has_perturbed = False
         self._may_freeze = True
         self._fixed_radii = None
@@ -176,7 +176,7 @@ class SharpnessAware(TwoPasses):
         self._sync = sync
         self._buffers = BufferSnapshot(model)
         self._model = model
-        self._others, self._of_others = [], None
+        self._others, self._gradients_of_others = [], None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. A closure need not call it: inside a step each closure starts without gradients."""
@@ -216,7 +216,7 @@ class SharpnessAware(TwoPasses):
         if self._awaits_update:
             return self._update_after_backward(closure)
         check_caller(self, closure)
-        return self.run(self.plan_closure(closure))
+        return self.run(self.work_of_closure(closure))
 
     def backward(self, closure: Closure | Sequence[Closure], *, scaler: torch.amp.GradScaler | None = None) -> Any:
         """Both passes of `step` without the update: leaves its gradient in `.grad`, for `step()` to use.
@@ -229,10 +229,10 @@ class SharpnessAware(TwoPasses):
             raise ValueError("the optimizer has a GradScaler of its own: give scaler= to one of them only")
         own, self.scaler = self.scaler, self.scaler if scaler is None else scaler
         try:
-            value = self.run(self.plan_closure(closure), update=False)
+            value = self.run(self.work_of_closure(closure), update=False)
         finally:
             self.scaler = own
-        self._notes_of_scaler = scaling.notes_on(scaler, self)
+        self._scaler_state = scaling.state_of(scaler, self)
         return value
 
     @torch.optim.Optimizer.profile_hook_step  # as torch decorates `step`: hooks and the profiler see one step
@@ -245,7 +245,7 @@ class SharpnessAware(TwoPasses):
 
         Returns the descent's loss at w; without an ascent pass (MSAM), at w + ε.
         """
-        return self.run(self.plan_batch(x, y, accumulate=accumulate))
+        return self.run(self.work_of_batch(x, y, accumulate=accumulate))
 
     def ascend(self) -> None:
         """After the first backward pass: move the weights to w + ε and clear the gradients."""
@@ -304,7 +304,7 @@ class SharpnessAware(TwoPasses):
                 self._bring_back()
             finally:
                 self.criterion.finish()
-                scaling.forget(self.scaler, self)
+                scaling.take_unscaled_state(self.scaler, self)
                 self.zero_grad()
 
     @property
@@ -314,16 +314,14 @@ class SharpnessAware(TwoPasses):
 
     # The parts of a step, for code that runs it in another way, as `bisam.capture` does.
 
-    def plan_closure(self, closure: Closure | Sequence[Closure] | None) -> Sequence[Work]:
+    def work_of_closure(self, closure: Closure | Sequence[Closure] | None) -> Sequence[Work]:
         """The work of `step`."""
-        if self._weights.originals is not None:
-            self._refuse_while_perturbed("step()")
+        self._refuse_while_perturbed("step()")
         closures = [closure] if callable(closure) else as_closures(closure)
-        if self.plan.chooses or self.micro_batch is not None:
-            check_sees_batch(self, "step(closure)")
+        check_sees_batch(self, "step(closure)")
         return [Given(closures, in_pieces=not callable(closure))]
 
-    def plan_batch(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Sequence[Work]:
+    def work_of_batch(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Sequence[Work]:
         """The work of `minimize`."""
         if self.model is None:
             raise RuntimeError(f"minimize() runs the model: give it, as in {type(self).__name__}(base, model)")
@@ -334,8 +332,8 @@ class SharpnessAware(TwoPasses):
             raise ValueError(f"y must hold one target for each sample of x, got a single number, {y.item()}")
         if len(y) == 0:
             raise ValueError(f"the batch is empty: y has shape {tuple(y.shape)}")
-        if not self._sync.averages and not self._sync.is_apart:
-            self._sync.is_apart = True
+        if not self._sync.averages and not self._sync.has_warned_of_separate_models:
+            self._sync.has_warned_of_separate_models = True
             warnings.warn(
                 f"minimize() runs the model that this optimizer was given, which is neither wrapped by "
                 f"DistributedDataParallel nor sharded: each of the {ranks()} ranks trains a model of its own. To train "
@@ -399,7 +397,7 @@ class SharpnessAware(TwoPasses):
             "_buffers": BufferSnapshot(self.model),
             "_stale": None,
             "_running": False,
-            "_notes_of_scaler": None,
+            "_scaler_state": None,
         }
 
 

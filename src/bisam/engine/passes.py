@@ -27,10 +27,10 @@ from bisam.engine.checks import (
     refuse_loss_without_criterion,
     warn_caller,
 )
+from bisam.engine.closure_weights import ClosureWeights
 from bisam.engine.criterion import Pass
 from bisam.engine.moves import Moves
 from bisam.engine.vectorized import Vectorized
-from bisam.engine.weights import Weights
 from bisam.engine.work import Given, Work
 from bisam.merge import Turn
 from bisam.tensors import gradients, scaling
@@ -62,18 +62,19 @@ class TwoPasses(Moves):
         self._begin(work, params)
         if not self._captured:
             self.merge.begin_step(turn)
-        looks = perturbs and not self._has_perturbed and self.model is None and self.perturbation.needs_ascent
-        watch = WatchBuffers() if looks else None
+        restores_buffers = self.model is not None or not self.perturbation.needs_ascent
+        must_watch = perturbs and not self._has_perturbed and not restores_buffers
+        buffer_watch = WatchBuffers() if must_watch else None
         is_first_of_many = self._steps == 0 and self._sync.may_miss_replicas
-        replicas = RefuseUnknownReplicas(type(self).__name__) if is_first_of_many else None
+        replica_check = RefuseUnknownReplicas(type(self).__name__) if is_first_of_many else None
         try:
             self._running = True
             values = self._perturbed_step(work, params) if perturbs else self._plain_step(work, params, turn)
             self.criterion.current = Pass.NONE  # the passes are over: the base optimizer may step
-            if watch is not None:
-                watch.warn(type(self).__name__)
-            if self._of_others is not None:
-                earlier = gradients.copy(self._of_others)  # those themselves come back if the update raises
+            if buffer_watch is not None:
+                buffer_watch.warn(type(self).__name__)
+            if self._gradients_of_others is not None:
+                earlier = gradients.copy(self._gradients_of_others)  # those themselves come back if the update raises
                 gradients.put(self._others, gradients.add(earlier, gradients.take(self._others)))
             if update:
                 self._update(params)
@@ -85,10 +86,10 @@ class TwoPasses(Moves):
             self._give_up(params)
             raise
         finally:
-            for look in (watch, replicas):
-                if look is not None:
-                    look.stop()
-            self._stale, self._running, self.criterion.parts, self._of_others = None, False, None, None
+            for check in (buffer_watch, replica_check):
+                if check is not None:
+                    check.stop()
+            self._stale, self._running, self.criterion.parts, self._gradients_of_others = None, False, None, None
             self.criterion.finish()
         return values
 
@@ -98,7 +99,7 @@ class TwoPasses(Moves):
         self._awaits_update = False
         self._others = self._parameters_of_others()
         if not (isinstance(work[0], Given) and len(work[0].closures) == 1):  # a single closure may clear them itself
-            self._of_others = gradients.take(self._others, copied=self._sync.reuses_gradient_memory)
+            self._gradients_of_others = gradients.take(self._others, copied=self._sync.reuses_gradient_memory)
         self.criterion.begin()
         torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
         if gradients.present(params):
@@ -110,11 +111,11 @@ class TwoPasses(Moves):
         """After an exception: weights, gradients and the base optimizer's state as before the step."""
         if self.perturbed:
             self._bring_back()
-        scaling.forget(self.scaler, self)
+        scaling.take_unscaled_state(self.scaler, self)
         self._buffers.forget()
         gradients.put(params, self._stale or [None] * len(params))
-        if self._of_others is not None:
-            gradients.put(self._others, self._of_others)
+        if self._gradients_of_others is not None:
+            gradients.put(self._others, self._gradients_of_others)
 
     def _plain_step(self, work: Sequence[Work], params: list[Tensor], turn: Turn) -> list[Any]:
         """Leave the gradient of a step that does not perturb in `.grad`."""
@@ -279,18 +280,18 @@ class TwoPasses(Moves):
         wanted = [*params, *self._others] if of_others else params
         total: Gradients | None = None
         values = []
-        weights = Weights(self.criterion) if part.unweighted else None
+        closure_weights = ClosureWeights(self.criterion) if part.unweighted else None
         replicas = self._sync.replicas
         # DistributedDataParallel averages one closure's gradients while they are computed; of several, the sum
         during = averaged and not part.in_pieces and (not replicas or self._sync.overlaps)
         copied = bool(replicas) and self._sync.reuses_gradient_memory and (followed or not during)
         for closure in closures:
             before = gradients.versions(total) if total is not None else []
-            if weights is not None:
-                weights.begin_closure()
+            if closure_weights is not None:
+                closure_weights.begin_closure()
             with self._sync.during(averaged=during) if replicas else nullcontext():
                 values.append(_value_of(closure))
-            self._check_closure(is_of_list=weights is not None)
+            self._check_closure(is_of_list=closure_weights is not None)
             if total is not None and before != gradients.versions(total):
                 raise RuntimeError(
                     "a closure of a list wrote into the gradients of the one before it: both have put the same memory "
@@ -301,14 +302,14 @@ class TwoPasses(Moves):
                 gradients.take(self._others)
             if (followed or len(closures) > 1) and not copied:
                 found = gradients.owned(found)
-            total = gradients.add(total, found if weights is None else weights.end_closure(found))
+            total = gradients.add(total, found if closure_weights is None else closure_weights.end_closure(found))
             del found  # else it would live beside the next closure's
         assert total is not None
         if not may_be_empty and all(gradient is None for gradient in total[: len(params)]):
             raise self._no_gradients("step()", "the closure")
-        if weights is not None:
-            weights.finish(total)
-            values = weights.mean(values)
+        if closure_weights is not None:
+            closure_weights.finish(total)
+            values = closure_weights.mean(values)
         return (self._sync.average(wanted, total) if averaged and not during else total), values
 
     def _check_closure(self, *, is_of_list: bool) -> None:

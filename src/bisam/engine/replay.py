@@ -70,8 +70,8 @@ class Replay:
 
     def run(self, closure: Callable[[], Any] | None, batch: Sequence[Any]) -> Tensor:
         """The passes and the update, without the hooks of a step."""
-        plan = self.optimizer.plan_batch(*batch) if closure is None else self.optimizer.plan_closure(closure)
-        return self.optimizer.run(plan)
+        work = self.optimizer.work_of_batch(*batch) if closure is None else self.optimizer.work_of_closure(closure)
+        return self.optimizer.run(work)
 
     def with_hooks(self, function: Callable[[], T]) -> T:
         """Call a function inside of the optimizer's step hooks: they may set a learning rate."""

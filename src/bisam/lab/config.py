@@ -36,7 +36,7 @@ class Config:
     warmup_epochs: int = 0
     """Epochs in which the rate rises linearly to `lr`, before the cosine."""
     warmup: float = 0.0
-    """Part of all steps in which the rate rises to `lr`, before it falls linearly."""
+    """Fraction of all steps in which the rate rises to `lr`, before it falls linearly."""
     epoch_steps: int | None = None
     """Steps of an epoch, through the training data as often as needed; None is once through them."""
     optimizer: str = "sgd"
@@ -65,9 +65,12 @@ class Config:
     every: int | None = None
     """Perturb in every k-th step only; None is the method's own: 5 of LookSAM, 1 of the others."""
     start: float = 0.0
-    """Part of all steps that come first and do not perturb: late sharpness. 0.9 perturbs in the last tenth."""
+    """Fraction of all steps that come first and do not perturb: late sharpness. 0.9 perturbs in the last tenth.
+
+    The optimizer's `start` is this times the number of steps.
+    """
     stop: float = 1.0
-    """Part of all steps after which none perturbs: early sharpness. 0.5 perturbs in the first half."""
+    """Fraction of all steps after which none perturbs: early sharpness. 0.5 perturbs in the first half."""
 
     noise: float = 0.0
     """Fraction of the training and validation labels that is moved to another class; see `validation_noise`."""
@@ -91,7 +94,7 @@ class Config:
     cutout: int = 0
     """Side of a square at a random place that is set to 0 after normalisation; 0 for none."""
     cutout_probability: float = 0.5
-    """Part of the training images that `cutout` is applied to."""
+    """Fraction of the training images that `cutout` is applied to."""
 
     partial_data: bool = False
     """Whether a part of the data set was accepted, to try things out."""
@@ -106,7 +109,7 @@ class Config:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not _is_known(name, value):
-                raise ValueError(f"{name} must be {_words(name)}, got {value!r:.60}")
+                raise ValueError(f"{name} must be {_described_type(name)}, got {value!r:.60}")
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not (low <= value <= high):
@@ -117,7 +120,7 @@ class Config:
             )
         if self.stop <= self.start:
             raise ValueError(f"no step would perturb: stop must be above start, got {self.stop:g} and {self.start:g}")
-        for name, words in _WORDS.items():
+        for name, words in _CHOICES.items():
             if getattr(self, name) not in words:
                 listed = " or ".join(f'"{word}"' for word in words)
                 raise ValueError(f"{name} must be {listed}, got {getattr(self, name)!r}")
@@ -213,7 +216,7 @@ def _is_known(name: str, value: object) -> bool:
     return type(value) in kinds or (float in kinds and type(value) is int)
 
 
-def _words(name: str) -> str:
+def _described_type(name: str) -> str:
     """The values that a field may have, for an error."""
     words = {int: "a whole number", float: "a number", str: "a printable text", bool: "true or false"}
     return " or ".join(words.get(kind, "none") for kind in _kinds()[name])
@@ -224,7 +227,7 @@ def _kinds() -> dict[str, tuple[type, ...]]:
     return {name: get_args(kind) or (kind,) for name, kind in get_type_hints(Config).items()}
 
 
-_WORDS = {
+_CHOICES = {
     "select": ("best", "last"),
     "precision": ("bf16", "fp32"),
     "schedule": ("cosine", "linear"),
@@ -306,4 +309,4 @@ def _parsed(name: str, text: str) -> Any:
     try:
         return kind(text) + 0.0 if kind is float else kind(text)  # -0.0 + 0.0 is 0.0: they are one run
     except ValueError:
-        raise ValueError(f"{name} is {_words(name)}, got {text!r:.60}") from None
+        raise ValueError(f"{name} is {_described_type(name)}, got {text!r:.60}") from None

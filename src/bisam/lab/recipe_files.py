@@ -72,7 +72,7 @@ def _from_toml(path: Path, name: str) -> Recipe:
     content = _parsed(path)
     unknown = [key for key in content if key not in KEYS]
     if unknown:
-        raise ValueError(f"{path} has {unknown[0]!r}: {suggestion(unknown[0], KEYS)}")
+        raise ValueError(f"{path} has the unknown key {unknown[0]!r}: {suggestion(unknown[0], KEYS)}")
     rows, of_methods = content.get("rows", {}), content.get("method", {})
     wanted = content.get("methods")
     if not isinstance(rows, Mapping) or not rows or not isinstance(wanted, list) or not wanted:

@@ -51,10 +51,15 @@ def norm_of(buckets: Iterable[list[Tensor]]) -> Tensor:
 
 def norm(tensors: Iterable[Tensor]) -> Tensor:
     """The same of tensors of any kinds."""
+    return norm_of(by_kind(tensors))
+
+
+def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Cut so that each list can be one foreach operation."""
     kinds: dict[tuple[Any, ...], list[Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault(kind(tensor), []).append(tensor)
-    return norm_of(kinds.values())
+    return [*kinds.values()]
 
 
 def _bucket_norm(bucket: list[Tensor]) -> Tensor:

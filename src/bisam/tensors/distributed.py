@@ -53,7 +53,7 @@ class GradientSync:
             _refuse_local(self.replicas)
         self.gathering = [m for m in modules if self._sharded and hasattr(m, "reshard")]
         """Modules of FSDP2, which keep gathered copies of the weights."""
-        self.is_apart = False
+        self.has_warned_of_separate_models = False
         """Whether the user was warned that each rank trains a model of its own."""
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,14 +123,10 @@ def scale_(gradients: Gradients, factor: float | Tensor) -> Gradients:
 
 def clip_(params: Sequence[Tensor], most: float) -> Tensor:
     """Scale all gradients together, in place, to a norm of `most` where it is larger. Returns the norm before."""
-    kinds: dict[tuple[Any, ...], list[Tensor]] = {}
-    for param in params:
-        if param.grad is not None:
-            values = _values(param)
-            kinds.setdefault(buckets.kind(values), []).append(values)
-    norm = buckets.norm_of(kinds.values())
+    kinds = buckets.by_kind(_values(param) for param in params if param.grad is not None)
+    norm = buckets.norm_of(kinds)
     factor = (most / (norm + 1e-6)).clamp(max=1.0)
-    for tensors in kinds.values():
+    for tensors in kinds:
         torch._foreach_mul_(buckets.locals_of(tensors), factor.to(tensors[0].device))
     return norm
 

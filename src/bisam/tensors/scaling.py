@@ -24,22 +24,20 @@ def check_used(scaler: Scaler) -> None:
         )
 
 
-def unscale_ascent(scaler: Scaler | None, optimizer: torch.optim.Optimizer, kinds: Sequence[list[Tensor]]) -> None:
+def unscale_ascent(scaler: Scaler, optimizer: torch.optim.Optimizer, kinds: Sequence[list[Tensor]]) -> None:
     """Undo the scaler's factor without `scaler.unscale_`, which is for the one gradient that decides the update.
 
     A gradient that is not finite stays so, makes ε and with it the second gradient not finite, and is found there.
     """
-    if scaler is None or forget(scaler, optimizer) is not None:
+    if take_unscaled_state(scaler, optimizer) is not None:
         return
     for gradients in kinds:
         torch._foreach_div_(gradients, scaler.scale(torch.ones((), device=gradients[0].device)))
 
 
-def unscale_descent(scaler: Scaler | None, optimizer: torch.optim.Optimizer, base: torch.optim.Optimizer) -> None:
+def unscale_descent(scaler: Scaler, optimizer: torch.optim.Optimizer, base: torch.optim.Optimizer) -> None:
     """For the base optimizer's update, which the scaler may skip."""
-    if scaler is None:
-        return
-    state = forget(scaler, optimizer)
+    state = take_unscaled_state(scaler, optimizer)
     if state is None:
         scaler.unscale_(base)
     else:
@@ -52,19 +50,19 @@ def is_unscaled(scaler: Scaler | None, optimizer: torch.optim.Optimizer) -> bool
     return id(optimizer) in states and states[id(optimizer)]["stage"].name == "UNSCALED"
 
 
-def notes_on(scaler: Scaler | None, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-    """What the scaler notes of this optimizer until its next update: `scaler.step` writes into it that it has run."""
+def state_of(scaler: Scaler | None, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """The scaler's state for this optimizer until its next update: `scaler.step` writes into it that it has run."""
     states = getattr(scaler, "_per_optimizer_states", None)
     return None if states is None else states[id(optimizer)]
 
 
-def has_stepped(notes: dict[str, Any] | None) -> bool:
+def has_stepped(state: dict[str, Any] | None) -> bool:
     """Whether `scaler.step(optimizer)` has run since, be it that it called the optimizer's step or skipped it."""
-    return notes is not None and notes["stage"].name == "STEPPED"
+    return state is not None and state["stage"].name == "STEPPED"
 
 
-def forget(scaler: Scaler | None, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-    """Take from the scaler what it has noted of that call, if there was one."""
+def take_unscaled_state(scaler: Scaler | None, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+    """Remove and return the scaler's state for this optimizer if `scaler.unscale_` was called for it; else None."""
     if scaler is None or not is_unscaled(scaler, optimizer):
         return None
     return scaler._per_optimizer_states.pop(id(optimizer))

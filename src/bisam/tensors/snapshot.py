@@ -70,10 +70,10 @@ class Snapshot:
 
 
 class BufferSnapshot:
-    """The buffers of a model, values and objects: the batch statistics of the second pass are not kept.
+    """Saves and restores the buffers of a model, so that what the second pass writes to them is undone.
 
-    Every buffer of every module is kept, whatever the module's class. One that the pass replaced by another tensor
-    (`self.mean = …` rather than an update in place) is put back as the object it was; one that it created goes.
+    They are those of every module, whatever its class. A buffer that the pass replaced by another tensor (`self.mean =
+    …` rather than an update in place) becomes the original object again; one that it created is removed.
     """
 
     def __init__(self, model: nn.Module | None) -> None:
@@ -87,7 +87,7 @@ class BufferSnapshot:
         return self._values.copies
 
     def save_early(self) -> None:
-        """Save now and skip the next `save`: what happens in between is not kept either."""
+        """Save now and skip the next `save`: what happens in between is undone too."""
         self._early = False
         self.save()
         self._early = True

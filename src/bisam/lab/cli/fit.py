@@ -141,7 +141,7 @@ def _decided(study: Study, note: Callable[[str], None], storage: Storage | None,
         try:
             plan = study.decide(note, show, uncounted=uncounted)
         except KeyboardInterrupt:
-            note("stopped in the search of ρ: the same command searches again for this method, and goes on")
+            note("stopped in the search of ρ: the same command repeats the search for this method, and resumes")
             raise
     if storage is not None:
         storage.push_file(study.folder / PLAN, study.name)

@@ -109,7 +109,10 @@ def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Tas
         kinds.add(kind)
         labels[part] = label_values(y, f"{where}, {part}")
         if len(labels[part]) != len(inputs[part]):
-            raise DataError(f"{where}, {part}: {len(inputs[part])} inputs have {len(labels[part])} labels: one of each")
+            raise DataError(
+                f"{where}, {part}: got {len(inputs[part])} inputs and {len(labels[part])} labels: give one label for "
+                "each input"
+            )
     if len(kinds) > 1:
         raise DataError(f"{where}: its parts are of different kinds, {', '.join(sorted(kinds))}: give one kind")
     if len({isinstance(x, pa.Table) for x in inputs.values()}) > 1:

@@ -161,7 +161,7 @@ def _is_streamed(data: str) -> bool:
 
 
 def comparisons(group: Group) -> list[MethodDifference]:
-    """BiSAM − SAM and SAM − SGD in each row of the table that has runs of both."""
+    """Each method minus its baseline, in each row of the table that has runs of both."""
     paper = published_of(group)
     found = []
     for label, row, name in group.recipe.lines:
@@ -172,10 +172,12 @@ def comparisons(group: Group) -> list[MethodDifference]:
             gap = difference(group.measured(row, method, name), group.measured(row, baseline, name))
             if gap is not None:
                 printed = [paper.cells.get(label, {}).get(m) if paper else None for m in (method, baseline)]
-                ours, theirs = printed
-                both = None if ours is None or theirs is None else ours.mean - theirs.mean
+                paper_method, paper_baseline = printed
+                paper_gap = (
+                    None if paper_method is None or paper_baseline is None else paper_method.mean - paper_baseline.mean
+                )
                 lost = diverged(group, row, (baseline, method))
-                found.append(MethodDifference(label, method, baseline, gap, both, lost))
+                found.append(MethodDifference(label, method, baseline, gap, paper_gap, lost))
     return found
 
 

@@ -12,7 +12,7 @@ from bisam.tensors import gradients
 from bisam.tensors.gradients import Gradients
 
 
-class Weights:
+class ClosureWeights:
     """What each closure of a list counts for: the samples, or tokens, that its criterion did not ignore.
 
     The mean of means would weigh a token of a short closure more. Sums add up, as those of parts of a batch do. If no
