@@ -99,7 +99,7 @@ def test_what_is_not_data_has_a_remedy():
         ValueError, match=r"a data frame without labels: give \(frame.drop\(columns=label\), frame\[label\]\)"
     ):
         fit(network, frame)
-    with pytest.raises(ValueError, match="12 inputs have 11 labels"):
+    with pytest.raises(ValueError, match="got 12 inputs and 11 labels"):
         fit(network, (torch.randn(12, 4), torch.arange(11) % 3))
     with pytest.raises(ValueError, match="no field of a run is called 'epoch'"):
         fit(network, data(60, 0), epoch=3)
