@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -166,6 +167,9 @@ class LowerBound(nn.Module):
         self.alpha = positive("alpha", alpha)
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
+        given: Any = ignore_index
+        if not isinstance(given, Integral):
+            raise TypeError(f"ignore_index must be a whole number, such as -100, got {ignore_index!r}")
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
@@ -323,10 +327,16 @@ def zero_one_error(logits: Tensor, target: Tensor, *, weight: Tensor | None = No
 
 
 def label_weights(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
-    """What each class index counts for: 0 where ignored, else its class weight or 1."""
+    """What each class index counts for: 0 where ignored, else its class weight or 1.
+
+    One that is no class counts as 0: the objective refuses it in words when it sees it.
+    """
     target = as_target(target)
     counted = target != ignore_index
-    return counted.float() if weight is None else torch.where(counted, weight[target.masked_fill(~counted, 0)], 0.0)
+    if weight is None:
+        return counted.float()
+    counted &= (target >= 0) & (target < len(weight))
+    return torch.where(counted, weight[target.masked_fill(~counted, 0)], 0.0)
 
 
 def as_target(target: Tensor) -> Tensor:

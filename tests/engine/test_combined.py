@@ -488,3 +488,11 @@ def test_the_state_reads_and_writes_through_to_each_optimizer():
     del both.state[bias]
     with pytest.raises(KeyError):
         del both.state[bias]
+
+
+def test_the_groups_of_several_optimizers_cannot_be_replaced_as_a_whole():
+    model = mlp()
+    first, *others = model.parameters()
+    optimizer = bisam.SAM([torch.optim.SGD([first], lr=0.1), torch.optim.AdamW(others)], model)
+    with pytest.raises(AttributeError, match="change the groups of each"):
+        optimizer.param_groups = optimizer.param_groups

@@ -7,7 +7,7 @@ from torch import nn
 
 import bisam
 
-from family import ConvNet, assert_close, batch, build, closure_of, mlp
+from family import CLASSES, ConvNet, assert_close, batch, build, closure_of, mlp, weights_of
 
 
 def test_the_criterion_is_the_ascent_on_the_way_up_and_the_descent_on_the_way_down():
@@ -618,3 +618,43 @@ def test_an_objective_that_returns_no_tensor_is_refused_by_what_it_returned(retu
         _, optimizer = build("SAM", net=mlp, descent=lambda output, target: returned, **options)
         with pytest.raises(TypeError, match=f"must return a scalar tensor to step on, got {name} from"):
             optimizer.minimize(*batch())
+
+
+@pytest.mark.parametrize("form", ["step", "list"])
+@pytest.mark.parametrize("wrapped", [lambda y: {"labels": y}, lambda y: (y,), lambda y: None])
+def test_targets_may_be_anything_that_a_loss_of_ones_own_takes(wrapped, form):
+    x, y = batch()
+
+    def own(logits, target):
+        labels = target["labels"] if isinstance(target, dict) else y if target is None else target[0]
+        return nn.functional.cross_entropy(logits, labels)
+
+    weights = []
+    for target, descent in ((wrapped(y), own), (y, None)):
+        model, optimizer = build("SAM", net=mlp, descent=descent)
+
+        def closure(model=model, optimizer=optimizer, target=target):
+            optimizer.zero_grad()
+            loss = optimizer.criterion(model(x), target)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure if form == "step" else [closure, closure])
+        assert optimizer.telemetry.loss > 0
+        weights.append(weights_of(model))
+    assert_close(*weights, 1e-6)
+
+
+@pytest.mark.parametrize(("accumulate", "options"), [(2, {}), (1, {"micro_batch": 4})])
+def test_labels_that_are_no_classes_are_named_in_parts_of_a_batch_too(accumulate, options):
+    x, y = batch()
+    y[0] = 255
+    descent = nn.CrossEntropyLoss(weight=torch.arange(1.0, 1 + CLASSES))
+    _, optimizer = build("BiSAM(log)", net=mlp, descent=descent, **options)
+    with pytest.raises(ValueError, match="If 255 marks labels to ignore"):
+        optimizer.minimize(x, y, accumulate=accumulate)
+
+
+def test_an_index_to_ignore_is_a_number():
+    with pytest.raises(TypeError, match="ignore_index must be a whole number, such as -100, got None"):
+        bisam.LowerBound(ignore_index=None)

@@ -46,9 +46,9 @@ class Part(NamedTuple):
     is_sum: bool
 
     @classmethod
-    def of(cls, objective: Objective, target: Tensor) -> Part:
+    def of(cls, objective: Objective, target: Any) -> Part:
         kept = objective_options.divisor(objective, target)
-        labels = float(target.numel()) if isinstance(kept, Tensor) else kept
+        labels = float(target.numel()) if isinstance(kept, Tensor) else kept  # a tensor for a tensor
         return cls(labels, kept, objective_options.is_sum(objective))
 
 
@@ -81,7 +81,7 @@ class Criterion:
         self.bilevel = self.ascent is not self.descent
         """Whether the two players have different objectives."""
 
-    def __call__(self, output: Any, target: Tensor) -> Tensor:
+    def __call__(self, output: Any, target: Any) -> Tensor:
         logits = logits_of(output)
         if not torch.is_grad_enabled():
             return self.descent(logits, target)

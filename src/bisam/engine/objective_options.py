@@ -66,14 +66,15 @@ def is_sum(objective: Objective) -> bool:
     return setting(objective, "reduction", "mean") == "sum"
 
 
-def divisor(objective: Objective, target: Tensor) -> float | Tensor:
+def divisor(objective: Objective, target: Any) -> float | Tensor:
     """What the objective's value on these targets was divided by: 1 for a sum; for a mean the number of labels, less
-    what is ignored, by class weights if any. Probabilities (N, K, …) are a label for each K numbers.
+    what is ignored, by class weights if any. Probabilities (N, K, …) are a label for each K numbers. Targets that are
+    no tensor count as one.
 
     >>> divisor(nn.CrossEntropyLoss(), torch.zeros(2, 4, 5)), divisor(nn.MSELoss(), torch.zeros(2, 4, 5))
     (10.0, 40.0)
     """
-    if is_sum(objective):
+    if is_sum(objective) or not isinstance(target, Tensor):
         return 1.0
     if setting(objective, "reduction", "mean") == "batchmean":
         return float(len(target))

@@ -206,7 +206,8 @@ class SharpnessAware(TwoPasses):
         Clip by `clip_norm=`: a closure sees only its own gradients.
 
         Returns what the closure returned at w; for the bilevel variants the descent's loss at w, if the closure called
-        `criterion` once. The gradient of the update stays in `.grad` until the next step, or `zero_grad`, clears it.
+        `criterion` once before each `backward`: the mean over these calls. The gradient of the update stays in `.grad`
+        until the next step, or `zero_grad`, clears it.
 
         After `backward`, call `step()` without a closure: only the update is left. A closure given then runs once,
         without gradients, because frameworks clip in theirs.

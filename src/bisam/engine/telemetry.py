@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class Observation:
     """What one call of the criterion saw: scalars and masks on their device. Sums are computed when they are read."""
 
     loss: Tensor
-    target: Tensor | None
+    target: Any
     loss_divisor: float | Tensor = 1.0
     ascent: Tensor | None = None
     ascent_divisor: float | Tensor = 1.0
@@ -156,7 +157,7 @@ class Telemetry:
         return bool(self._at_weights) or self._gave_up
 
     @torch.no_grad()
-    def record(self, logits: Tensor, target: Tensor, loss: Tensor, *, of_ascent: bool, perturbed: bool) -> None:
+    def record(self, logits: Any, target: Any, loss: Tensor, *, of_ascent: bool, perturbed: bool) -> None:
         """Observe a call of the criterion that gave this loss: the ascent's objective if `of_ascent`."""
         passes = self._at_perturbed if perturbed else self._at_weights
         if self._gave_up or (passes and passes[-1].propagated is False) or len(passes) >= MOST_PARTS:
@@ -167,23 +168,23 @@ class Telemetry:
         value = loss.detach().clone()
         descent = self._players.descent(logits, target) if of_ascent and self._players.bilevel else value
         # labels of its own: the caller may put the next part's into the same tensor
-        observation = Observation(descent, target if target.is_floating_point() else target.clone())
+        observation = Observation(descent, target.clone() if _are_labels(target) else target)
         if loss.requires_grad and not torch.compiler.is_compiling():
             observation.wait_for_backward(loss)
         if of_ascent:
             observation.ascent, observation.bound = value, self._bound_of(value, logits, target)
-        if self._players.is_classification:
+        if self._players.is_classification and isinstance(target, Tensor):
             observation.right, observation.wrong = self._right_and_wrong(logits, target)
         passes.append(observation)
         if len(passes) > 1:
             for part in passes[-2:]:
                 part.weigh(self._players)
 
-    def _bound_of(self, value: Tensor, logits: Tensor, target: Tensor) -> Tensor | None:
+    def _bound_of(self, value: Tensor, logits: Tensor, target: Any) -> Tensor | None:
         ascent = self._players.ascent
         if not isinstance(ascent, LowerBound) or ascent.reduction != "mean" or ascent.weight is not None:
             return None
-        return None if target.is_floating_point() else value - ascent.slack(logits)
+        return value - ascent.slack(logits) if _are_labels(target) else None
 
     def _right_and_wrong(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         ignore_index = self._players.ignore_index
@@ -203,6 +204,10 @@ class Telemetry:
         names = [name for name, value in vars(Telemetry).items() if isinstance(value, property)]
         known = {name: getattr(self, name) for name in [*names, "descent_norm"]}
         return {name: value for name, value in known.items() if value is not None}
+
+
+def _are_labels(target: Any) -> bool:
+    return isinstance(target, Tensor) and not target.is_floating_point()
 
 
 def _merged(objective: Objective, parts: list[tuple[Tensor | None, float | Tensor]]) -> Tensor | None:

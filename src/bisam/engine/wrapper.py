@@ -73,6 +73,10 @@ class Wrapper(torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if isinstance(self.base, Combined):
+            raise AttributeError(
+                "param_groups of several base optimizers cannot be replaced as a whole: change the groups of each"
+            )
         self.base.param_groups = groups
 
     @property
