@@ -651,7 +651,7 @@ def test_labels_that_are_no_classes_are_named_in_parts_of_a_batch_too(accumulate
     y[0] = 255
     descent = nn.CrossEntropyLoss(weight=torch.arange(1.0, 1 + CLASSES))
     _, optimizer = build("BiSAM(log)", net=mlp, descent=descent, **options)
-    with pytest.raises(ValueError, match="If 255 marks labels to ignore"):
+    with pytest.raises(IndexError, match="If 255 marks labels to ignore"):
         optimizer.minimize(x, y, accumulate=accumulate)
 
 
