@@ -92,6 +92,34 @@ def test_another_title_changes_no_run(toml):
     assert (group.changes, group.recipe.methods) == ("", ["sgd", "sam"])
 
 
+def test_runs_of_both_titles_are_compared(toml):
+    """A title changes nothing: with another seed beside the ones of before there are two pairs."""
+    for title, seed in (("Digits, clean and noisy", 0), ("Digits", 1)):
+        Path(toml).write_text(TOML.replace("Digits, clean and noisy", title))
+        done = bisam("train", f"{toml}/clean", "--seeds", seed, "--device", "cpu")
+        assert done.exit_code == 0, done.output
+    (group,) = collect(records.find(Path("runs"))).groups
+    assert ([*group.measured("clean", "sam")], group.changes) == ([0, 1], "")
+    bisam("sweep", f"{toml}/clean/sam", "--over", "rho", "--values", "0.05,0.1", "--seeds", "0-1", "--device", "cpu")
+    swept = bisam("sweep", f"{toml}/clean/sam", "--over", "rho", "--values", "0.05,0.1", "--seeds", "0-1")
+    assert "at most half of the points have them" not in swept.output
+
+
+def test_an_empty_title_and_a_mark_of_bytes_are_no_faults(toml):
+    Path(toml).write_text(TOML.replace('"Digits, clean and noisy"', '""'), encoding="utf-8-sig")
+    assert find(toml).title == "mine"
+
+
+def test_two_files_of_one_name_are_not_mixed(toml):
+    for folder, noise in {"a": 0.2, "b": 0.4}.items():
+        Path(folder).mkdir()
+        Path(folder, toml).write_text(TOML.replace("noise = 0.4", f"noise = {noise}").replace("title =", "#"))
+    done = bisam("train", f"a/{toml}", f"b/{toml}")
+    assert done.exit_code == 1
+    assert "two tables are called mine, and their noisy labels/sgd differ: rename one of the files" in done.stderr
+    assert not Path("runs").exists()
+
+
 def test_what_was_changed_by_hand_is_a_table_of_its_own(toml):
     for options in ([], ["--set", "lr=0.01"]):
         done = bisam("train", f"{toml}/clean/sam", "--device", "cpu", *options)
@@ -110,19 +138,23 @@ def test_a_python_file_is_a_table(tmp_path):
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("title =", "titel =", "has 'titel': the nearest names are title"),
+        ("title =", "titel =", "has the unknown key 'titel': the nearest names are title"),
         ('"sam"]', '"sma"]', "no method is called 'sma': the nearest names are sam"),
         ("epochs = 1", "epoch = 1", "settings has 'epoch', which is no setting: the nearest names are epochs"),
         ("epochs = 1", 'epochs = "many"', "epochs is a whole number, got 'many'"),
         ("noise = 0.4", "noise = 4.0", "row noisy labels: noise must lie between 0 and 1, got 4.0"),
         ("[rows.clean]", "[rows.clean", "is not TOML"),
         ("seeds = 2", "seeds = 0", "seeds is how many there are"),
+        ("seeds = 2", "seeds = true", "seeds is how many there are, such as 3, got True"),
+        ("[method.sgd]\nepochs = 2\n", "", "method must be tables [method.NAME], got 3"),
+        ('[rows."noisy labels"]', '[rows."80%"]\n[rows.noise80]', "'80%' and 'noise80' of mine would share the folder"),
         ('methods = ["sgd", "sam"]', "", "needs methods ="),
         ("[method.sgd]", "[method.gsam]", "has [method.gsam], which is not among its methods: add it"),
     ],
 )
 def test_a_file_that_is_wrong_has_one_line_with_the_remedy(before, after, message, toml):
-    Path(toml).write_text(TOML.replace(before, after))
+    top = "method = 3\n" if "must be tables" in message else ""
+    Path(toml).write_text(top + TOML.replace(before, after))
     done = bisam("train", toml)
     assert done.exit_code == 1
     assert message in done.stderr

@@ -77,6 +77,8 @@ def _from_toml(path: Path, name: str) -> Recipe:
     wanted = content.get("methods")
     if not isinstance(rows, Mapping) or not rows or not isinstance(wanted, list) or not wanted:
         raise ValueError(f'{path} needs methods = ["sgd", "sam"] and a table [rows.NAME] for each row')
+    if not isinstance(of_methods, Mapping):
+        raise ValueError(f"{path}: method must be tables [method.NAME], got {of_methods!r}")
     for method in (*wanted, *of_methods):
         known_methods.find(str(method))
     unused = [method for method in of_methods if method not in wanted]
@@ -92,9 +94,9 @@ def _from_toml(path: Path, name: str) -> Recipe:
         return _configured(path, row, {**shared, **rows[row], **of_methods.get(method, {})})
 
     seeds = content.get("seeds", 3)
-    if not isinstance(seeds, int) or seeds < 1:
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
         raise ValueError(f"{path}: seeds is how many there are, such as 3, got {seeds!r}")
-    return table(name, str(content.get("title", name)), list(rows), wanted, config, seeds=seeds)
+    return table(name, str(content.get("title") or name), list(rows), wanted, config, seeds=seeds)
 
 
 def _named(kind: str, tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,6 +132,6 @@ def _parsed(path: Path) -> dict[str, Any]:
         except ImportError:
             raise ValueError("a recipe in TOML needs Python 3.11 or the package tomli: pip install tomli") from None
     try:
-        return tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
+        return tomllib.loads(path.expanduser().read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"{path} is not TOML ({error}): correct it") from None

@@ -103,6 +103,13 @@ def test_runs_that_are_there_give_the_scatter_and_are_not_trained_again(recorded
     assert choice.runs == (choice.comparison.needed - 3) + max(0, choice.comparison.needed - max(3, others))
 
 
+def test_equal_gaps_but_for_rounding_have_no_scatter(recorded):
+    accuracies = {"sam": [93.90, 93.91], "bisam-log": [94.02, 94.03]}
+    runs = [recorded(f"{ROW}/{m}", seed, a) for m, of_seed in accuracies.items() for seed, a in enumerate(of_seed)]
+    (one,) = (one.comparison for one in plan(records=runs).choices if one.comparison.method == "bisam-log")
+    assert (one.pairs, one.deviation) == (0, pytest.approx(math.hypot(0.31, 0.26)))
+
+
 def test_without_runs_the_scatter_is_that_of_the_papers_deviations():
     (one,) = (one.comparison for one in plan().choices if one.comparison.method == "bisam-log")
     assert one.pairs == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,6 +35,7 @@ from bisam.lab.cli.options import (
     errors_in_one_line,
 )  # fmt: skip
 from bisam.lab.cli.output import console, print_line, quiet_console
+from bisam.lab.config import Config
 from bisam.lab.data.sources import Source, describe, open_source
 from bisam.lab.recipes import Recipe, find
 from bisam.lab.tables import cells
@@ -159,7 +161,13 @@ def _run(
 def _joined(wanted: Sequence[tuple[Recipe, str]]) -> list[tuple[Recipe, str]]:
     """Parts of one table are one table: rows and methods that were named apart are compared with each other."""
     found: dict[tuple[str, str, str], Recipe] = {}
+    cells_of: dict[str, dict[cells.Cell, Config]] = defaultdict(dict)
     for recipe, seeds in wanted:
+        for cell, config in recipe.cells.items():
+            if cells_of[recipe.name].setdefault(cell, config) != config:
+                raise ValueError(
+                    f"two tables are called {recipe.name}, and their {'/'.join(cell)} differ: rename one of the files"
+                )
         key = recipe.name, recipe.title, seeds
         found[key] = replace(recipe, cells={**found[key].cells, **recipe.cells}) if key in found else recipe
     return [(recipe, seeds) for (_, _, seeds), recipe in found.items()]

@@ -371,9 +371,13 @@ def without_numerics(config: Config) -> Config:
 
 
 def changes_of(own: Config, changed: Config) -> dict[str, str]:
-    """The fields that differ, each with its text, such as {"epochs": "epochs=3"}."""
+    """The fields that differ, each with its text, such as {"epochs": "epochs=3"}. A title changes no run."""
     before = vars(own)
-    return {name: f"{name}={text_of(value)}" for name, value in vars(changed).items() if value != before[name]}
+    return {
+        name: f"{name}={text_of(value)}"
+        for name, value in vars(changed).items()
+        if value != before[name] and name != "title"
+    }
 
 
 def _run(record: Record) -> Run | str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -222,9 +221,9 @@ def _scatter(groups: Sequence[Group], row: str, measure: str, method: str, basel
     """Standard deviation of the paired differences, and their number; of the unchanged recipe if it has any."""
     for group in groups:
         ours, theirs = (group.measured(row, one, measure) for one in (method, baseline))
-        gaps = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-        if len(gaps) > 1 and (found := statistics.stdev(gaps)) > 0:
-            return found, len(gaps)
+        gap = difference(ours, theirs)
+        if gap is not None and gap.deviation is not None:  # equal gaps, but for rounding, have none
+            return gap.deviation, gap.runs[0]
     return None, 0
 
 

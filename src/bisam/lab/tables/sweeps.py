@@ -286,7 +286,7 @@ def name_of_cell(recipe: str, cell: Cell) -> str:
 
 
 def _is_own_but_for(fields: Sequence[str], config: Config, own: Config) -> bool:
-    return replace(config, **{name: getattr(own, name) for name in ("seed", *NUMERICS, *fields)}) == own
+    return replace(config, **{name: getattr(own, name) for name in ("seed", "title", *NUMERICS, *fields)}) == own
 
 
 def _point(values: Values, results: Mapping[int, float | None]) -> GridPoint:

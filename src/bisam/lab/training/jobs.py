@@ -40,12 +40,18 @@ def jobs_of(
         if not any(uses(method, name) for method in recipe.methods):
             raise ValueError(f"{_listed(recipe.methods)} not use {name}: remove --set {name}=")
     jobs = []
+    rows: dict[str, str] = {}
     for seed in seeds:
         for (row, _), config in recipe.cells.items():
             own = replace(config, seed=seed)
             changed = own.with_changes({name: text for name, text in changes.items() if uses(own.method, name)})
             changed = ranks.adapted(changed)
-            jobs.append(Job(changed, root / recipe.name / folder_name(row, own, changed)))
+            name = folder_name(row, own, changed)
+            if rows.setdefault(name, row) != row:
+                raise ValueError(
+                    f"the rows {rows[name]!r} and {row!r} of {recipe.name} would share the folder {name}: rename one"
+                )
+            jobs.append(Job(changed, root / recipe.name / name))
     return jobs
 
 
