@@ -388,6 +388,10 @@ def test_where_the_recipe_s_own_value_has_no_runs_nothing_is_compared():
     assert sweep_of({(0.01,): [1], (1.0,): [2], (10.0,): [1]}).conclusions == [
         "Chosen: alpha = 1. The grid lacks the recipe's alpha = 0.1: add it to the values to compare with it."
     ]
+    assert sweep_of({(0.5,): [1], (1.0,): [2]}, own=(math.inf,)).conclusions[0] == (
+        "Chosen: alpha = 1. The recipe has alpha = inf: bisam train cifar10/resnet56/bisam-tanh trains it, to compare "
+        "with."
+    )
     assert swept("alpha", {0.01: [1], 0.1: [None], 1.0: [2], 10.0: [1]}).conclusions[0] == (
         "Chosen: alpha = 1. Every run of the recipe's alpha = 0.1 diverged."
     )

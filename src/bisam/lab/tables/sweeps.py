@@ -156,9 +156,12 @@ class Sweep:
         return sentences
 
     def _choice(self, chosen: GridPoint) -> str:
-        ours, theirs = label(self.fields, chosen.values), f"the recipe's {label(self.fields, self.own)}"
+        ours, own = label(self.fields, chosen.values), label(self.fields, self.own)
+        theirs = f"the recipe's {own}"
         if chosen is self.own_point:
             return f"Chosen: {ours}, as in the recipe."
+        if self.own_point is None and math.inf in self.own:  # which is no value that could be given
+            return f"Chosen: {ours}. The recipe has {own}: bisam train {self.name} trains it, to compare with."
         if self.own_point is None:
             return f"Chosen: {ours}. The grid lacks {theirs}: add it to the values to compare with it."
         gain = self.gain
