@@ -29,6 +29,7 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }  # fmt: skip
 """How an image is turned that has this orientation."""
+TRANSPARENT = ("RGBA", "LA", "PA", "RGBa", "La")
 GREY = (128, 128, 128, 255)
 """Behind what is transparent: dark and light shapes differ from it."""
 MOST_BROKEN = 0.01
@@ -68,7 +69,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     turned = _turned(image)
     if is_wide:
         turned = Image.fromarray((np.asarray(turned).astype(np.uint16) >> 8).astype(np.uint8))
-    if not turned.has_transparency_data:
+    if turned.mode not in TRANSPARENT and "transparency" not in turned.info:
         return turned.convert("RGB")
     seen = turned.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", seen.size, GREY), seen).convert("RGB")
