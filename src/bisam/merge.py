@@ -64,7 +64,7 @@ class SurrogateGap(Merge):
         self.alpha = numbers.non_negative("alpha", alpha)
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
-        _, at_perturbed, plain = _with_both(params, at_weights)
+        _, at_perturbed, plain = _both_gradients(params, at_weights)
         if not plain:
             return
         along = _finite_ratio(buckets.dot(plain, at_perturbed), buckets.norm(at_perturbed).square())
@@ -86,7 +86,7 @@ class WeightedSharpness(Merge):
         self.gamma = numbers.share("gamma", gamma, zero=True)
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
-        _, at_perturbed, plain = _with_both(params, at_weights)
+        _, at_perturbed, plain = _both_gradients(params, at_weights)
         if plain:
             weight = self.gamma / (1 - self.gamma)
             torch._foreach_mul_(_local(at_perturbed), weight)
@@ -121,7 +121,7 @@ class Reuse(Merge):
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
         assert self.memory is not None
-        owners, at_perturbed, plain = _with_both(params, at_weights)
+        owners, at_perturbed, plain = _both_gradients(params, at_weights)
         before = self.memory.tensors.get("orthogonal", {})
         # in the same storage as ever, so that a captured step finds it
         remembered = {p: before[p] if p in before else torch.empty_like(g) for p, g in zip(owners, plain, strict=True)}
@@ -149,7 +149,7 @@ class Reuse(Merge):
         torch._foreach_add_(_local(plain), torch._foreach_mul(_local(orthogonal), factor))
 
 
-def _with_both(params: Sequence[Tensor], at_weights: Gradients) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def _both_gradients(params: Sequence[Tensor], at_weights: Gradients) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """The parameters that have a gradient at w + ε, that gradient, and that at w: 0 where its pass does not use them.
 
     The others are left as they are, as with SAM.

@@ -470,7 +470,7 @@ class AlongMomentum(Around):
             raise ValueError(
                 f"the perturbation follows the momentum of the base optimizer, {' or '.join(self.keys)} in its state, "
                 f"which has {', '.join(sorted(names))} only: take a base optimizer that keeps a momentum, or "
-                "a perturbation that reads its name, AlongMomentum(Ball(rho), keys=[…])"
+                "build SharpnessAware with perturbation=AlongMomentum(Ball(rho), keys=[…]), which names its momentum"
             )
 
     def _momentum(self, state: Mapping[str, Any]) -> Tensor | None:

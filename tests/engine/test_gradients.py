@@ -246,7 +246,8 @@ def test_gradients_that_are_cleared_in_place_after_a_step_are_not_its_own_any_mo
     optimizer = SAM(base_class(model.parameters(), lr=0.1), model)
     optimizer.minimize(*batch())
     optimizer.zero_grad(**options)
-    perturb(model, optimizer).restore()
+    assert perturb(model, optimizer).perturbed
+    optimizer.restore()
 
 
 @pytest.mark.parametrize("most", [0.01, 1e6])

@@ -251,9 +251,9 @@ def refuse_loss_without_criterion(name: str) -> None:
     raise RuntimeError(
         f"{name} needs two losses, and the closure did not call its criterion: inside of the closure, replace "
         "F.cross_entropy(output, target) with optimizer.criterion(output, target). A closure that computes both "
-        "losses by itself, by optimizer.phase, goes with bisam.SAM, which takes any loss. Inside of a framework, where "
-        "it has no closure of yours, its trainer or module has a method for the loss: call that, as in "
-        f"super().compute_loss(…) or self.sharpness_loss(…); see {FRAMEWORKS}"
+        "losses by itself, by optimizer.phase, goes with bisam.SAM, which takes any loss. With the Hugging Face "
+        "Trainer compute the loss by super().compute_loss(…), in Lightning by self.sharpness_loss(…): see "
+        f"{FRAMEWORKS}"
     )
 
 

@@ -48,7 +48,7 @@ class Part(NamedTuple):
     @classmethod
     def of(cls, objective: Objective, target: Any) -> Part:
         kept = objective_options.divisor(objective, target)
-        labels = float(target.numel()) if isinstance(kept, Tensor) else kept  # a tensor for a tensor
+        labels = float(target.numel()) if isinstance(kept, Tensor) else kept  # kept is a tensor only if the target is
         return cls(labels, kept, objective_options.is_sum(objective))
 
 

@@ -183,7 +183,7 @@ class Moves(Wrapper):
         return Turn.BETWEEN if since % self.merge.every else Turn.PERTURBED
 
     def _evaluate(self, start: Callable[[int], bool]) -> bool:
-        """What the function returns for the next step. It is called once a step, whoever needs the result."""
+        """What the function returns for the next step. It is called once a step."""
         if self._start_key != (start, self._steps):
             self._start_result = bool(start(self._steps))
             self._start_key = (start, self._steps)

@@ -16,10 +16,10 @@ from torch.nn import Parameter
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether this is a DTensor. Decided by a method of its class: importing torch.distributed.tensor is slow."""
-    of = type(tensor)
-    if of is Parameter or of is Tensor:  # looking for an attribute that a class lacks is slow
+    tensor_class = type(tensor)
+    if tensor_class is Parameter or tensor_class is Tensor:  # looking for an attribute that a class lacks is slow
         return False
-    return hasattr(of, "full_tensor")
+    return hasattr(tensor_class, "full_tensor")
 
 
 def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:

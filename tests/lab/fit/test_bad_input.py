@@ -130,27 +130,28 @@ def test_a_broken_image_among_many_is_left_out_with_a_note(tmp_path):
     assert any("1 of 120 images do not decode" in note and "a/7.png" in note for note in task.notes)
 
 
-def test_a_model_with_another_number_of_outputs(refused, tmp_path, breast_cancer):
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        ("nn.Linear(30, 5)", ["returns (1, 5) for one sample", "has 2 classes: it must return logits (N, 2)"]),
+        (
+            "nn.Sequential(nn.Linear(30, 2), nn.Softmax(1))",
+            ["net returns probabilities", "let it return what goes into its softmax"],
+        ),
+    ],
+)
+def test_a_network_whose_outputs_are_no_logits_of_the_classes(network, words, refused, tmp_path, breast_cancer):
     nets = tmp_path / "nets.py"
-    nets.write_text("from torch import nn\ndef five():\n    return nn.Linear(30, 5)\n")
-    line = refused(breast_cancer, "--model", f"{nets}:five")
-    assert "returns (1, 5) for one sample" in line
-    assert "has 2 classes: it must return logits (N, 2)" in line
-
-
-def test_a_network_that_ends_in_a_softmax(refused, tmp_path, breast_cancer):
-    nets = tmp_path / "nets.py"
-    nets.write_text("from torch import nn\ndef soft():\n    return nn.Sequential(nn.Linear(30, 2), nn.Softmax(1))\n")
-    line = refused(breast_cancer, "--model", f"{nets}:soft")
-    assert "soft returns probabilities" in line
-    assert "let it return what goes into its softmax" in line
+    nets.write_text(f"from torch import nn\ndef net():\n    return {network}\n")
+    line = refused(breast_cancer, "--model", f"{nets}:net")
+    assert all(part in line for part in words)
 
 
 @pytest.mark.parametrize(
     "network",
     [
         "nn.Sequential(nn.Linear(30, 2), nn.LogSoftmax(1))",
-        "Half()",  # the first sample alone looks like probabilities
+        "Half()",  # a head of zeros, whose bias looks like probabilities
     ],
 )
 def test_networks_that_return_no_probabilities_are_taken(network, bisam, tmp_path, breast_cancer):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -161,16 +160,22 @@ def _run(
 def _joined(wanted: Sequence[tuple[Recipe, str]]) -> list[tuple[Recipe, str]]:
     """Parts of one table are one table: rows and methods that were named apart are compared with each other."""
     found: dict[tuple[str, str, str], Recipe] = {}
-    cells_of: dict[str, dict[cells.Cell, Config]] = defaultdict(dict)
+    _refuse_unlike(recipe for recipe, _ in wanted)
     for recipe, seeds in wanted:
-        for cell, config in recipe.cells.items():
-            if cells_of[recipe.name].setdefault(cell, config) != config:
-                raise ValueError(
-                    f"two tables are called {recipe.name}, and their {'/'.join(cell)} differ: rename one of the files"
-                )
         key = recipe.name, recipe.title, seeds
         found[key] = replace(recipe, cells={**found[key].cells, **recipe.cells}) if key in found else recipe
     return [(recipe, seeds) for (_, _, seeds), recipe in found.items()]
+
+
+def _refuse_unlike(recipes: Iterable[Recipe]) -> None:
+    """Tables of one name whose cells differ: they would share their folders."""
+    known: dict[tuple[str, cells.Cell], Config] = {}
+    for recipe in recipes:
+        for cell, config in recipe.cells.items():
+            if known.setdefault((recipe.name, cell), config) != config:
+                raise ValueError(
+                    f"two tables are called {recipe.name}, and their {'/'.join(cell)} differ: rename one of the files"
+                )
 
 
 def _show(recipe: Recipe, jobs: list[Job]) -> None:

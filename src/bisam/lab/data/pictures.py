@@ -76,11 +76,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _turned(image: Image.Image) -> Image.Image:
-    """By the camera's note in the file. One that cannot be read is not followed."""
+    """By the orientation in its EXIF data. EXIF data that cannot be read are ignored."""
     image.load()
     try:
         orientation = image.getexif().get(ORIENTATION, 1)
-    except Exception:  # files hold all kinds of notes
+    except Exception:  # broken EXIF data raise many kinds
         return image
     return image.transpose(TURNS[orientation]) if orientation in TURNS else image
 
