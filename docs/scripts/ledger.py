@@ -61,6 +61,7 @@ EVIDENCE = [
     ("CIFAR-10, ResNet-32, 60 %", "label_noise", "60%"),
     ("CIFAR-10, ResNet-32, 80 %", "label_noise", "80%"),
     ("CIFAR-10, VGG19-BN", "cifar10", "vgg19bn"),
+    ("CIFAR-10, ResNet-56", "cifar10", "resnet56"),
     ("Flowers-102, EfficientNet-Lite0", "flowers102-efficientnet_lite0+epochs=30", "efficientnet_lite0"),
     ("MRPC, MiniLM", "glue, model=transformers:minilm", "mrpc_acc"),
     ("MRPC, MiniLM, five times the learning rate", "glue, model=transformers:minilm, lr=0.0001", "mrpc_acc"),
