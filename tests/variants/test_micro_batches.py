@@ -232,3 +232,54 @@ def test_vectorized_micro_batches_have_the_shares_of_the_loop_in_double_precisio
         optimizer.minimize(x, nn.functional.one_hot(y, 4).double())
         weights.append(weights_of(model))
     assert_close(*weights, 1e-14)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 4])
+def test_parts_in_which_every_label_is_ignored_leave_finite_weights(variant, micro_batch):
+    x, y = batch()
+    everything = torch.full_like(y, -100)
+    mixed = torch.cat([y[:4], everything[4:8], y[8:]])
+    options = {} if micro_batch is None or variant == "MSAM" else {"micro_batch": micro_batch}
+    for labels in (everything, mixed):
+        for accumulate in (1, 2):
+            model, optimizer = build(variant, net=mlp, **options)
+            optimizer.minimize(x, labels, accumulate=accumulate)
+            assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_vectorized_micro_batches_in_which_every_label_is_ignored_leave_finite_weights():
+    model, optimizer = build("SAM", net=mlp, micro_batch=4, vectorize=True)
+    x, y = batch()
+    optimizer.minimize(x, torch.full_like(y, -100))
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_vectorized_micro_batches_run_under_autocast(inside):
+    weights = []
+    for vectorize in (False, True):
+        options = {"micro_batch": 4, "vectorize": vectorize, "autocast": torch.bfloat16 if inside else None}
+        model, optimizer = build("SAM", net=mlp, **options)
+        with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+            optimizer.minimize(*batch())
+        weights.append(weights_of(model))
+    assert_close(*weights, 1e-2)  # bfloat16 has 8 bits
+
+
+def test_vectorized_micro_batches_train_a_parameter_that_only_the_second_pass_uses():
+    class Expert(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.expert = mlp(), nn.Linear(6, 4)
+
+        def forward(self, x):
+            return self.net(x) + self.expert(x) if self.uses_expert() else self.net(x)
+
+    weights = []
+    for vectorize in (False, True):
+        model, optimizer = build("SAM", net=Expert, dtype=torch.float64, micro_batch=4, vectorize=vectorize)
+        model.uses_expert = lambda optimizer=optimizer: optimizer.phase == "descent"
+        optimizer.minimize(*batch(dtype=torch.float64))
+        assert model.expert.weight.grad is not None
+        weights.append(weights_of(model))
+    assert_close(*weights, 1e-12)

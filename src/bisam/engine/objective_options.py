@@ -98,10 +98,14 @@ def ignored(objective: Objective, target: Tensor) -> Tensor | None:
 def share(objective: Objective, part: Tensor, whole: Tensor) -> float | Tensor:
     """What the loss of a part counts for, so that the parts' losses, so weighted, add up to the whole batch's.
 
+    0 where every label of the whole is ignored: not 0/0, by which some objectives would multiply their gradients.
+
     >>> share(torch.nn.CrossEntropyLoss(), torch.tensor([0, -100]), torch.tensor([0, -100, 1, 2, 3])).item()
     0.25
     """
-    return divisor(objective, part) / divisor(objective, whole)
+    all_labels = divisor(objective, whole)
+    found = divisor(objective, part) / all_labels
+    return torch.where(all_labels == 0, 0.0, found) if isinstance(all_labels, Tensor) else found
 
 
 def per_sample(objective: Objective, logits: Tensor, target: Tensor) -> Tensor:

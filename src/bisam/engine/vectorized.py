@@ -37,17 +37,20 @@ class Vectorized:
     ) -> dict[str, Tensor]:
         """The descent gradients, each at its own perturbed weights, added up by the shares of the micro-batches."""
         self.criterion.current = Pass.ASCENT
-        epsilon = self._gradients(self.criterion.ascent, self.params, shared=True)
+        epsilon = self._gradients(self.criterion.ascent, self.params, dict.fromkeys(self.params))
         for part in range(self.parts):
             perturb({name: gradient[part] for name, gradient in epsilon.items()})
         names = list(epsilon)
         torch._foreach_add_([epsilon[name] for name in names], [self.params[name] for name in names])
         self.criterion.current = Pass.DESCENT
-        fixed = {name: p.expand(self.parts, *p.shape) for name, p in self.params.items() if name not in epsilon}
-        descent = self._gradients(self.criterion.descent, {**epsilon, **fixed}, shared=False)
-        return {name: torch.tensordot(_stacked(shares, descent[name]), descent[name], 1) for name in epsilon}
+        axes = {name: 0 if name in epsilon else None for name in self.params}
+        descent = self._gradients(self.criterion.descent, {**self.params, **epsilon}, axes)
+        with torch.autocast(self.y.device.type, enabled=False):  # which would sum them up in low precision
+            return {name: torch.tensordot(_stacked(shares, each), each, 1) for name, each in descent.items()}
 
-    def _gradients(self, objective: Objective, params: PerMicroBatch, *, shared: bool) -> PerMicroBatch:
+    def _gradients(self, objective: Objective, params: PerMicroBatch, axes: dict[str, int | None]) -> PerMicroBatch:
+        """The gradient of each micro-batch. The parameters with axis 0 are its own, the others are shared."""
+
         def loss(weights: dict[str, Tensor], x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
             output = Batch(x, y, per_sample=False).run(partial(_call, self.model, weights))
             logits = logits_of(output)
@@ -56,7 +59,7 @@ class Vectorized:
             return value, logits
 
         # fresh dropout masks for each micro-batch, as the loop has them
-        run = vmap(grad_and_value(loss, has_aux=True), (None if shared else 0, self.axes, 0), randomness="different")
+        run = vmap(grad_and_value(loss, has_aux=True), (axes, self.axes, 0), randomness="different")
         buffers = BufferSnapshot(self.model)
         buffers.save()
         try:
@@ -73,7 +76,7 @@ class Vectorized:
             ) from error
         everything, target = logits.detach().flatten(0, 1), self.y.flatten(0, 1)
         self.criterion.record(everything, target, objective(everything, target))
-        # what the loss does not depend on comes back as one zero, expanded; the loop has no gradient there
+        # a shared parameter that the loss does not use has one zero, expanded; the loop has no gradient there
         return {name: gradient.contiguous() for name, gradient in gradients.items() if gradient.stride(0) != 0}
 
 
