@@ -284,3 +284,24 @@ def test_directions_are_drawn_on_the_cpu_whatever_the_default_device(call):
     expected = numbers(call(model, data, *arguments))
     with torch.device("meta"):  # stands for a GPU: a draw there would fail
         assert numbers(call(model, data, *arguments)) == expected
+
+
+@every_call
+def test_autocast_around_a_call_measures_what_it_measures_inside_of_the_model(call):
+    class Inside(nn.Module):
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.net(x).float()
+
+    model, data = mlp(), batch()
+    expected = call(Inside(model), data)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = call(model, data)
+        after = model(data[0])
+    assert numbers(found) == pytest.approx(numbers(expected), rel=1e-3, abs=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):  # a fresh cache
+        assert torch.equal(after, model(data[0]))

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from family import BASES, VARIANTS, assert_close, assert_identical, batch, build, mlp, over_plain_pairs, tensors
 
@@ -131,6 +132,26 @@ def test_autocast_around_the_step_sees_the_perturbed_weights(plain_variant, devi
     assert not torch.equal(at_weights, at_perturbed)
     with low_precision:  # a fresh cache
         assert torch.equal(after, model(x).detach())
+
+
+class Symmetric(nn.Module):
+    def forward(self, matrix):
+        return matrix.triu() + matrix.triu(1).mT
+
+
+@pytest.mark.parametrize("around", [nullcontext, parametrize.cached])
+def test_weights_that_are_computed_once_for_a_context_are_computed_anew_after_a_move(plain_variant, around):
+    """`parametrize.cached()` keeps the second pass's weights from being those at w."""
+    outputs = []
+    model, optimizer = build(plain_variant, net=lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4)), rho=5.0)
+    parametrize.register_parametrization(model[1], "weight", Symmetric())
+    model.register_forward_hook(lambda _, __, output: outputs.append(output.detach()))
+    with around():
+        optimizer.minimize(*batch())
+        after = model(batch()[0])
+    at_weights, at_perturbed, _ = outputs
+    assert not torch.equal(at_weights, at_perturbed)
+    assert torch.equal(after, model(batch()[0]))
 
 
 def test_autocast_around_a_step_by_hand_sees_the_weights_that_came_back():

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from bisam import KSAM, BiSAM
+from bisam import KSAM, SAM, BiSAM
 from bisam.tensors.snapshot import BufferSnapshot, Snapshot
 
-from family import assert_identical, batch, build, mlp
+from family import assert_close, assert_identical, batch, build, mlp
 
 
 class HandMadeNorm(nn.Module):
@@ -226,3 +226,14 @@ def test_a_step_by_hand_whose_buffers_cannot_come_back_is_over(end, monkeypatch)
     assert not optimizer.perturbed
     optimizer.zero_grad()
     assert optimizer.phase == "ascent"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit's own
+def test_a_torchscript_model_trains_as_its_module_does():
+    model, optimizer = build("SAM", net=lambda: nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)))
+    script = torch.jit.script(copy.deepcopy(model))
+    twin = SAM(torch.optim.SGD(script.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4), script)
+    for seed in range(3):
+        optimizer.minimize(*batch(seed))
+        twin.minimize(*batch(seed))
+    assert_close([*script.state_dict().values()], [*model.state_dict().values()], 1e-6)

@@ -19,7 +19,7 @@ from bisam.engine.criterion import Criterion
 from bisam.objectives import CrossEntropy, LowerBound, Objective, logits_of
 from bisam.plan import Batch
 from bisam.tensors.buckets import is_sharded
-from bisam.tensors.snapshot import BufferSnapshot, RandomState, Snapshot
+from bisam.tensors.snapshot import BufferSnapshot, RandomState, Snapshot, forget_derived
 
 
 @dataclass
@@ -115,6 +115,7 @@ class Probe:
 
     def __exit__(self, *exception: object) -> None:
         self._weights.restore()
+        forget_derived()
         self._buffers.restore()
         self._random.restore()
         for module, training in self._modes:
@@ -230,6 +231,7 @@ class Probe:
             offset = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         for value, weight, part in zip(self._values, self._weights.copies, self._parts(offset), strict=True):
             value.copy_(weight + part)
+        forget_derived()
 
     def _gradient(self, value: Tensor) -> Tensor:
         slopes = torch.autograd.grad(value, self.params, allow_unused=True)

@@ -16,6 +16,7 @@ from bisam.engine.criterion import Criterion, Pass
 from bisam.engine.objective_options import ignored, per_sample, share
 from bisam.objectives import Objective, logits_of
 from bisam.plan import Batch, Plan
+from bisam.tensors.snapshot import forget_derived
 
 
 def are_equal_batches(work: Sequence[Any]) -> TypeGuard[Sequence[Planned]]:
@@ -64,7 +65,7 @@ class Runner:
                 scores.append(per_sample(objective, logits, part.y))
                 if observe:
                     self.criterion.observe(logits, part.y)
-        torch.clear_autocast_cache()  # its low-precision copies were made without gradients
+        forget_derived()  # it was computed without gradients
         return torch.cat(scores)
 
 

@@ -19,7 +19,7 @@ from bisam.tensors import gradients, scaling
 from bisam.tensors.buckets import Bucket, all_zero, into_buckets
 from bisam.tensors.distributed import GradientSync
 from bisam.tensors.gradients import Gradients
-from bisam.tensors.snapshot import BufferSnapshot, Snapshot, modules_of
+from bisam.tensors.snapshot import BufferSnapshot, Snapshot, forget_derived, modules_of
 
 
 class Moves(Wrapper):
@@ -106,7 +106,7 @@ class Moves(Wrapper):
             self._weights_changed()
 
     def _weights_changed(self) -> None:
-        torch.clear_autocast_cache()  # it holds low-precision copies of the weights as they were
+        forget_derived()
         if self._sync.gathering:
             self._sync.forget_gathered()
 

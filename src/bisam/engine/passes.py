@@ -35,7 +35,7 @@ from bisam.engine.work import Given, Work
 from bisam.merge import Turn
 from bisam.tensors import gradients, scaling
 from bisam.tensors.gradients import Gradients
-from bisam.tensors.snapshot import BufferSnapshot, RandomState
+from bisam.tensors.snapshot import BufferSnapshot, RandomState, forget_derived
 
 
 class TwoPasses(Moves):
@@ -79,7 +79,7 @@ class TwoPasses(Moves):
             if update:
                 self._update(params)
             self._awaits_update = not update
-            torch.clear_autocast_cache()
+            forget_derived()
             self._has_perturbed |= perturbs
             self._steps += 1
         except BaseException:
@@ -101,7 +101,7 @@ class TwoPasses(Moves):
         if not (isinstance(work[0], Given) and len(work[0].closures) == 1):  # a single closure may clear them itself
             self._gradients_of_others = gradients.take(self._others, copied=self._sync.reuses_gradient_memory)
         self.criterion.begin()
-        torch.clear_autocast_cache()  # under an autocast of the user's it holds the weights of the step before
+        forget_derived()  # under an autocast of the user's: of the step before
         if gradients.present(params):
             are_cleared = isinstance(work[0], Planned) or gradients.are_cleared(params) or gradients.are_zero(params)
             found = gradients.take(params)
@@ -203,7 +203,7 @@ class TwoPasses(Moves):
                 with torch.no_grad():
                     may_freeze = self._has_perturbed and self._may_freeze and not _is_compiled(self.model)
                     self.perturbation.before_ascent(buckets, may_freeze=may_freeze, captured=self._captured)
-                torch.clear_autocast_cache()
+                forget_derived()
                 if not self._has_perturbed:
                     closures = [partial(self._look_for_checkpoints, closure) for closure in closures]
             random = RandomState(self._devices()) if self.same_dropout else None

@@ -6,8 +6,17 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from bisam.tensors import buckets
+
+
+def forget_derived() -> None:
+    """Drop what torch has computed from weights before they changed: autocast's low-precision copies of them, and the
+    tensors of `parametrize.cached()`.
+    """
+    torch.clear_autocast_cache()
+    parametrize._cache.clear()
 
 
 def modules_of(model: nn.Module | None) -> list[nn.Module]:
@@ -102,7 +111,7 @@ class BufferSnapshot:
         if self._early:
             self._early = False
             return
-        self._tables = [(module._buffers, dict(module._buffers)) for module in modules_of(self._model)]
+        self._tables = [(module._buffers, dict(module._buffers.items())) for module in modules_of(self._model)]
         buffers = [buffer for _, table in self._tables for buffer in table.values() if buffer is not None]
         self._values.save(buckets.locals_of(buffer for buffer in buffers if _is_writable(buffer)))
 
@@ -112,9 +121,7 @@ class BufferSnapshot:
 
     def restore(self) -> None:
         for current, saved in self._tables:
-            if _differ(current, saved):
-                current.clear()
-                current.update(saved)
+            _restore_entries(current, saved)
         self._tables = []
         self._values.restore_sizes()
         self._values.restore()
@@ -134,7 +141,16 @@ class RandomState:
 
 
 def _differ(current: dict[str, Tensor | None], saved: dict[str, Tensor | None]) -> bool:
-    return current.keys() != saved.keys() or any(current[name] is not buffer for name, buffer in saved.items())
+    return {*current.keys()} != {*saved} or any(current[name] is not buffer for name, buffer in saved.items())
+
+
+def _restore_entries(current: dict[str, Tensor | None], saved: dict[str, Tensor | None]) -> None:
+    """One by one: the table of a TorchScript module is no dict, and cannot be cleared."""
+    for name in [name for name in current.keys() if name not in saved]:  # noqa: SIM118 - nor can that one be iterated
+        del current[name]
+    for name, buffer in saved.items():
+        if name not in current or current[name] is not buffer:
+            current[name] = buffer
 
 
 def _is_writable(tensor: Tensor) -> bool:
