@@ -134,6 +134,18 @@ def test_huge_margins_neither_overflow_nor_lose_the_gradient(phi, margin, place)
     check(LowerBound(phi), logits, torch.tensor([0, 0], device=place))
 
 
+@pytest.mark.parametrize("mu", [1.0, 2.5])
+@pytest.mark.parametrize("margin", [5.0, 15.0, 20.0, 30.0])
+def test_a_sample_that_is_wrong_by_a_large_margin_keeps_each_digit_of_its_gradient(margin, mu, place):
+    """Alone it is small beside others of a batch; in a micro-batch of its own it is all there is."""
+    logits = torch.tensor([[0.0, margin, -1.0]], device=place, requires_grad=True)
+    target = torch.tensor([0], device=place)
+    objective = LowerBound("log", mu)
+    (gradient,) = torch.autograd.grad(objective(logits, target), logits)
+    _, expected = reference(objective, logits, target, torch.ones(()))
+    torch.testing.assert_close(gradient.double().cpu(), expected, atol=0.0, rtol=3e-6)
+
+
 @pytest.mark.parametrize("phi", ["log", "tanh"])
 def test_a_class_that_is_masked_out_by_minus_infinity_takes_no_part_in_the_gradient(phi, place):
     logits = torch.tensor([[0.5, -math.inf, 1.0]], device=place, requires_grad=True)

@@ -203,25 +203,22 @@ def _split(tensor: Tensor, logits: Tensor) -> Sequence[Tensor]:
 
 
 class _LogTerms:
-    """φ(F) = 1 + log σ(x) with x = F − γ, so that w = e^μ σ(x)^μ and φ′ = 1 − σ(x). The factor e^μ is left out."""
+    """φ(F) = 1 + log σ(x) with x = F − γ, so that w = e^μ σ(x)^μ and φ′ = σ(−x). The factor e^μ is left out."""
 
     def __init__(self, formula: Formula, logits: Tensor, own: Tensor) -> None:
         self.mu = formula.mu
-        x = torch.sub(logits, own).sub_(GAMMA)  # in this order: F_y is to be 0 exactly
-        if self.mu == 1:
-            self.weights = self.sigmoid = x.sigmoid_()
-        else:  # by the logarithm: σ(x) itself may underflow where its power does not
-            logarithm = F.logsigmoid(x)
-            self.sigmoid = x.sigmoid_()
-            self.weights = logarithm.mul_(self.mu).exp_()
+        self.x = torch.sub(logits, own).sub_(GAMMA)  # in this order: F_y is to be 0 exactly
+        # by the logarithm: σ(x) itself may underflow where its power does not
+        self.weights = self.x.sigmoid() if self.mu == 1 else F.logsigmoid(self.x).mul_(self.mu).exp_()
 
     def value(self, sums: Tensor) -> Tensor:
         return sums.log().div_(self.mu).add_(1) if self.mu != 1 else sums.log().add_(1)
 
     def slopes(self, scale: Tensor) -> Tensor:
-        if self.mu == 1:
-            return torch.ops.aten.sigmoid_backward(scale, self.sigmoid)  # scale · σ(1 − σ)
-        return self.weights.mul_(self.sigmoid.neg_().add_(1)).mul_(scale)
+        # of −x: 1 − σ(x) would be 0 for samples that are wrong by a large margin
+        if self.mu == 1:  # σ(x) σ(−x) is the same for |x|
+            return torch.ops.aten.sigmoid_backward(scale, self.x.abs_().neg_().sigmoid_())
+        return self.weights.mul_(self.x.neg_().sigmoid_()).mul_(scale)
 
 
 class _TanhTerms:
