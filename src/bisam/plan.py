@@ -62,7 +62,13 @@ class Batch:
         """Some of the samples."""
         if isinstance(self.x, PackedSequence):
             raise TypeError("a PackedSequence cannot be cut into parts: give padded sequences, and pack in the model")
-        return Batch(_rows(self.x, rows, self.per_sample), self.y[rows], self.per_sample)
+        try:
+            return Batch(_rows(self.x, rows, self.per_sample), self.y[rows], self.per_sample)
+        except RuntimeError as error:  # NotImplementedError is one
+            raise TypeError(
+                f"the batch cannot be cut into parts ({str(error).splitlines()[0]:.100}): its tensors must be dense, "
+                "not sparse or nested. Use step() with a list of closures, one for each part"
+            ) from error
 
 
 def are_several(x: Any) -> bool:

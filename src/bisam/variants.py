@@ -100,7 +100,8 @@ class BiSAM(SharpnessAware):
 
     Xie, Latorre, Antonakopoulos, Pethick, Cevher: Improving SAM Requires Rethinking its Optimization Formulation, 2024.
     `phi`, `mu` and `alpha` are those of `bisam.LowerBound`; the defaults are what the paper recommends. Q uses the
-    `ignore_index` and the class weights (`weight`) of `descent`. Other options: see `SharpnessAware`.
+    `ignore_index` and the class weights (`weight`) of `descent`. These are one tensor: change it in place, not for
+    another. Other options: see `SharpnessAware`.
 
     Examples:
         >>> model = nn.Linear(4, 3)

@@ -134,6 +134,14 @@ def test_telemetry_holds_no_logits_and_no_graph():
         assert all(not v.requires_grad and v.nbytes <= 64 * 8 for v in held)
 
 
+def test_telemetry_holds_no_soft_labels():
+    _, optimizer = build("SAM", net=mlp)
+    x, y = batch()
+    optimizer.minimize(x, F.one_hot(y, 4).float())
+    seen = [*optimizer.telemetry._at_weights, *optimizer.telemetry._at_perturbed]
+    assert [observation.target for observation in seen] == [None, None]
+
+
 def test_label_smoothing_is_the_descents_affair():
     smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
     model, optimizer = build(net=mlp, descent=smooth)

@@ -457,6 +457,14 @@ def test_a_criterion_that_is_called_outside_of_steps_does_not_keep_every_call(pr
     assert optimizer.telemetry.loss is not None
 
 
+def test_a_step_of_more_parts_than_that_observes_all_of_them():
+    model, optimizer = build("SAM", net=mlp, micro_batch=1)
+    x, y = batch(size=1010)
+    expected = F.cross_entropy(model(x), y).item()
+    assert optimizer.minimize(x, y).item() == pytest.approx(expected, rel=1e-5)
+    assert optimizer.telemetry.flips is not None
+
+
 # Base optimizers and checkpoints
 
 

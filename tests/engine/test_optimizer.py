@@ -710,6 +710,22 @@ def test_a_packed_sequence_is_one_input():
     assert bisam.diagnostics.sharpness(model, (packed, y), rho=0.05).error is not None
 
 
+def test_sparse_inputs_train_whole_and_name_what_cannot_cut_them():
+    class Dense(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x):
+            return self.net(x.to_dense())
+
+    _, optimizer = build(net=Dense)
+    x, y = batch()
+    optimizer.minimize(x.to_sparse(), y)
+    with pytest.raises(TypeError, match=r"cannot be cut into parts.*must be dense, not sparse.*list of closures"):
+        optimizer.minimize(x.to_sparse(), y, accumulate=2)
+
+
 # What a failure or a change from outside leaves
 
 

@@ -350,3 +350,26 @@ def test_gradients_in_half_precision_are_compared_in_float32(dtype):
     along = (model.weight.grad.double() * perturbed).sum() / perturbed.double().square().sum()
     assert along.item() == pytest.approx(1.0, abs=5e-4)  # the rounding of so many cancels
     assert not torch.equal(model.weight.grad, perturbed)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch before 2.9 has no grad_dtype")
+@pytest.mark.parametrize("name", ["LookSAM", "FriendlySAM", "VaSSO"])
+def test_what_is_remembered_has_the_type_of_the_gradients(name):
+    """As in training bfloat16 weights by float32 gradients; a checkpoint resumes it bit for bit."""
+    pairs = []
+    for _ in range(2):
+        model = mlp().bfloat16()
+        for param in model.parameters():
+            param.grad_dtype = torch.float32
+        base = torch.optim.SGD(model.parameters(), lr=0.1)  # torch loads a momentum in the type of the weights
+        pairs.append((model, VARIANTS[name](base, model)))
+    (model, optimizer), (twin, resumed) = pairs
+    x, y = batch(dtype=torch.bfloat16)
+    for _ in range(3):
+        optimizer.minimize(x, y)
+    twin.load_state_dict(model.state_dict())
+    resumed.load_state_dict(optimizer.state_dict())
+    for each in (optimizer, resumed):
+        for _ in range(4):
+            each.minimize(x, y)
+    assert_identical(tensors(model, optimizer), tensors(twin, resumed))

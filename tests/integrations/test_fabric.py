@@ -134,6 +134,11 @@ def test_a_loss_without_the_criterion_is_returned_as_the_mean_of_the_micro_batch
     assert backward(loss_of, *update[1]).item() == pytest.approx(sum(losses) / 2)
 
 
+def test_without_an_ascent_pass_the_loss_is_that_of_the_only_one():
+    loop = Loop(variant="MSAM")
+    assert float(loop.train()[-1]) == float(loop.optimizer.telemetry.perturbed_loss)
+
+
 # The optimizer's own forms of a step
 
 

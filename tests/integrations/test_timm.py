@@ -82,6 +82,12 @@ def test_a_loss_without_the_criterion_is_returned_as_the_mean_of_what_the_functi
     assert found[1].item() == pytest.approx(sum(losses) / 2)
 
 
+def test_without_an_ascent_pass_the_loss_is_that_of_the_only_one():
+    updates = two_passes.windows(*two_passes.samples())
+    found, optimizer = train(two_passes.net(), updates[:1], "MSAM")
+    assert float(found[-1]) == float(optimizer.telemetry.perturbed_loss)
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_loss_that_overflows_costs_a_step_and_half_of_the_scale(enabled):
     net, (x, y) = two_passes.net(), two_passes.samples(8)

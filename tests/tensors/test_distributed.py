@@ -2,12 +2,14 @@
 
 import itertools
 import warnings
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import bisam
@@ -735,6 +737,11 @@ def refuse_flat_shards():
     model = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
     with pytest.raises(TypeError, match=r"would divide by the norm of its own. Use fully_shard"):
         VARIANTS["SAM"](BASES["SGD(foreach)"](model.parameters()), model)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1, ranks.RANKS), mesh_dim_names=("dp", "tp"))
+    layer = parallelize_module(torch.nn.Linear(6, 4), mesh["tp"], ColwiseParallel())
+    model = DistributedDataParallel(layer, device_mesh=mesh["dp"])
+    with pytest.raises(TypeError, match=r"replaced the DTensors.*Use fully_shard \(FSDP2\) with the mesh"):
+        VARIANTS["SAM"](BASES["SGD(foreach)"](model.parameters()), model)
     return True
 
 
@@ -810,8 +817,70 @@ def test_ranks_that_search_for_rho_find_what_the_first_one_and_one_process_find(
 
 
 def test_sharpness_must_be_known():
-    with pytest.raises(ValueError, match='sharpness must be "local", "global" or None, got \'per-rank\''):
+    words = 'sharpness must be "local", "global" or None, got \'per-rank\''
+    with pytest.raises(ValueError, match=words):
         build(sharpness="per-rank")
+    _, optimizer = build()
+    with pytest.raises(ValueError, match=words):
+        optimizer.sharpness = "per-rank"
+    assert optimizer.sharpness is None
+
+
+def train_by_hand(sharpness, averaged, changed):
+    model, optimizer = build_replicas("SAM", sharpness=None if changed else sharpness)
+    if changed:
+        optimizer.sharpness = sharpness
+    for seed in range(STEPS):
+        x, y = (ranks.mine(t) for t in data(seed))
+        with nullcontext() if averaged else model.no_sync():
+            optimizer.criterion(model(x), y).backward()
+        optimizer.ascend()
+        optimizer.criterion(model(x), y).backward()
+        optimizer.descend()
+    return weights_of(model)
+
+
+def train_by_hand_each_way():
+    found = {
+        "global": train_by_hand("global", averaged=True, changed=False),
+        "changed to global": train_by_hand("global", averaged=True, changed=True),
+        "local": train_by_hand("local", averaged=False, changed=False),
+        "default": train_by_hand(None, averaged=False, changed=False),
+    }
+    with pytest.warns(UserWarning, match=r"averaged its gradients.*run the first pass inside of") as warned:
+        found["default, averaged"] = train_by_hand(None, averaged=True, changed=False)
+    assert len(warned) == 1
+    with pytest.raises(RuntimeError, match=r'sharpness="local", but the first pass has averaged its gradients'):
+        train_by_hand("local", averaged=True, changed=False)
+    return found
+
+
+def test_by_hand_ranks_are_perturbed_by_what_the_first_pass_has_averaged_or_not():
+    first, second = ranks.run(train_by_hand_each_way)
+    model, optimizer = build("SAM", net=mlp, dtype=torch.float64)
+    for seed in range(STEPS):
+        optimizer.minimize(*data(seed))
+    for how in first:
+        assert_identical(first[how], second[how])
+        expected = perturb_each_half("SAM") if how in ("local", "default") else weights_of(model)
+        assert_close(first[how], expected, 1e-12)
+
+
+def resume_without_wrapper():
+    model, trained = build("SAM", net=mlp, dtype=torch.float64, start=1)
+    trained._sync.has_warned_of_separate_models = True
+    for seed in range(STEPS):
+        trained.minimize(*data(seed))
+    model = DistributedDataParallel(model)
+    optimizer = VARIANTS["SAM"](BASES["SGD(foreach)"](model.parameters()), start=1)
+    optimizer.load_state_dict(trained.state_dict())
+    with pytest.raises(RuntimeError, match=r"was not given the wrapper: all ranks would be perturbed alike"):
+        optimizer.step(closure_of(model, optimizer, *data(0)))
+    return True
+
+
+def test_a_wrapper_that_the_optimizer_was_not_given_is_refused_after_a_resume_too():
+    assert ranks.run(resume_without_wrapper) == [True, True]
 
 
 def misuse_replicas():

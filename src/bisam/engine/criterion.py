@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bisam.engine import objective_options
-from bisam.engine.telemetry import Players, Telemetry
+from bisam.engine.telemetry import MOST_CALLS, Players, Telemetry
 from bisam.objectives import CrossEntropy, LowerBound, Objective, logits_of
 
 Phase = Literal["ascent", "descent", "plain"]
@@ -112,9 +112,9 @@ class Criterion:
         """The objective of the current pass."""
         return self.ascent if _PHASES[self.current] == "ascent" else self.descent
 
-    def begin(self) -> None:
+    def begin(self, most_calls: float = MOST_CALLS) -> None:
         """Begin a step, with new telemetry and the ascent pass. The old telemetry keeps its values."""
-        self.telemetry = Telemetry(self._players)
+        self.telemetry = Telemetry(self._players, most_calls)
         self.current = Pass.ASCENT
 
     def finish(self) -> None:

@@ -26,6 +26,7 @@ from bisam.engine.checks import (
     check_by_hand,
     check_caller,
     check_options,
+    check_rank_by_hand,
     check_sees_batch,
     check_start,
     check_stop,
@@ -141,7 +142,8 @@ class SharpnessAware(TwoPasses):
         self.start = check_start(start)
         self.stop = check_stop(stop, start)
         self.clip_norm = clip_norm
-        self.sharpness = sharpness
+        self._model: nn.Module | None = None
+        self._sharpness = sharpness
         self.scaler = scaler
         self.autocast = autocast
         self.same_dropout = same_dropout
@@ -177,6 +179,21 @@ class SharpnessAware(TwoPasses):
         self._buffers = BufferSnapshot(model)
         self._model = model
         self._others, self._gradients_of_others = [], None
+
+    @property
+    def sharpness(self) -> str | None:
+        """Which ranks are perturbed alike."""
+        return self._sharpness
+
+    @sharpness.setter
+    def sharpness(self, sharpness: str | None) -> None:
+        earlier, self._sharpness = self._sharpness, sharpness
+        try:
+            if self._model is not None:  # else it is checked with the model
+                self.model = self._model
+        except (TypeError, ValueError):
+            self._sharpness = earlier
+            raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. A closure need not call it: inside a step each closure starts without gradients."""
@@ -271,6 +288,7 @@ class SharpnessAware(TwoPasses):
             )
         check_by_hand(self)
         self._require_gradients("ascend()", "the first backward pass")
+        self._has_warned_of_averaged |= check_rank_by_hand(self, self._sync, has_warned=self._has_warned_of_averaged)
         warn_unless_criterion(self)
         if self.criterion.current is Pass.NONE:
             self.criterion.begin()
@@ -354,15 +372,16 @@ class SharpnessAware(TwoPasses):
         """The step on this work, or its passes alone. Returns the loss, as `step` does."""
         values = self._run(work, update=update)
         if not isinstance(work[0], Given):
-            return self._observed_loss()
+            return self.observed_loss
         value = _mean(values)
         if not self.criterion.bilevel and value is not None:
             return value
-        loss = self._observed_loss()
+        loss = self.observed_loss
         return value if loss is None else loss
 
-    def _observed_loss(self) -> Tensor | None:
-        """The descent's loss at w; without an ascent pass, where the only pass was."""
+    @property
+    def observed_loss(self) -> Tensor | None:
+        """The descent's loss at w; without an ascent pass (MSAM), at w + ε. None if the criterion was not used."""
         loss = self.telemetry.loss
         return self.telemetry.perturbed_loss if loss is None and not self.perturbation.needs_ascent else loss
 

@@ -7,6 +7,7 @@ have the descent's gradient in the end, beside what they had accumulated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -65,8 +66,8 @@ class TwoPasses(Moves):
         restores_buffers = self.model is not None or not self.perturbation.needs_ascent
         must_watch = perturbs and not self._has_perturbed and not restores_buffers
         buffer_watch = WatchBuffers() if must_watch else None
-        is_first_of_many = self._steps == 0 and self._sync.may_miss_replicas
-        replica_check = RefuseUnknownReplicas(type(self).__name__) if is_first_of_many else None
+        may_miss_replicas = not self._has_perturbed and self._sync.may_miss_replicas
+        replica_check = RefuseUnknownReplicas(type(self).__name__) if may_miss_replicas else None
         try:
             self._running = True
             values = self._perturbed_step(work, params) if perturbs else self._plain_step(work, params, turn)
@@ -100,7 +101,7 @@ class TwoPasses(Moves):
         self._others = self._parameters_of_others()
         if not (isinstance(work[0], Given) and len(work[0].closures) == 1):  # a single closure may clear them itself
             self._gradients_of_others = gradients.take(self._others, copied=self._sync.reuses_gradient_memory)
-        self.criterion.begin()
+        self.criterion.begin(most_calls=math.inf)  # the step ends them
         forget_derived()  # under an autocast of the user's: of the step before
         if gradients.present(params):
             are_cleared = isinstance(work[0], Planned) or gradients.are_cleared(params) or gradients.are_zero(params)

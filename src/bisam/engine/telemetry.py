@@ -13,8 +13,8 @@ from bisam.engine import objective_options
 from bisam.engine.objective_options import setting
 from bisam.objectives import LowerBound, Objective
 
-MOST_PARTS = 1000
-"""Calls of the criterion in one pass that are observed. A loop that never steps makes more: they are not kept."""
+MOST_CALLS = 1000
+"""Calls of the criterion outside of a step that are observed. A loop that never steps makes more: they are not kept."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,9 @@ class Telemetry:
     descent_norm: Tensor | None = None
     """‖g‖ of the gradient that reached the base optimizer, before clipping; known when `clip_norm` is set."""
 
-    def __init__(self, players: Players) -> None:
+    def __init__(self, players: Players, most_calls: float = MOST_CALLS) -> None:
         self._players = players
+        self._most_calls = most_calls
         self._at_weights: list[Observation] = []
         self._at_perturbed: list[Observation] = []
         self._ascent_norms: list[Tensor] = []
@@ -160,7 +161,7 @@ class Telemetry:
     def record(self, logits: Any, target: Any, loss: Tensor, *, of_ascent: bool, perturbed: bool) -> None:
         """Observe a call of the criterion that gave this loss: the ascent's objective if `of_ascent`."""
         passes = self._at_perturbed if perturbed else self._at_weights
-        if self._gave_up or (passes and passes[-1].propagated is False) or len(passes) >= MOST_PARTS:
+        if self._gave_up or (passes and passes[-1].propagated is False) or len(passes) >= self._most_calls:
             # two calls before a backward pass are terms of one loss, and their weights are not known here
             self._at_weights, self._at_perturbed, self._gave_up = [], [], True
             return
@@ -176,6 +177,8 @@ class Telemetry:
         if self._players.is_classification and isinstance(target, Tensor):
             observation.right, observation.wrong = self._right_and_wrong(logits, target)
         passes.append(observation)
+        if not _are_labels(target):  # of which the shape is enough
+            observation.weigh(self._players)
         if len(passes) > 1:
             for part in passes[-2:]:
                 part.weigh(self._players)

@@ -78,9 +78,9 @@ class SharpnessAwareBackward:
         `loss_of(*batch, **named)` runs the model and returns the loss: it is called once in each pass. As with
         `fabric.backward`, gradients add up: divide the loss by the number of micro-batches for their mean.
 
-        Returns the criterion's loss at w, over all micro-batches, and None before the last of them. Where the function
-        does not use the criterion, it is the mean of what the function returned. The gradient is in `.grad` then, for
-        `fabric.clip_gradients` and `optimizer.step()`.
+        Returns the criterion's loss at w (with MSAM at w + ε), over all micro-batches, and None before the last of
+        them. Where the function does not use the criterion, it is the mean of what the function returned. The gradient
+        is in `.grad` then, for `fabric.clip_gradients` and `optimizer.step()`.
         """
         if not batch and not named:
             raise TypeError(
@@ -101,7 +101,7 @@ class SharpnessAwareBackward:
         runs = [partial(self._run, *one) for one in waiting]
         run_pass = partial(run_all, runs, replicas[0] if replicas else None)
         value = self._optimizer.backward(run_pass, scaler=self._scaler)
-        loss = self._optimizer.telemetry.loss
+        loss = self._optimizer.observed_loss
         return value if loss is None else loss
 
     def _run(self, loss_of: Callable[..., Tensor], micro_batch: MicroBatch) -> Tensor:

@@ -56,8 +56,8 @@ class SharpnessAwareScaler:
         """Both passes and the update, over this batch and those since the last update.
 
         `loss` is `functools.partial(loss_of, x, y)`, which runs the model. With `need_update=False` it waits. Returns
-        the criterion's loss at w, over all these batches, and None where there is no update. Where the function does
-        not use the criterion, it is the mean of what the function returned.
+        the criterion's loss at w (with MSAM at w + ε), over all these batches, and None where there is no update. Where
+        the function does not use the criterion, it is the mean of what the function returned.
         """
         self._check(loss, optimizer, create_graph)
         if clip_grad is not None and parameters is None:
@@ -73,7 +73,8 @@ class SharpnessAwareScaler:
             _clip(parameters, clip_grad, clip_mode)
         self._scaler.step(optimizer)
         self._scaler.update()
-        return value if optimizer.telemetry.loss is None else optimizer.telemetry.loss
+        observed = optimizer.observed_loss
+        return value if observed is None else observed
 
     def state_dict(self) -> dict[str, Any]:
         return self._scaler.state_dict()

@@ -75,6 +75,11 @@ class GradientSync:
         return any(replica.gradient_as_bucket_view for replica in self.replicas)
 
     @property
+    def has_averaged_last_pass(self) -> bool:
+        """Whether DistributedDataParallel averages the gradients of the last forward pass: it was not in no_sync()."""
+        return any(replica.require_forward_param_sync for replica in self.replicas)
+
+    @property
     def perturbs_each_rank(self) -> bool:
         """Whether each rank has a perturbation of its own, or there is one rank only."""
         return not self._sharded and (self.is_local or ranks() == 1)
@@ -232,7 +237,12 @@ def _refuse_join(replicas: Sequence[nn.parallel.DistributedDataParallel]) -> Non
 
 
 def _refuse_flat_shards(modules: Sequence[nn.Module]) -> None:
-    """FSDP's first version keeps flat shards that look like whole parameters."""
+    """Shards that look like whole parameters: of FSDP's first version, and of DistributedDataParallel(device_mesh=)."""
+    if any(hasattr(param, "_st_info") for module in modules for param in module.parameters(recurse=False)):
+        raise TypeError(
+            "DistributedDataParallel with device_mesh= has replaced the DTensors of tensor parallelism by plain local "
+            "shards: each rank would divide by the norm of its own. Use fully_shard (FSDP2) with the mesh instead"
+        )
     if any(cls.__name__ == "FullyShardedDataParallel" for module in modules for cls in type(module).__mro__):
         raise TypeError(
             "the model is wrapped by FullyShardedDataParallel, whose shards look like whole parameters: each rank "

@@ -25,12 +25,15 @@ class Memory:
 
         It is kept as a DTensor there, so that a checkpoint can gather it.
         """
-        return buckets.locals_of(self._table(name, params, lambda param: torch.zeros_like(param.detach())))
+        zeros = self._table(
+            name, params, lambda param: torch.zeros_like(param.detach(), dtype=_dtype_of_gradient(param))
+        )
+        return buckets.locals_of(zeros)
 
     def counts(self, name: str, params: Sequence[Tensor]) -> list[Tensor]:
         """A number for each parameter, 0 at first, on its device: the same on every rank."""
         return self._table(
-            name, params, lambda param: torch.zeros((), dtype=param.dtype.to_real(), device=param.device)
+            name, params, lambda param: torch.zeros((), dtype=_dtype_of_gradient(param).to_real(), device=param.device)
         )
 
     def _table(self, name: str, params: Sequence[Tensor], first: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -71,5 +74,10 @@ def _fitted(tensor: Tensor, param: Tensor) -> Tensor:
     shapes = (param.shape, buckets.local(param.detach()).shape)
     if tensor.shape not in (*shapes, ()):  # the last is a count's
         raise TypeError(f"a tensor of shape {tuple(tensor.shape)} for a parameter of shape {tuple(param.shape)}")
-    dtype = param.dtype if tensor.is_complex() else param.dtype.to_real()
-    return tensor.to(device=param.device, dtype=dtype, copy=True)
+    dtype = _dtype_of_gradient(param)
+    return tensor.to(device=param.device, dtype=dtype if tensor.is_complex() else dtype.to_real(), copy=True)
+
+
+def _dtype_of_gradient(param: Tensor) -> torch.dtype:
+    """That of the parameter, unless its `grad_dtype` is another, as for float32 gradients of bfloat16 weights."""
+    return getattr(param, "grad_dtype", None) or param.dtype
