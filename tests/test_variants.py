@@ -834,8 +834,6 @@ def test_a_merge_that_needs_the_gradient_at_w_gets_it_in_any_composition():
     expected = torch.autograd.grad(nn.functional.cross_entropy(model(x[chosen]), y[chosen]), list(model.parameters()))
     optimizer.minimize(x, y)
     assert_close(seen["at_weights"], list(expected), 1e-12)
-    with pytest.raises(ValueError, match="every is the merge's own"):
-        bisam.SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), model, merge=SurrogateGap(0.1), every=5)
 
 
 def test_random_numbers_are_not_those_that_the_weights_were_initialised_with():

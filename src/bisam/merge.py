@@ -1,4 +1,4 @@
-"""Which gradient reaches the base optimizer, and in which steps the weights are perturbed at all."""
+"""Which gradient reaches the base optimizer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Turn(Enum):
 
 
 class Merge:
-    """The gradient at w + ε as it is, in every k-th step; the plain gradient in between.
+    """The gradient at w + ε as it is; the plain gradient in steps that do not perturb.
 
     Subclass it for a merge of your own: docs/extending.md has an example.
     """
@@ -35,10 +35,6 @@ class Merge:
 
     memory: Memory | None = None
     """What it keeps from step to step, and in checkpoints."""
-
-    def __init__(self, every: int = 1) -> None:
-        self.every = numbers.count("every", every, "steps")
-        """The weights are perturbed in every k-th step, beginning with the first."""
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
         """After a perturbed step: `.grad` holds the gradient at w + ε; leave there what the update is to use."""
@@ -59,8 +55,7 @@ class SurrogateGap(Merge):
 
     needs_gradient_at_weights = True
 
-    def __init__(self, alpha: float, every: int = 1) -> None:
-        super().__init__(every)
+    def __init__(self, alpha: float) -> None:
         self.alpha = numbers.non_negative("alpha", alpha)
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
@@ -81,8 +76,7 @@ class WeightedSharpness(Merge):
 
     needs_gradient_at_weights = True
 
-    def __init__(self, gamma: float, every: int = 1) -> None:
-        super().__init__(every)
+    def __init__(self, gamma: float) -> None:
         self.gamma = numbers.share("gamma", gamma, zero=True)
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
@@ -94,8 +88,8 @@ class WeightedSharpness(Merge):
 
 
 class Reuse(Merge):
-    """LookSAM: perturb in every k-th step and keep g_v, the part of g_s = ∇L(w + ε) orthogonal to g = ∇L(w); in the
-    steps between use g + α (‖g‖/‖g_v‖) g_v in place of g_s.
+    """LookSAM: keep g_v of a perturbed step, the part of g_s = ∇L(w + ε) orthogonal to g = ∇L(w); in the steps that
+    `every` leaves out use g + α (‖g‖/‖g_v‖) g_v in place of g_s.
 
     Lengths and angles are those of the whole model's gradient, as in the paper's equations.
     """
@@ -104,8 +98,7 @@ class Reuse(Merge):
     _cleared: Memory | None = None
     """The memory that steps of the base optimizer alone have cleared, until it is written to again."""
 
-    def __init__(self, every: int, alpha: float) -> None:
-        super().__init__(every)
+    def __init__(self, alpha: float) -> None:
         self.alpha = numbers.non_negative("alpha", alpha)
         self.memory: Memory | None = Memory()
 

@@ -426,7 +426,7 @@ class AlongMean(WithMean):
         torch._foreach_mul_(gradients, shares)
         torch._foreach_add_(gradients, means, alpha=1 - self.theta)
         for mean, gradient in zip(means, gradients, strict=True):  # `where` has no foreach form
-            mean.copy_(torch.where(finite, gradient, mean))
+            torch.where(finite, gradient, mean, out=mean)
 
 
 class AlongMomentum(Around):

@@ -285,7 +285,7 @@ class GSAM(SharpnessAware):
         **options: Unpack[Options],
     ) -> None:
         ball = BallFollowingLearningRate(rho, rho_min, lr_min)
-        merge = SurrogateGap(alpha, options.pop("every", 1))
+        merge = SurrogateGap(alpha)
         super().__init__(base, model, perturbation=ball, merge=merge, **options)
 
 
@@ -313,7 +313,7 @@ class LookSAM(SharpnessAware):
         alpha: float = 0.7,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(base, model, perturbation=Ball(rho), merge=Reuse(every, alpha), **options)
+        super().__init__(base, model, perturbation=Ball(rho), merge=Reuse(alpha), every=every, **options)
 
 
 class FriendlySAM(SharpnessAware):
@@ -445,7 +445,7 @@ class WSAM(SharpnessAware):
         gamma: float = 0.9,
         **options: Unpack[Options],
     ) -> None:
-        merge = WeightedSharpness(gamma, options.pop("every", 1))
+        merge = WeightedSharpness(gamma)
         super().__init__(base, model, perturbation=Ball(rho), merge=merge, **options)
 
 

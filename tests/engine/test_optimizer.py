@@ -242,7 +242,7 @@ def test_repr_says_what_it_is():
     ("make", "options"),
     [
         (partial(bisam.ESAM, beta=0.6, gamma=0.7), "eta=0.0, beta=0.6, gamma=0.7, ascent="),
-        (partial(bisam.LookSAM, every=3, start=10), "eta=0.0, every=3, alpha=0.7, start=10, ascent="),
+        (partial(bisam.LookSAM, every=3, start=10), "eta=0.0, alpha=0.7, every=3, start=10, ascent="),
         (partial(bisam.SAM, stop=10), "eta=0.0, stop=10, ascent="),
         (partial(bisam.FriendlySAM, clip_norm=1.0), "eta=0.0, decay=0.9, sigma=1.0, clip_norm=1.0, ascent="),
         (partial(bisam.VaSSO, theta=0.4), "eta=0.0, theta=0.4, ascent="),

@@ -179,7 +179,7 @@ def test_options_that_are_set_on_a_trained_net_have_the_effect_of_those_it_was_m
     net = make(**momentum).initialize()
     net.set_params(**first)
     assert net.set_params(**later) is net
-    assert (net.optimizer_.clip_norm, net.optimizer_.merge.every) == (0.1, 2)  # before the next fit
+    assert (net.optimizer_.clip_norm, net.optimizer_.every) == (0.1, 2)  # before the next fit
     assert not {"every", "clip_norm", "base"} & net.optimizer_.param_groups[0].keys()
     whole = make(**first, **later, **momentum).initialize()
     for one in (net, whole, net.set_params(max_epochs=2), whole.set_params(max_epochs=2)):

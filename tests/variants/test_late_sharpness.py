@@ -194,7 +194,6 @@ def test_a_direction_that_a_checkpoint_brings_into_steps_of_the_base_optimizer_i
 def test_a_merge_acts_between_perturbed_steps_alone():
     class Counting(bisam.Merge):
         def __init__(self):
-            super().__init__(every=2)
             self.turns, self.calls = [], 0
 
         def begin_step(self, turn):
@@ -204,7 +203,7 @@ def test_a_merge_acts_between_perturbed_steps_alone():
             self.calls += 1
 
     merge = Counting()
-    model, optimizer = build("docs", net=mlp, start=2, stop=6)
+    model, optimizer = build("docs", net=mlp, every=2, start=2, stop=6)
     optimizer.merge = merge
     weights_after(optimizer, model, range(7))
     assert merge.turns == ["PLAIN", "PLAIN", "PERTURBED", "BETWEEN", "PERTURBED", "BETWEEN", "PLAIN"]

@@ -26,6 +26,7 @@ class Moves(Wrapper):
     """The move to w + ε, the way back and the update, around a base optimizer; and what is refused meanwhile."""
 
     criterion: Criterion
+    every: int
     start: Start
     stop: int | None
     scaler: torch.amp.GradScaler | None
@@ -163,7 +164,7 @@ class Moves(Wrapper):
     @property
     def skips_steps(self) -> bool:
         """Whether there may be steps that do not perturb."""
-        return self.merge.every > 1 or self.start != 0 or self.stop is not None
+        return self.every > 1 or self.start != 0 or self.stop is not None
 
     @property
     def has_stopped(self) -> bool:
@@ -181,7 +182,7 @@ class Moves(Wrapper):
             begun, since = self._steps >= self.start, self._steps - self.start
         if not begun:
             return Turn.PLAIN
-        return Turn.BETWEEN if since % self.merge.every else Turn.PERTURBED
+        return Turn.BETWEEN if since % self.every else Turn.PERTURBED
 
     def _evaluate(self, start: Callable[[int], bool]) -> bool:
         """What the function returns for the next step. It is called once a step."""

@@ -80,7 +80,7 @@ class SharpnessAware(TwoPasses):
             need. May be set later.
         perturbation: from the ascent gradient to ε.
         plan: which samples of a batch feed which pass.
-        merge: which gradient reaches the base optimizer, and when the weights are perturbed.
+        merge: which gradient reaches the base optimizer.
         ascent: the objective to maximise. Default: same as `descent`.
         descent: the objective to minimise at w + ε. Default: cross entropy.
         micro_batch: `minimize` perturbs each micro-batch of this many samples by itself and averages gradients (mSAM).
@@ -126,11 +126,7 @@ class SharpnessAware(TwoPasses):
             refuse_unknown_options(type(self), unknown)
         self.perturbation: Perturbation = Ball() if perturbation is None else perturbation
         self.plan: Plan = Plan() if plan is None else plan
-        self.merge: Merge = Merge(every) if merge is None else merge
-        if merge is not None and every != 1:
-            raise ValueError(
-                f"every is the merge's own: give it to {type(merge).__name__}, got every={every} beside it"
-            )
+        self.merge: Merge = Merge() if merge is None else merge
         combined: torch.optim.Optimizer = combine(base)
         for one in leaves(combined):
             check_base(one, self.perturbation)
@@ -139,6 +135,7 @@ class SharpnessAware(TwoPasses):
         self.criterion = Criterion(ascent, descent)
         self.micro_batch = micro_batch
         self.vectorize = vectorize
+        self.every = numbers.count("every", every, "steps")
         self.start = check_start(start)
         self.stop = check_stop(stop, start)
         self.clip_norm = clip_norm
@@ -402,6 +399,7 @@ class SharpnessAware(TwoPasses):
         for part in (*parts_of(self.perturbation), self.plan, self.merge):
             options += [f"{name}={value}" for name, value in vars(part).items() if _is_shown(name, value)]
         shared = ("micro_batch", "vectorize", "start", "stop", "clip_norm", "sharpness", "autocast", "same_dropout")
+        options += [f"every={self.every}"] if self.every > 1 else []
         options += [f"{name}={getattr(self, name)}" for name in shared if getattr(self, name)]
         options += [f"ascent={self.criterion.ascent}", f"descent={self.criterion.descent}"]
         return f"{type(self).__name__}({', '.join(options)},\nbase={self.base})"
@@ -427,8 +425,8 @@ def _own_gradients(params: list[Tensor]) -> Gradients:
 
 
 def _is_shown(name: str, value: Any) -> bool:
-    """Whether an attribute of a part is one of its options: a number, as β of ESAM, and not the default `every`."""
-    return numbers.is_number(value) and not name.startswith("_") and (name, value) != ("every", 1)
+    """Whether an attribute of a part is one of its options: a number, as β of ESAM."""
+    return numbers.is_number(value) and not name.startswith("_")
 
 
 def _mean(values: Sequence[Any]) -> Any:
