@@ -35,6 +35,7 @@ from bisam.lab.training.sharding import Shards
 from bisam.tensors.buckets import locals_of
 
 import ranks
+from family import assert_identical
 from torchrun import DYING_NET, torchrun
 
 CPU = torch.device("cpu")
@@ -315,6 +316,20 @@ def test_two_ranks_with_dropout_resume_bit_for_bit_from_the_middle_of_an_epoch(t
     assert [line["perturbed_loss"] for line in record.metrics] == [line["perturbed_loss"] for line in whole.metrics]
     for name, weight in weights.items():
         assert torch.equal(weight, expected[name]), name
+
+
+@pytest.mark.parametrize("method", ["fsam", "vasso"])
+def test_what_each_rank_remembers_resumes_bit_for_bit(tmp_path, method):
+    assert ranks.run(_train_by_rank, str(tmp_path / "run"), method, 1) == ["stopped", "stopped"]
+    for root in ("run", "whole"):
+        assert ranks.run(_train_by_rank, str(tmp_path / root), method, None) == ["done", "done"]
+    (record, weights), (whole, expected) = result(tmp_path / "run"), result(tmp_path / "whole")
+    assert [line["perturbed_loss"] for line in record.metrics] == [line["perturbed_loss"] for line in whole.metrics]
+    assert_identical([weights[name] for name in expected], [*expected.values()])
+
+
+def _train_by_rank(root, method, stop_rank):
+    return train(root, method, stop_rank=stop_rank, ranked={"perturb": "rank"})
 
 
 def _train_with_dropout(root, stop_rank):

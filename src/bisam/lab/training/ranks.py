@@ -165,6 +165,14 @@ class Ranks:
         dist.broadcast_object_list(box, 0, group=_control())
         return box[0]
 
+    def gathered(self, value: T) -> list[T]:
+        """The values of all processes, in the first one; the others have an empty list."""
+        if self.is_alone:
+            return [value]
+        found: list[Any] | None = [None] * self.count if self.is_first else None
+        dist.gather_object(value, found, 0, group=_control())
+        return found or []
+
     @contextmanager
     def first_before_others(self) -> Iterator[None]:
         """The first process goes through the block alone: it may download what the others then find."""

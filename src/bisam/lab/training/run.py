@@ -281,6 +281,7 @@ class TrainingRun:
         return {
             "model": weights,
             "optimizer": optimizer,
+            **self._memories(optimizer),
             "generator": self.generator.get_state(),
             "sums": self._whole_sums() if self.sums["steps"] else self.sums,
             "best": {
@@ -296,17 +297,37 @@ class TrainingRun:
     def load(self, state: dict[str, Any]) -> str:
         """Resume from `state()`. Returns what differs from an uninterrupted run; empty if nothing does."""
         self.held.load_weights(self.model, state["model"])
-        self.held.load_optimizer(self.optimizer, state["optimizer"])
+        memories = state.get("memories", [])
+        own = {"memory": memories[self.ranks.rank]} if len(memories) == self.ranks.count else {}
+        optimizer = state["optimizer"]
+        if own:
+            optimizer = {**optimizer, "sharpness": {**optimizer["sharpness"], **own}}
+        self.held.load_optimizer(self.optimizer, optimizer)
         sums = state["sums"]
         for name, total in self.sums.items():
             whole = sums[name] if name in sums else self._counted(name, sums["steps"])
             total.copy_(whole / self.ranks.count if name == "flips" else whole)
         self.best = self._loaded_best(state["best"])
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
-        if state["generator"].shape != self.generator.get_state().shape:
-            return f"it was trained on another kind of device: on {self.device.type} dropout restarts from the seed"
-        self.generator.set_state(state["generator"])
-        return ""
+        notes = []
+        if memories and not own:
+            notes.append(
+                f"{len(memories)} ranks trained it, and what each remembered is the first one's on every rank now"
+            )
+        if state["generator"].shape == self.generator.get_state().shape:
+            self.generator.set_state(state["generator"])
+        else:
+            notes.append(
+                f"it was trained on another kind of device: on {self.device.type} dropout restarts from the seed"
+            )
+        return "; ".join(notes)
+
+    def _memories(self, optimizer: dict[str, Any]) -> dict[str, Any]:
+        """What the variant remembers on each rank, in the first rank's state: where each perturbs by itself."""
+        memory = optimizer.get("sharpness", {}).get("memory")
+        if not memory or self.ranks.sharpness(self.config) != "local":
+            return {}
+        return {"memories": self.ranks.gathered(memory)}
 
     def _counted(self, counter: str, steps: Tensor) -> Tensor:
         """A counter that a checkpoint of an older version lacks: there every step was perturbed, or none."""
