@@ -18,7 +18,6 @@ for x, y in loader:
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 
 from bisam.engine.criterion import Criterion
 from bisam.engine.optimizer import SharpnessAware
-from bisam.integrations.micro_batches import MicroBatch, run_all
+from bisam.integrations.micro_batches import Waiting
 
 _REFUSED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
 """They run backward passes, or average gradients, by themselves."""
@@ -67,7 +66,7 @@ class SharpnessAwareBackward:
             )
         self._accelerator = accelerator
         self._optimizer = inner
-        self._waiting: list[tuple[Callable[..., Tensor], MicroBatch]] = []
+        self._waiting = Waiting(accelerator.backward)
         accelerator.register_save_state_pre_hook(self._warn_of_waiting)
         accelerator.register_load_state_pre_hook(lambda *_: self._waiting.clear())
         # the inner one's, which Accelerate calls where the update is due, and not in the middle of an accumulation
@@ -85,17 +84,10 @@ class SharpnessAwareBackward:
         mean loss of the micro-batches at w, and None before the last of them. The gradient is in `.grad` then, for
         clipping and `optimizer.step()`.
         """
-        if not batch and not named:
-            raise TypeError(
-                "give the batch beside the function, as in backward(loss_of, x, y): the function runs after the loop "
-                "has moved on, and would find the last batch only"
-            )
-        self._waiting.append((loss_of, MicroBatch(batch, named)))
+        self._waiting.add(loss_of, batch, named)
         if not self._accelerator.sync_gradients:
             return None
-        waiting, self._waiting = self._waiting, []
-        runs = [partial(self._run, *one) for one in waiting]
-        return self._optimizer.backward(partial(run_all, runs, self._optimizer.model), scaler=self._accelerator.scaler)
+        return self._waiting.run(self._optimizer, self._optimizer.model, self._accelerator.scaler)
 
     def _zero_grad(self, zero_grad: Callable[[bool], None], set_to_none: bool = True) -> None:
         """Drop the micro-batches that wait too, as `accelerator.backward` would have left them in `.grad`."""
@@ -103,15 +95,4 @@ class SharpnessAwareBackward:
         zero_grad(set_to_none)
 
     def _warn_of_waiting(self, *_: Any) -> None:
-        if self._waiting:
-            warnings.warn(
-                f"save_state() in the middle of an accumulation: {len(self._waiting)} micro-batches wait for their "
-                "update, and are not part of what is saved. Save where accelerator.sync_gradients is True",
-                stacklevel=3,
-            )
-
-    def _run(self, loss_of: Callable[..., Tensor], micro_batch: MicroBatch) -> Tensor:
-        batch, named = micro_batch.arguments()
-        loss = loss_of(*batch, **named)
-        self._accelerator.backward(loss)
-        return loss.detach()
+        self._waiting.warn_in_checkpoint("where accelerator.sync_gradients is True")

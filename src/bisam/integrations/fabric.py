@@ -17,7 +17,6 @@ for number, (x, y) in enumerate(loader, start=1):
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -32,7 +31,7 @@ from lightning.fabric.strategies.strategy import Strategy
 from torch import Tensor, nn
 
 from bisam.engine.optimizer import SharpnessAware
-from bisam.integrations.micro_batches import MicroBatch, run_all
+from bisam.integrations.micro_batches import Waiting
 
 
 class SharpnessAwareBackward:
@@ -63,7 +62,7 @@ class SharpnessAwareBackward:
         self._fabric = fabric
         self._optimizer = inner
         self._scaler = getattr(fabric.strategy.precision, "scaler", None)
-        self._waiting: list[tuple[Callable[..., Tensor], MicroBatch]] = []
+        self._waiting = Waiting(fabric.backward)
         inner.register_state_dict_pre_hook(self._warn_of_waiting)
         inner.register_load_state_dict_post_hook(lambda _: self._waiting.clear())
         vars(optimizer)["zero_grad"] = partial(self._zero_grad, optimizer.zero_grad)
@@ -82,15 +81,9 @@ class SharpnessAwareBackward:
         them. Where the function does not use the criterion, it is the mean of what the function returned. The gradient
         is in `.grad` then, for `fabric.clip_gradients` and `optimizer.step()`.
         """
-        if not batch and not named:
-            raise TypeError(
-                "give the batch beside the function, as in backward(loss_of, x, y): the function runs after the loop "
-                "has moved on, and would find the last batch only"
-            )
-        self._waiting.append((loss_of, MicroBatch(batch, named)))
+        self._waiting.add(loss_of, batch, named)
         if is_accumulating:
             return None
-        waiting, self._waiting = self._waiting, []
         replicas = self._optimizer._sync.replicas
         if not all(replica.require_backward_grad_sync for replica in replicas):
             raise RuntimeError(
@@ -98,17 +91,9 @@ class SharpnessAwareBackward:
                 "gradients. Give it the same condition, enabled=is_accumulating, or remove it: micro-batches that wait "
                 "are not averaged one by one"
             )
-        runs = [partial(self._run, *one) for one in waiting]
-        run_pass = partial(run_all, runs, replicas[0] if replicas else None)
-        value = self._optimizer.backward(run_pass, scaler=self._scaler)
+        value = self._waiting.run(self._optimizer, replicas[0] if replicas else None, self._scaler)
         loss = self._optimizer.observed_loss
         return value if loss is None else loss
-
-    def _run(self, loss_of: Callable[..., Tensor], micro_batch: MicroBatch) -> Tensor:
-        batch, named = micro_batch.arguments()
-        loss = loss_of(*batch, **named)
-        self._fabric.backward(loss)
-        return loss.detach()
 
     def _zero_grad(self, zero_grad: Callable[..., None], *args: Any, **options: Any) -> None:
         """Drop the micro-batches that wait too, as `fabric.backward` would have left them in `.grad`."""
@@ -116,12 +101,7 @@ class SharpnessAwareBackward:
         zero_grad(*args, **options)
 
     def _warn_of_waiting(self, _: Any) -> None:
-        if self._waiting:
-            warnings.warn(
-                f"saving in the middle of an accumulation: {len(self._waiting)} micro-batches wait for their update, "
-                "and are not part of what is saved. Save after optimizer.step()",
-                stacklevel=2,
-            )
+        self._waiting.warn_in_checkpoint("after optimizer.step()")
 
 
 def _check_strategy(strategy: Strategy) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bisam.engine.criterion import Criterion
+from bisam.engine.optimizer import SharpnessAware
 from bisam.objectives import logits_of
 
 Run = Callable[[], Any]
@@ -37,6 +40,48 @@ class MicroBatch:
                     "a copy, as in x = x.clone()"
                 )
         return tuple(_with_own_containers(self._arguments))
+
+
+class Waiting:
+    """Micro-batches that wait until the update is due. `backward` is the framework's, which may scale the loss."""
+
+    def __init__(self, backward: Callable[[Tensor], Any]) -> None:
+        self._backward = backward
+        self._batches: list[tuple[Callable[..., Tensor], MicroBatch]] = []
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def add(self, loss_of: Callable[..., Tensor], batch: Iterable[Any], named: Mapping[str, Any]) -> None:
+        """A micro-batch: `loss_of(*batch, **named)` runs the model and returns the loss."""
+        if not batch and not named:
+            raise TypeError(
+                "give the batch beside the function, as in backward(loss_of, x, y): the function runs after the loop "
+                "has moved on, and would find the last batch only"
+            )
+        self._batches.append((loss_of, MicroBatch(batch, named)))
+
+    def clear(self) -> None:
+        self._batches.clear()
+
+    def run(self, optimizer: SharpnessAware, model: nn.Module | None, scaler: torch.amp.GradScaler | None) -> Any:
+        """Both passes over all of them; none waits then. Returns the mean of their losses at w."""
+        runs, self._batches = [partial(self._run, *one) for one in self._batches], []
+        return optimizer.backward(partial(run_all, runs, model), scaler=scaler)
+
+    def _run(self, loss_of: Callable[..., Tensor], micro_batch: MicroBatch) -> Tensor:
+        batch, named = micro_batch.arguments()
+        loss = loss_of(*batch, **named)
+        self._backward(loss)
+        return loss.detach()
+
+    def warn_in_checkpoint(self, where: str) -> None:
+        if self._batches:
+            warnings.warn(
+                f"saving in the middle of an accumulation: {len(self)} micro-batches wait for their update, and are "
+                f"not part of what is saved. Save {where}",
+                stacklevel=4,
+            )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

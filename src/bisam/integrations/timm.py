@@ -17,7 +17,7 @@ or with bfloat16, use `SharpnessAwareScaler(enabled=False)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from bisam.engine.optimizer import SharpnessAware
-from bisam.integrations.micro_batches import MicroBatch, run_all
+from bisam.integrations.micro_batches import Waiting
 
 
 class SharpnessAwareScaler:
@@ -41,7 +41,7 @@ class SharpnessAwareScaler:
 
     def __init__(self, device: str = "cuda", *, enabled: bool = True) -> None:
         self._scaler = torch.amp.GradScaler(device, enabled=enabled)
-        self._waiting: list[tuple[Callable[..., Tensor], MicroBatch]] = []
+        self._waiting = Waiting(lambda loss: self._scaler.scale(loss).backward())  # type: ignore[no-untyped-call]
 
     def __call__(
         self,
@@ -62,12 +62,10 @@ class SharpnessAwareScaler:
         self._check(loss, optimizer, create_graph)
         if clip_grad is not None and parameters is None:
             raise ValueError("clip_grad needs the parameters to clip: parameters=model.parameters()")
-        self._waiting.append((loss.func, MicroBatch(loss.args, loss.keywords)))
+        self._waiting.add(loss.func, loss.args, loss.keywords)
         if not need_update:
             return None
-        runs, self._waiting = [partial(self._run, *waiting) for waiting in self._waiting], []
-        scaler = self._scaler if self._scaler.is_enabled() else None
-        value = optimizer.backward(partial(run_all, runs, optimizer.model), scaler=scaler)
+        value = self._waiting.run(optimizer, optimizer.model, self._scaler if self._scaler.is_enabled() else None)
         if clip_grad is not None and parameters is not None:
             self._scaler.unscale_(optimizer)
             _clip(parameters, clip_grad, clip_mode)
@@ -81,12 +79,6 @@ class SharpnessAwareScaler:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._scaler.load_state_dict(state_dict)
-
-    def _run(self, loss_of: Callable[..., Tensor], micro_batch: MicroBatch) -> Tensor:
-        batch, named = micro_batch.arguments()
-        loss = loss_of(*batch, **named)
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
 
     def _check(self, loss: Any, optimizer: Any, create_graph: bool) -> None:
         if not isinstance(optimizer, SharpnessAware):
