@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bisam.kernels.lower_bound import Formula, can_fuse
+from bisam.kernels.lower_bound import GAMMA, Formula, can_fuse
 from bisam.kernels.lower_bound import lower_bound as fused_lower_bound
 from bisam.numbers import positive
 
@@ -49,7 +49,6 @@ Phi = Callable[[Tensor], Tensor]
 Objective = Callable[[Tensor, Tensor], Tensor]
 """(output, target) → scalar loss, as `torch.nn.CrossEntropyLoss()` is."""
 
-GAMMA = math.log(math.e - 1)
 PAPER_MU = {"log": 1.0, "tanh": 10.0}
 
 

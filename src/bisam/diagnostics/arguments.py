@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from bisam import numbers
 from bisam.plan import are_several
 
 Data = tuple[Any, Tensor] | Iterable[tuple[Any, Tensor]]
@@ -67,13 +66,10 @@ def kind(value: Any) -> str:
     return type(value).__name__
 
 
-def check_radius(name: str, value: float) -> None:
-    if not isinstance(value, (numbers.Real, Tensor)) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (value >= 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be non-negative and finite, got {value}")
+def check_radius(name: str, value: float | Tensor) -> None:
+    numbers.non_negative(name, value.item() if isinstance(value, Tensor) else value)
 
 
 def check_count(name: str, value: int, least: int) -> None:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+    if not numbers.is_count(value) or value < least:
         raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")

@@ -40,8 +40,7 @@ def weights_problems(record: Record) -> list[str]:
         return []
     if WEIGHTS in listed(record.receipt):
         return mismatches(record.folder, record.receipt, [WEIGHTS])
-    path = record.folder / WEIGHTS
-    return [f"{WEIGHTS}: it is damaged"] if path.exists() and not is_whole(path) else []
+    return copy_problems(record.folder)
 
 
 def copy_problems(folder: Path) -> list[str]:
