@@ -303,7 +303,7 @@ def test_inputs_may_be_dicts_outputs_have_logits_and_labels_be_ignored():
         return sam(model, rho)
 
     data = ({"left": x / 2, "right": x / 2}, labels)
-    found = sweep(Pixels, make_optimizer, data, data, repeats=1)
+    found = sweep(Pixels, make_optimizer, data, [data], repeats=1)
     with torch.no_grad():
         logits = kept[-1](x / 2, x / 2).logits
     assert found.points[-1].accuracy == pytest.approx(1 - bisam.zero_one_error(logits, labels).item(), abs=1e-6)
@@ -709,7 +709,7 @@ def test_data_that_can_be_passed_over_only_once_is_refused(part, batches):
 def test_a_regression_is_refused():
     data = (batch()[0], torch.randn(16, CLASSES))
     with pytest.raises(ValueError, match="find_rho compares accuracies"):
-        sweep(mlp, lambda model, rho: sam(model, rho, descent=nn.MSELoss()), data, data)
+        sweep(mlp, lambda model, rho: sam(model, rho, descent=nn.MSELoss()), data, [data])
 
 
 def test_a_model_that_cannot_be_copied_is_refused():
@@ -732,3 +732,9 @@ def test_snippets_of_the_page_run(code):
     names = {"torch": torch, "bisam": bisam, "model": mlp(), "make_model": mlp, "sam": sam}
     data = {"train_loader": loader(), "validation_loader": [batch(2)]}
     exec(code, {**names, **data, "make_optimizer": sam})
+
+
+def test_validating_on_the_training_batches_is_noticed():
+    batches = [batch(0)]
+    with pytest.warns(UserWarning, match="are the same: ρ is chosen by samples that were trained on"):
+        bisam.find_rho(mlp, sam, batches, batches, rhos=(0, 0.1), steps=1, repeats=1)

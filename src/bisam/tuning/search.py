@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import nn
 
 from bisam.diagnostics.arguments import Data, Progress, batches_of, check_count
+from bisam.engine.checks import warn_caller
 from bisam.tuning.randomness import Randomness
 from bisam.tuning.training import MakeOptimizer, Outcome, Trainings
 from bisam.tuning.verdict import RhoSweep, judge
@@ -85,6 +86,8 @@ def find_rho(
             "make_optimizer must be a function of a model and a ρ, as each training has a new one, got "
             f"{type(make_optimizer).__name__}. Write def make_optimizer(model, rho) and build the optimizer in it"
         )
+    if train_batches is validation_batches:
+        warn_caller("train_batches and validation_batches are the same: ρ is chosen by samples that were trained on")
     train, length = _checked_data("train_batches", train_batches)
     validation, _ = _checked_data("validation_batches", validation_batches)
     length_of_each = steps if epochs is None or length is None else epochs * length
