@@ -212,8 +212,8 @@ def friendlysam(model, base, x, y, ascent, memory, rho=0.05, sigma=1.0, decay=0.
     g = gradient(model, x, y, ascent)
     mean = memory.get("mean")
     memory["mean"] = g if mean is None else [decay * m + (1 - decay) * t for m, t in zip(mean, g, strict=True)]
-    climbed = g if mean is None else [t - sigma * m for t, m in zip(g, mean, strict=True)]
-    with moved(model, ball(climbed, rho)):
+    along = g if mean is None else [t - sigma * m for t, m in zip(g, mean, strict=True)]
+    with moved(model, ball(along, rho)):
         descent = gradient(model, x, y, cross_entropy)
     update(model, base, descent)
 

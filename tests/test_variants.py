@@ -564,7 +564,7 @@ def test_a_mean_begins_with_the_first_gradient_that_is_finite(name):
     assert_close(means, gradients[0], 1e-6)
 
 
-def test_friendly_sam_without_a_memory_climbs_the_change_of_the_gradient():
+def test_friendly_sam_without_a_memory_ascends_along_the_change_of_the_gradient():
     model, optimizer = build("FriendlySAM", net=mlp, dtype=torch.float64, decay=0.0)
     optimizer.minimize(*batch(0, dtype=torch.float64))
     before = [p.detach().clone() for p in model.parameters()]

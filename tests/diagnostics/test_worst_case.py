@@ -97,7 +97,7 @@ def test_projected_ascent_in_the_adaptive_ball_is_the_round_one_of_scaled_weight
 
 @pytest.mark.parametrize("steps", [2, 3, 10])
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_more_steps_never_climb_less_than_one(steps, adaptive):
+def test_more_steps_never_find_a_lower_loss_than_one(steps, adaptive):
     for seed in range(10):
         model, data = mlp(), batch(seed)
         one, more = (sharpness(model, data, 0.5, adaptive=adaptive, steps=n).value for n in (1, steps))

@@ -281,8 +281,8 @@ def test_a_loss_of_several_terms_has_no_telemetry_that_would_be_wrong(name):
         return loss
 
     with torch.no_grad():
-        climbed = optimizer.criterion.ascent
-        expected = 0.9 * climbed(model(x), y) + 0.1 * climbed(model(x), other)
+        ascent = optimizer.criterion.ascent
+        expected = 0.9 * ascent(model(x), y) + 0.1 * ascent(model(x), other)
     assert torch.equal(optimizer.step(closure), expected)
     assert optimizer.telemetry.as_dict().keys() == {"ascent_norm"}
     optimizer.step(closure_of(model, optimizer, x, y))
@@ -367,20 +367,20 @@ def test_a_bilevel_step_needs_its_criterion():
 
 
 @pytest.mark.parametrize(
-    "climbs",
+    "ascends",
     [
         lambda optimizer: optimizer.phase == "ascent",
         lambda optimizer: optimizer.criterion.phase == "ascent",
         lambda optimizer: not optimizer.perturbed,
     ],
 )
-def test_a_closure_may_compute_both_losses_by_itself_with_sam(climbs):
+def test_a_closure_may_compute_both_losses_by_itself_with_sam(ascends):
     model, optimizer = build("SAM", net=mlp)
     twin, twin_optimizer = build("BiSAM(log)", net=mlp)
     x, y = batch()
 
     def closure():
-        loss = (bisam.lower_bound if climbs(optimizer) else F.cross_entropy)(model(x), y)
+        loss = (bisam.lower_bound if ascends(optimizer) else F.cross_entropy)(model(x), y)
         loss.backward()
         return loss
 

@@ -202,7 +202,7 @@ def test_esam_resumes_bitwise_with_parameters_that_nobody_uses():
     assert_identical(*results)
 
 
-def test_esam_descends_at_the_weights_where_nobody_is_left_to_climb():
+def test_esam_descends_at_the_weights_where_the_loss_uses_no_parameter_that_it_perturbs():
     """Of the tensors that it keeps the loss may depend on none: a loss that cannot be differentiated is not."""
     torch.manual_seed(0)
     model = Skipping()
