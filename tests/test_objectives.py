@@ -371,7 +371,7 @@ def test_unknown_choices_are_named():
         LowerBound(reduction="average")
     with pytest.raises(ValueError, match="mu must be given for a phi of your own"):
         LowerBound(cube_root_bound)
-    with pytest.raises(ValueError, match="ignore_index is for class indices"):
+    with pytest.raises(ValueError, match="ignore_index applies to class indices only"):
         lower_bound(torch.randn(2, 3), torch.rand(2, 3), ignore_index=1)
 
 

@@ -156,7 +156,7 @@ def test_a_claim_leaves_no_words_and_raises_where_it_is_not_true(filled):
     [
         ("another {mean label_noise/40%/sam}", "the page has this sentence 0 times, and should have it once: another"),
         ("SAM {mean label_noise/40%/sam}", "the page has this sentence 2 times"),
-        ("SAM has {average label_noise/40%/sam}", "'average': there are mean, scatter"),
+        ("SAM has {average label_noise/40%/sam}", "'average' of quantities.py: choose from mean, scatter"),
         ("SAM has {mean label_noises/40%/sam}", "the ledger has no table 'label_noises', but demo, cifar10"),
         ("SAM has {mean label_noise/41%/sam}", "label_noise has no cell 41%/sam: its rows are 0%, 20%"),
         ("SAM has {mean label_noise/40%/sam@best}", "@best means nothing"),

@@ -75,7 +75,7 @@ def _parsed(sentence: str, tables: Tables) -> tuple[list[str], list[str]]:
 
 def _value(name: str, asked: Asked, sentence: str) -> str:
     if name not in FUNCTIONS:
-        raise ValueError(f"no function of quantities.py is called {name!r}: there are {', '.join(FUNCTIONS)}")
+        raise ValueError(f"unknown function {name!r} of quantities.py: choose from {', '.join(FUNCTIONS)}")
     try:
         return FUNCTIONS[name](asked)
     except (ValueError, KeyError, StopIteration) as error:

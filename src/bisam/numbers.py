@@ -8,7 +8,7 @@ from typing import Any
 
 
 def is_number(value: Any) -> bool:
-    """Whether this is a real number, also one of NumPy's. True and False are ints to Python, but not meant as such."""
+    """Whether this is a real number, NumPy's included; bool is not."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 

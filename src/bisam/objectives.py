@@ -236,7 +236,8 @@ class LowerBound(nn.Module):
     def _expectation(self, logits: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
         if self.ignore_index >= 0:
             raise ValueError(
-                f"ignore_index is for class indices; the targets are probabilities, and it is {self.ignore_index}"
+                "ignore_index applies to class indices only: remove it for targets that are probabilities, got "
+                f"{self.ignore_index}"
             )
         if self.weight is not None:
             shape = (1, -1) + (1,) * (logits.dim() - 2)

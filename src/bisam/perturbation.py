@@ -35,7 +35,7 @@ class Perturbation:
     """Options that each parameter group may set for itself, with their default values. One is `rho`."""
 
     radius_options: frozenset[str] = frozenset({"rho"})
-    """Those of them that only change the radius: a captured step gets the radius as a number, not these."""
+    """The options that change only the radius. A captured step receives the radius instead of these options."""
 
     needs_ascent = True
     """Whether it needs the gradient of an ascent pass. Without one, a step is one pass, at w + ε."""

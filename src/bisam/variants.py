@@ -236,8 +236,8 @@ class KSAM(SharpnessAware):
 class RSAM(SharpnessAware):
     """R-SAM: ascend from a random start, ε = δ + ρ g/‖g‖ with g = ∇L(w + δ), δ Gaussian, ‖δ‖ ≈ σ‖w‖ for each filter.
 
-    Liu, Mai, Cheng, Chen, Hsieh, You: Random Sharpness-Aware Minimization, 2022. What it reports for w
-    is computed at w + δ. Other options: see `SharpnessAware`.
+    Liu, Mai, Cheng, Chen, Hsieh, You: Random Sharpness-Aware Minimization, 2022. Loss and errors reported for w are
+    computed at w + δ. Other options: see `SharpnessAware`.
 
     Examples:
         >>> model = nn.Linear(4, 3)
@@ -425,8 +425,8 @@ class WSAM(SharpnessAware):
     """Weighted-sharpness SAM: g ← ∇L(w) + γ/(1 − γ) (∇L(w + ε) − ∇L(w)); γ = ½ is SAM, γ = 0 the base optimizer.
 
     Yue, Jiang, Ye, Gao, Liu, Zhang: Sharpness-Aware Minimization Revisited: Weighted Sharpness as a Regularization
-    Term, 2023. This is its coupled form. The other form adds the sharpness term to the weights beside the base
-    optimizer's update; for SGD without momentum both are the same. With another ascent objective, ∇L(w) needs a third
+    Term, 2023. This is the coupled form. The decoupled form adds the sharpness term to the weights, next to the base
+    optimizer's update; for SGD without momentum both are equal. With another ascent objective, ∇L(w) needs a third
     pass.
     Other options: see `SharpnessAware`.
 

@@ -248,7 +248,7 @@ def test_what_an_optimizer_saves_beside_its_parameters_state_comes_back_to_it():
     assert [one.state["updates"] for one in resumed.base.optimizers] == [1, 1]
     resumed.minimize(*batch(1))
     saved = resumed.state_dict()
-    with pytest.raises(ValueError, match="of 1 optimizers, and there are 2: build them as they were"):
+    with pytest.raises(ValueError, match="of 1 optimizers, got 2: build the same list"):
         resumed.load_state_dict({**saved, "optimizers": saved["optimizers"][:1]})
 
 

@@ -282,7 +282,7 @@ def test_a_replayed_step_leaves_gradients_that_the_next_step_clears():
         ({"descent": nn.CrossEntropyLoss}, TypeError, r"descent must be an .* got the class CrossEntropyLoss"),
         ({"ascent": bisam.LowerBound}, TypeError, r"ascent must be an objective .* got the class LowerBound"),
         ({"roh": 0.1}, TypeError, r"SAM has no option 'roh': did you mean rho\?"),
-        ({"lr": 0.1}, TypeError, r"SAM has no option 'lr'; there are .*rho.*go to it: SAM\(torch.optim.SGD\("),
+        ({"lr": 0.1}, TypeError, r"SAM has no option 'lr': choose from .*rho.*go to it: SAM\(torch.optim.SGD\("),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, error, words):

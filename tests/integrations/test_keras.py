@@ -359,7 +359,7 @@ def test_the_lines_of_the_page_train():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"method": "sma"}, ValueError, "no method is called 'sma'"),
+        ({"method": "sma"}, ValueError, "unknown method 'sma'"),
         ({"method": "msam"}, ValueError, "MSAM perturbs by the momentum of a torch optimizer"),
         ({"method": torch.optim.SGD}, TypeError, "method must be a name"),
         ({"jit_compile": True}, ValueError, "jit_compile=True compiles a step of one pass: remove it"),

@@ -742,7 +742,7 @@ WRONG = {
     "mse": (lambda m: bisam.SAM(sgd(m), descent=nn.MSELoss()), {}, ValueError, "has no effect"),
     "micro": (lambda m: bisam.SAM(sgd(m), micro_batch=2), {}, ValueError, "SAM chooses samples, or perturbs micro-b"),
     "chooses": (lambda m: bisam.ESAM(sgd(m)), {}, ValueError, "ESAM chooses samples.*minimize"),
-    "unknown": (sgd, {"method": "bisam"}, ValueError, "no method is called 'bisam': there are sam, asam, bisam-log"),
+    "unknown": (sgd, {"method": "bisam"}, ValueError, "unknown method 'bisam': choose from sam, asam, bisam-log"),
     "number": (sgd, {"method": 3}, TypeError, "method must be a name such as 'bisam-log'"),
     "radius": (sgd, {"rho": -1.0}, ValueError, "rho must be non-negative and finite, got -1.0"),
 }

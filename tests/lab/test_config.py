@@ -33,8 +33,8 @@ def test_a_field_is_set_from_text(name, text, value):
         ("flip", "on", "flip is true or false, got 'on'"),
         ("epochs", "2.5", "epochs is a whole number, got '2.5'"),
         ("lr", "none", "lr is a number, got 'none'"),
-        ("rhoo", "1", "no field of a run is called 'rhoo': did you mean rho"),
-        ("zzz", "1", "no field of a run is called 'zzz'; there are recipe, title"),
+        ("rhoo", "1", "unknown field 'rhoo': the nearest names are rho"),
+        ("zzz", "1", "unknown field 'zzz': choose from recipe, title"),
     ],
 )
 def test_a_text_that_is_no_value_of_a_field_is_refused(name, text, message):

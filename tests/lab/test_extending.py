@@ -63,7 +63,7 @@ def test_runs_of_a_table_that_is_not_registered_any_more_are_listed_as_such(run_
     assert done.output.count("of no recipe's table") == 6
     refused = CliRunner().invoke(app, ["train", "stripes"])
     assert refused.exit_code == 1
-    assert "no recipe is called 'stripes'" in refused.output
+    assert "unknown recipe 'stripes'" in refused.output
 
 
 def test_the_page_names_the_files_where_entries_go():

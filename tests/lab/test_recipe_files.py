@@ -139,7 +139,7 @@ def test_a_python_file_is_a_table(tmp_path):
     ("before", "after", "message"),
     [
         ("title =", "titel =", "has the unknown key 'titel': the nearest names are title"),
-        ('"sam"]', '"sma"]', "no method is called 'sma': the nearest names are sam"),
+        ('"sam"]', '"sma"]', "unknown method 'sma': the nearest names are sam"),
         ("epochs = 1", "epoch = 1", "settings has 'epoch', which is no setting: the nearest names are epochs"),
         ("epochs = 1", 'epochs = "many"', "epochs is a whole number, got 'many'"),
         ("noise = 0.4", "noise = 4.0", "row noisy labels: noise must lie between 0 and 1, got 4.0"),

@@ -149,7 +149,7 @@ class Branch:
                     state[name] = _fitting(value, param)
 
     def unfit(self, batch: Sequence[Any]) -> str | None:
-        """Why a graph cannot take this batch, if so: it takes tensors on its device, and constants."""
+        """The reason why a graph cannot take this batch; None if it can: tensors on its device, and constants."""
         for leaf in _leaves(tuple(batch)):
             if isinstance(leaf, Tensor):
                 if leaf.device != self.device:

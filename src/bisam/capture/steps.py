@@ -105,7 +105,7 @@ class CapturedStep:
 
     @property
     def eager_because(self) -> str | None:
-        """Why no step can be captured here; None where they are."""
+        """Why steps are not captured; None if they are."""
         return self._steps.eager_because
 
     def reset(self) -> None:
@@ -170,10 +170,10 @@ class CapturedSteps:
         seen = self._seen[hash(key)] = self._seen.get(hash(key), 0) + 1
         if seen == 1 and len(self._seen) > 2 * MOST_GRAPHS:
             self._warn_once(
-                f"there were {len(self._seen)} kinds of steps, each of which would need a graph: the batch's shape, or "
-                "something other than lr and rho, changes from step to step, such as momentum (OneCycleLR cycles it, "
-                "but for cycle_momentum=False), weight decay, a counter that the base optimizer keeps in Python, or a "
-                "buffer that the model replaces. Such steps run eagerly"
+                f"the step changed {len(self._seen)} times, and each kind needs its own graph. Only lr and rho may "
+                "change: keep shapes, momentum and weight decay fixed (OneCycleLR: cycle_momentum=False). A counter "
+                "that the base optimizer keeps in Python and a buffer that the model replaces change the step too. "
+                "These steps run eagerly"
             )
             self._seen = {hash(key): 1}
         if seen == 1 or sum(self._seen.values()) <= self._warmup:
@@ -311,7 +311,7 @@ def _reset(steps: weakref.ref[CapturedSteps], _: torch.optim.Optimizer) -> None:
 
 
 def _reason(branches: Sequence[Branch]) -> str | None:
-    """Why no step of theirs can be captured, if so."""
+    """The reason why their steps cannot be captured; None if they can."""
     devices = {param.device for branch in branches for param in branch.replay.params}
     if any(device.type != "cuda" for device in devices):
         kinds = ", ".join(sorted({device.type for device in devices}))

@@ -37,7 +37,8 @@ def batches_of(data: Data) -> tuple[Iterable[Any], int | None]:
         return [data], 1
     if isinstance(data, Iterator):
         raise TypeError(
-            "data is passed over several times, which an iterator cannot be. Pass a list of batches or a DataLoader"
+            "data is iterated several times, got an iterator, which can be consumed once. Pass a list of batches or a "
+            "DataLoader"
         )
     if not isinstance(data, Iterable) or isinstance(data, Tensor):
         raise TypeError(f"data must be (x, y) or an iterable of such pairs, got {kind(data)}")

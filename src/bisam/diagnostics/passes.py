@@ -185,7 +185,7 @@ class Probe:
     def filter_normalised(self, random: torch.Generator) -> Tensor:
         if all(param.dim() < 2 for param in self.params):
             raise ValueError(
-                "a surface is along filters, and no parameter that requires gradients has more than one dimension"
+                "a surface needs a parameter with two or more dimensions that requires gradients: this model has none"
             )
         directions = []
         for part, weight in zip(self._parts(self.normal(random)), self._weights.copies, strict=True):

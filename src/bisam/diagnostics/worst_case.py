@@ -126,7 +126,7 @@ def flips(
         progress=progress,
     )
     if found.flips is None:
-        raise ValueError("flips are of a classification, and outputs and targets are not logits (N, K, …) and labels")
+        raise ValueError("flips need a classification: logits (N, K, ...) and labels (N, ...)")
     return found.flips
 
 

@@ -38,7 +38,7 @@ CALLER_CHECKS: list[Callable[[Any, Any], None]] = []
 
 
 def check_base(base: Any, perturbation: Perturbation) -> None:
-    """That this can be the base of a sharpness-aware optimizer, and its groups' options can be used."""
+    """Raise if this cannot be the base optimizer, or an option of its groups is invalid."""
     if hasattr(base, "ascend") or hasattr(base, "first_step"):
         raise TypeError(
             f"the base optimizer {type(base).__name__} is sharpness-aware already. Give a plain one, such as "
@@ -76,15 +76,15 @@ def check_base(base: Any, perturbation: Perturbation) -> None:
     clash = sorted(perturbation.defaults.keys() & base.defaults.keys())
     if clash:
         raise ValueError(
-            f"{type(base).__name__} has options of its own by the name of {', '.join(clash)}, which the perturbation "
-            "keeps in the same parameter groups: it cannot be a base optimizer"
+            f"{type(base).__name__} has its own option {', '.join(clash)}, and the perturbation stores "
+            f"{', '.join(clash)} in the same parameter groups: use another base optimizer"
         )
     for group in base.param_groups:
         check_group(group, base, perturbation)
 
 
 def check_group(group: dict[str, Any], base: torch.optim.Optimizer, perturbation: Perturbation) -> None:
-    """That a parameter group can be trained."""
+    """Raise if a parameter group cannot be trained."""
     for key in group.keys() - base.defaults.keys() - perturbation.defaults.keys():
         for name in perturbation.defaults:
             if isinstance(key, str) and is_misspelt(key, name):
@@ -146,7 +146,7 @@ def refuse_unknown_options(cls: type, unknown: dict[str, Any]) -> None:
     } - {"perturbation", "plan", "merge"}
     (name, *_) = unknown
     near = difflib.get_close_matches(name, known, n=2)
-    meant = f": did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(sorted(known))}."
+    meant = f": did you mean {' or '.join(near)}?" if near else f": choose from {', '.join(sorted(known))}."
     raise TypeError(
         f"{cls.__name__} has no option {name!r}{meant} Options of the base optimizer, such as lr, go to it: "
         f"{cls.__name__}(torch.optim.SGD(model.parameters(), lr=0.1), model)"
@@ -190,7 +190,7 @@ def check_start(start: Any) -> Start:
 
 
 def check_ascent(perturbation: Perturbation, name: str, ascent: Any, micro_batch: Any) -> None:
-    """That a variant without an ascent pass has no options of one."""
+    """Raise if a variant without an ascent pass has an option of that pass."""
     if perturbation.needs_ascent:
         return
     if ascent is not None:
@@ -228,7 +228,7 @@ class Variant(Protocol):
 
 
 def check_sees_batch(variant: Variant, method: str) -> None:
-    """That the variant has no need to see the samples, where `method` does not show them."""
+    """Raise if the variant needs the samples, which `method` does not have."""
     if variant.plan.chooses or variant.micro_batch is not None:
         raise RuntimeError(
             f"{type(variant).__name__} chooses samples, or perturbs micro-batches, and cannot see them in {method}. "
@@ -237,7 +237,7 @@ def check_sees_batch(variant: Variant, method: str) -> None:
 
 
 def check_by_hand(variant: Variant) -> None:
-    """That all it does happens in `ascend` and `descend`."""
+    """Raise if the variant does something outside `ascend` and `descend`."""
     check_sees_batch(variant, "ascend()")
     merged = variant.merge.needs_gradient_at_weights or variant.skips_steps
     if variant.same_dropout or variant.perturbation.acts_before_first_pass or merged:
@@ -330,7 +330,7 @@ _WITH_CLASS_WEIGHTS = (nn.modules.loss._Loss, LowerBound)
 
 
 class RefuseUnknownReplicas:
-    """That the first step runs no DistributedDataParallel that the optimizer was not given: it would average all."""
+    """Raise if the first step runs a DistributedDataParallel that is not the optimizer's model: it would average."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -368,7 +368,7 @@ def warn_unless_criterion(variant: Variant) -> None:
 
 
 def check_vectorize(variant: Variant, model: nn.Module | None, sync: GradientSync) -> None:
-    """That its micro-batches can be one batched computation."""
+    """Raise if the micro-batches cannot run as one batched computation."""
     params = {param for group in variant.base.param_groups for param in group["params"]}
     if model is not None and not params <= {*model.parameters()}:
         raise ValueError("vectorize sees the model's parameters only, and the base optimizer has others beside them")
@@ -388,7 +388,7 @@ def check_vectorize(variant: Variant, model: nn.Module | None, sync: GradientSyn
 
 
 def check_caller(optimizer: Any, closure: Any) -> None:
-    """That nothing between the user and `step` changes what the closure means."""
+    """Raise if a caller of `step` changes how the closure is used."""
     if torch.compiler.is_compiling():
         return  # the compiler cannot trace a look at the callers
     if closure is not None and _is_called_by_scaler(optimizer):

@@ -135,8 +135,7 @@ class Combined(torch.optim.Optimizer):
         beside = state_dict.get("optimizers", [{}] * len(self.optimizers))
         if len(beside) != len(self.optimizers):
             raise ValueError(
-                f"the checkpoint is of {len(beside)} optimizers, and there are {len(self.optimizers)}: build them as "
-                "they were when it was saved"
+                f"the checkpoint is of {len(beside)} optimizers, got {len(self.optimizers)}: build the same list"
             )
         with unchanged_on_error(self.optimizers):
             for one, more in zip(self.optimizers, beside, strict=True):

@@ -134,7 +134,7 @@ class Criterion:
         )
 
     def check_task(self, target: Any) -> None:
-        """That targets are class indices or probabilities: the first floating-point ones are read.
+        """Raise if targets are neither class indices nor probabilities: the first floating-point ones are read.
 
         Where the descent takes several labels a sample, as binary cross entropy does, those of every batch are read.
         """
@@ -157,7 +157,7 @@ class Criterion:
 
 
 def check_loss(loss: Any, objective: Objective) -> None:
-    """That it can be propagated back."""
+    """Raise if this is no loss that `backward` can start from: a scalar tensor."""
     if not isinstance(loss, Tensor):
         raise TypeError(
             f"an objective must return a scalar tensor to step on, got {type(loss).__name__} from {objective}. Return "

@@ -38,7 +38,7 @@ def setting(objective: Objective, name: str, default: Any = None) -> Any:
 
 
 def class_weights(objective: Objective) -> Tensor | None:
-    """A number for each class. What else goes by the name of weight, such as the matrix of a layer, is not meant."""
+    """The class weights; None if its `weight` is something else, such as a layer's matrix."""
     weight = setting(objective, "weight")
     return weight if isinstance(weight, Tensor) and weight.dim() == 1 else None
 

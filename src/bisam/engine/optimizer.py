@@ -219,9 +219,9 @@ class SharpnessAware(TwoPasses):
         ignored, sums add up. With several ranks, give a list on all of them or on none.
         Clip by `clip_norm=`: a closure sees only its own gradients.
 
-        Returns what the closure returned at w; for the bilevel variants the descent's loss at w, if the closure called
-        `criterion` once before each `backward`: the mean over these calls. The gradient of the update stays in `.grad`
-        until the next step, or `zero_grad`, clears it.
+        Returns the closure's value at w. For bilevel variants: the descent's loss at w, averaged over the calls,
+        provided that the closure calls `criterion` once before each `backward`. The gradient of the update stays in
+        `.grad` until the next step, or `zero_grad`, clears it.
 
         After `backward`, call `step()` without a closure: only the update is left. A closure given then runs once,
         without gradients, because frameworks clip in theirs.
@@ -256,7 +256,7 @@ class SharpnessAware(TwoPasses):
 
         `x` is what the model takes: a tensor, a tuple (`model(*x)`) or a dict (`model(**x)`). `accumulate` cuts the
         batch, or each micro-batch, into this many parts, which run one after the other and give the gradient of the
-        whole. Input tensors with as many rows as `y` are cut; others go to every part. Earlier gradients are cleared.
+        whole. Input tensors with `len(y)` rows are split; other inputs go to every part. Earlier gradients are cleared.
 
         Returns the descent's loss at w; without an ascent pass (MSAM), at w + ε.
         """

@@ -41,7 +41,7 @@ class Replay:
         return self.optimizer._sync.is_alone
 
     def unrecordable(self) -> str | None:
-        """Why a graph cannot hold the collectives of several processes, if so."""
+        """The reason why a graph cannot hold the collectives of several processes; None if it can."""
         return None if self.is_alone else self.optimizer._sync.unrecordable()
 
     def prepare_recording(self) -> None:

@@ -236,7 +236,7 @@ class Wrapper(torch.optim.Optimizer):
         if any(TWO_STEP_KEYS & entry.keys() for entry in state_dict["state"].values()):
             raise ValueError(
                 "this checkpoint is of the widely copied two-step SAM class: it holds copies of weights instead of the "
-                "base optimizer's state. Load it into bisam.compat.SAM, which takes what there is of it"
+                "base optimizer's state. Load it into bisam.compat.SAM, which reads the base optimizer's part"
             )
 
     def _refuse_inside_step(self, method: str) -> None:

@@ -73,7 +73,7 @@ def find(method: str | Build) -> Build:
             f"{method} chooses samples of a batch, which a framework does not show: write a loop with minimize(x, y)"
         )
     if isinstance(method, str) and method not in METHODS:
-        raise ValueError(f"no method is called {method!r}: there are {', '.join(METHODS)}")
+        raise ValueError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
     if not isinstance(method, str) and not callable(method):
         raise TypeError(f"method must be a name such as 'bisam-log', or a variant such as bisam.GSAM, got {method!r}")
     return METHODS[method] if isinstance(method, str) else method

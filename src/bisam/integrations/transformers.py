@@ -207,7 +207,7 @@ class SharpnessAwareMixin(Mixed):
         return ranks * objective_options.divisor(optimizer.criterion.ascent, labels) / num_items_in_batch
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """That it can be used as it is, or be the base optimizer."""
+        """Raise if it can neither be used as it is nor be the base optimizer."""
         found = _unwrapped(optimizer)
         if isinstance(found, SharpnessAware):
             given = [self._method, self._rho, self._method_options or None]

@@ -163,10 +163,10 @@ def suggestion(name: str, names: Collection[str], cutoff: float = 0.5) -> str:
     """The end of an error about a name that there is not: the names near to it, or all.
 
     >>> suggestion("resnet57", ["resnet56", "vgg"]), suggestion("mynet", ["resnet56", "vgg"])
-    ('the nearest names are resnet56', 'there are resnet56, vgg')
+    ('the nearest names are resnet56', 'choose from resnet56, vgg')
     """
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=cutoff)
-    return f"the nearest names are {', '.join(near)}" if near else f"there are {', '.join(names)}"
+    return f"the nearest names are {', '.join(near)}" if near else f"choose from {', '.join(names)}"
 
 
 ESSENTIAL = ("recipe", "data", "model", "method", "seed", "epochs")
@@ -293,9 +293,7 @@ def _linear(step: int, steps: int, warmup: float) -> float:
 def _parsed(name: str, text: str) -> Any:
     kinds = get_type_hints(Config)
     if name not in kinds:
-        near = difflib.get_close_matches(name, kinds, n=3, cutoff=0.4)
-        meant = f": did you mean {', '.join(near)}?" if near else f"; there are {', '.join(kinds)}"
-        raise ValueError(f"no field of a run is called {name!r}{meant}")
+        raise ValueError(f"unknown field {name!r}: {suggestion(name, kinds, cutoff=0.4)}")
     kind = kinds[name]
     choices = get_args(kind) or (kind,)
     if type(None) in choices and text.lower() in ("none", "null", ""):

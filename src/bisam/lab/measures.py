@@ -86,7 +86,7 @@ MEASURES = {
 def find(name: str) -> Measure:
     """The measure of that name; ValueError with the names that there are if there is none."""
     if name not in MEASURES:
-        raise ValueError(f"no measure is called {name!r}: there are {', '.join(MEASURES)}")
+        raise ValueError(f"unknown measure {name!r}: choose from {', '.join(MEASURES)}")
     return MEASURES[name]
 
 

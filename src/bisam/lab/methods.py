@@ -142,7 +142,7 @@ METHODS: dict[str, Method] = {
 def find(name: str) -> Method:
     """The method of that name; ValueError with the names that there are if there is none."""
     if name not in METHODS:
-        raise ValueError(f"no method is called {name!r}: {suggestion(name, METHODS, cutoff=0.4)}")
+        raise ValueError(f"unknown method {name!r}: {suggestion(name, METHODS, cutoff=0.4)}")
     return METHODS[name]
 
 

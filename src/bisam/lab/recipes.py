@@ -72,8 +72,8 @@ class Recipe:
 
     def only(self, rows: Iterable[str] = (), methods: Iterable[str] = ()) -> Recipe:
         """The table with these rows and methods; all of them where none is named."""
-        wanted_rows = [_nearest(row, self.rows, f"row of {self.name}") for row in rows] or self.rows
-        wanted = [_nearest(method, self.methods, f"method of {self.name}") for method in methods] or self.methods
+        wanted_rows = [_nearest(row, self.rows, "row", f" of {self.name}") for row in rows] or self.rows
+        wanted = [_nearest(method, self.methods, "method", f" of {self.name}") for method in methods] or self.methods
         return replace(self, cells={(r, m): c for (r, m), c in self.cells.items() if r in wanted_rows and m in wanted})
 
 
@@ -381,7 +381,7 @@ def find(name: str) -> Recipe:
     return recipe.only(rest[:1], rest[1:])
 
 
-def _nearest(name: str, names: list[str], kind: str) -> str:
+def _nearest(name: str, names: list[str], kind: str, of: str = "") -> str:
     if name in names:
         return name
-    raise ValueError(f"no {kind} is called {name!r}: {suggestion(name, names, cutoff=0.4)}")
+    raise ValueError(f"unknown {kind} {name!r}{of}: {suggestion(name, names, cutoff=0.4)}")

@@ -104,7 +104,7 @@ class GradientSync:
         return value
 
     def unrecordable(self) -> str | None:
-        """Why a CUDA graph cannot hold the collectives of a step, if so."""
+        """The reason why a CUDA graph cannot hold the collectives of a step; None if it can."""
         if self._sharded:
             return "FSDP2 gathers and frees sharded parameters from the host: use DistributedDataParallel"
         if not self.replicas:

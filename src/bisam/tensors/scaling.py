@@ -16,7 +16,7 @@ def scaled(scaler: Scaler | None, loss: Tensor) -> Tensor:
 
 
 def check_used(scaler: Scaler) -> None:
-    """That a loss was scaled: a scaler makes its factor when it scales the first one."""
+    """Raise if no loss was scaled yet: a scaler makes its factor when it scales the first one."""
     if scaler.is_enabled() and scaler._scale is None:
         raise RuntimeError(
             "the optimizer has a GradScaler, and the first pass did not use it: call scaler.scale(loss).backward() "
@@ -57,7 +57,7 @@ def state_of(scaler: Scaler | None, optimizer: torch.optim.Optimizer) -> dict[st
 
 
 def has_stepped(state: dict[str, Any] | None) -> bool:
-    """Whether `scaler.step(optimizer)` has run since, be it that it called the optimizer's step or skipped it."""
+    """Whether `scaler.step(optimizer)` has run since, even if it skipped the update."""
     return state is not None and state["stage"].name == "STEPPED"
 
 

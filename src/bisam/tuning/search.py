@@ -80,7 +80,7 @@ def find_rho(
     if not isinstance(model, nn.Module) and not callable(model):
         raise TypeError(f"model must be a torch.nn.Module, or a function that makes one, got {type(model).__name__}")
     if progress is not None and not callable(progress):
-        raise TypeError(f"progress must be a function of two numbers, done and all, or None, got {progress!r}")
+        raise TypeError(f"progress must be a callable progress(done, total) or None, got {progress!r}")
     if not callable(make_optimizer):
         raise TypeError(
             "make_optimizer must be a function of a model and a ρ, as each training has a new one, got "

@@ -145,7 +145,7 @@ class Trainings:
 
 
 class _Pairing:
-    """That all trainings which are compared saw the same labels in the same order."""
+    """Raises if one of the compared trainings sees other labels, or another order of them."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, int], Tensor] = {}
@@ -228,7 +228,7 @@ def _look(model: nn.Module, optimizer: SharpnessAware, batch: Batch) -> _Look:
         loss = criterion(logits, target)
     if not is_classification([criterion.descent, criterion.ascent], logits, target):
         raise ValueError(
-            "find_rho compares accuracies, and the model's outputs and the targets are not logits (N, K, …) and labels"
+            "find_rho compares accuracies and needs a classification: logits (N, K, ...) and labels (N, ...)"
         )
     ignore_index = setting(criterion.descent, "ignore_index", -100)
     right = correct(logits, target, ignore_index=ignore_index)

@@ -83,7 +83,7 @@ def test_a_failed_download_is_one_line_that_names_the_option(tmp_path, monkeypat
 
 
 def test_only_names_that_are_near_are_called_so():
-    with pytest.raises(ValueError, match="no model is called 'mynet': there are densenet121, "):
+    with pytest.raises(ValueError, match="unknown model 'mynet': choose from densenet121, "):
         build("mynet", 10)
-    with pytest.raises(ValueError, match="no model is called 'resnet5': the nearest names are resnet56, resnet50"):
+    with pytest.raises(ValueError, match="unknown model 'resnet5': the nearest names are resnet56, resnet50"):
         build("resnet5", 10)

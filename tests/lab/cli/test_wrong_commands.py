@@ -45,7 +45,7 @@ SAM = ["sweep", "demo/40%/sam", "--device", "cpu", "--runs", "runs", "--over"]
         ([*SGD, "--set", "cutout=512"], "cutout=512 covers images of 8×8 wherever it is: set less than 16"),
         ([*SAM, "rho", "--values", "nan,1"], "rho must lie between 0 and 1000, got nan"),
         ([*SAM, "warmup_epochs", "--values", "0,99"], "warmup_epochs must be at most epochs, got 99 of 30"),
-        (["train", "dеmo"], "no recipe is called 'dеmo': the nearest names are demo"),  # with a Cyrillic е
+        (["train", "dеmo"], "unknown recipe 'dеmo': the nearest names are demo"),  # with a Cyrillic е
     ],
 )
 def test_a_value_that_means_nothing_is_refused_in_a_line(arguments, message, tmp_path, monkeypatch):

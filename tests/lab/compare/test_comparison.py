@@ -284,7 +284,7 @@ def another_architecture(sam):
 
 def an_unknown_model(sam):
     edit(sam, "config.json", model="digitsnet2")
-    return "its model cannot be made: no model is called 'digitsnet2': the nearest names are digitsnet"
+    return "its model cannot be made: unknown model 'digitsnet2': the nearest names are digitsnet"
 
 
 def a_model_from_a_file(sam):

@@ -19,12 +19,12 @@ def data_set(train, test):
     ("name", "near"), [("CIFAR-10", "cifar10"), ("cifar", "cifar10, cifar100"), ("image-net", "imagenet")]
 )
 def test_an_unknown_name_is_told_the_nearest_and_all_names(name, near):
-    with pytest.raises(ValueError, match=rf"{name!r}.*nearest names are {near}.*there are {', '.join(DATA_SETS)}"):
+    with pytest.raises(ValueError, match=rf"{name!r}.*nearest names are {near}.*choose from {', '.join(DATA_SETS)}"):
         load(name)
 
 
 def test_a_name_like_no_other_is_told_all_names():
-    with pytest.raises(ValueError, match=f"'mnist': there are {', '.join(DATA_SETS)}"):
+    with pytest.raises(ValueError, match=f"'mnist': choose from {', '.join(DATA_SETS)}"):
         load("mnist")
 
 

@@ -456,9 +456,7 @@ def test_in_python_the_function_that_fit_was_given_makes_the_model(tmp_path):
     assert torch.allclose(load(found.folder, network).probabilities(x), expected, atol=1e-6)
     with pytest.raises(ValueError, match="the data is a data frame, and the model was not trained on columns"):
         load(found.folder, network).predict(frame)
-    with pytest.raises(
-        ValueError, match=r"no model is called 'network'.*load\(folder, model\) also takes the function"
-    ):
+    with pytest.raises(ValueError, match=r"unknown model 'network'.*load\(folder, model\) also takes the function"):
         load(found.folder)
     with pytest.raises(ValueError, match="its weights are not those of network: size mismatch"):
         load(found.folder, lambda: nn.Linear(3, 4))

@@ -295,8 +295,8 @@ def test_flips_of_a_row_leave_the_other_rows_out(tmp_path, recorded, write_run):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["flips", LEDGER, "--recipe", "cifer10"], "no recipe is called 'cifer10': the nearest names are cifar10"),
-        (["flips", LEDGER, "--recipe", "demo/50%"], "no row of demo is called '50%'"),
+        (["flips", LEDGER, "--recipe", "cifer10"], "unknown recipe 'cifer10': the nearest names are cifar10"),
+        (["flips", LEDGER, "--recipe", "demo/50%"], "unknown row '50%' of demo"),
         (["flips", LEDGER / "nothing"], "nothing is not a folder"),
     ],
 )

@@ -592,7 +592,7 @@ def test_a_bar_is_named_by_the_values_of_its_run():
             "its own fields are rho, micro_batch, every, start, stop, beta, gamma",
         ),
         (["demo", "--over", "rho"], "SGD does not use rho"),
-        (["demo", "--over", "alfa"], "no number of a run is called 'alfa': the nearest names are alpha"),
+        (["demo", "--over", "alfa"], "unknown field 'alfa': the nearest names are alpha"),
         (["demo", "--over", "model"], "model is not a number, and only numbers can be swept"),
         (["demo", "--over", "flip"], "flip is not a number"),
         (
@@ -625,8 +625,8 @@ def test_a_bar_is_named_by_the_values_of_its_run():
         ),
         (["demo/40%/sam", "--over", "rho", "--seeds", "a"], "seeds are numbers such as 0,1,2 or 0-5, got 'a'"),
         (["demo/40%/sam", "--over", "rho", "--data", "here"], "digits is not read from files: remove --data, got here"),
-        (["demo", "--methods", "sem", "--over", "rho"], "no method of demo is called 'sem'"),
-        (["demi", "--over", "rho"], "no recipe is called 'demi'"),
+        (["demo", "--methods", "sem", "--over", "rho"], "unknown method 'sem' of demo"),
+        (["demi", "--over", "rho"], "unknown recipe 'demi'"),
     ],
 )
 def test_mistakes_are_explained_in_a_line(arguments, message, tmp_path):

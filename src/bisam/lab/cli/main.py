@@ -121,7 +121,7 @@ def _sections(names: str) -> tuple[str, ...]:
     for name in wanted:
         if name not in benchmark.SECTIONS:
             sections = ", ".join(f"{name} ({title})" for name, title in benchmark.SECTIONS.items())
-            raise typer.BadParameter(f"there is no section {name!r}: there are {sections}", param_hint="--only")
+            raise typer.BadParameter(f"unknown section {name!r}: choose from {sections}", param_hint="--only")
     return wanted
 
 

@@ -73,4 +73,4 @@ def find(name: str, *, partial: bool = False) -> DataSet:
             return replace(dataset, whole=False) if partial else dataset
     near = difflib.get_close_matches(name.lower(), DATA_SETS, n=3, cutoff=0.5)
     hint = f"the nearest names are {', '.join(near)}; " if near else ""
-    raise ValueError(f"no data set is called {name!r}: {hint}there are {', '.join(DATA_SETS)}")
+    raise ValueError(f"unknown data set {name!r}: {hint}choose from {', '.join(DATA_SETS)}")

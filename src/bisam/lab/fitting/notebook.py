@@ -73,7 +73,7 @@ class Fit:
 
         (group,) = cells.collect(records.find(self.folder)).groups
         if name not in CURVES:
-            raise ValueError(f"there is no curve {name!r}: there are {', '.join(CURVES)}")
+            raise ValueError(f"unknown curve {name!r}: choose from {', '.join(CURVES)}")
         (row,) = group.rows
         rows = points(group.of_row(row))
         if not any(name in point for point in rows):

@@ -67,5 +67,5 @@ def build(name: str, classes: int, features: int | None = None, *, pretrained: b
     if name.endswith(".py"):
         raise ValueError(f"{name} is a Python file: name the function in it that returns the network, as in {name}:net")
     if name not in MODELS:
-        raise ValueError(f"no model is called {name!r}: {suggestion(name, [*MODELS, *FOR_ROWS])}")
+        raise ValueError(f"unknown model {name!r}: {suggestion(name, [*MODELS, *FOR_ROWS])}")
     return MODELS[name](classes)

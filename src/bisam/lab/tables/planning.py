@@ -206,7 +206,7 @@ def hours_on(config: Config, gpu: Gpu) -> float:
     found = hours_of_run(config, gpu.plain_ms)
     if found is None:
         raise ValueError(
-            f"no step of {config.model} was measured on {gpu.title}, so its hours cannot be planned: there are "
+            f"no step of {config.model} was measured on {gpu.title}, so its hours cannot be planned: choose from "
             f"{', '.join(gpu.plain_ms)}"
         )
     return found

@@ -109,7 +109,7 @@ def _check_can_be_swept(field: str, changes: Mapping[str, str]) -> None:
         return
     if field in get_type_hints(Config):
         raise ValueError(f"{field} is not a number, and only numbers can be swept")
-    raise ValueError(f"no number of a run is called {field!r}: {suggestion(field, NUMBERS, cutoff=0.4)}")
+    raise ValueError(f"unknown field {field!r}: {suggestion(field, NUMBERS, cutoff=0.4)}")
 
 
 def _axis(own: Config, field: str, texts: Sequence[str] | None) -> Axis:
