@@ -1,5 +1,7 @@
 """`backward`: both passes without the update, for loops and frameworks that clip and step by themselves."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -177,6 +179,18 @@ def test_after_an_overflow_the_next_step_begins_anew_though_nothing_clears_the_g
         return
     whole.step(closure_of(other, whole, x, y))
     assert_identical([*model.parameters()], [*other.parameters()])
+
+
+def test_a_copy_made_after_an_overflow_begins_anew():
+    model, optimizer = pair("SAM")[0]
+    x, y = data(0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=torch.inf)
+    optimizer.backward(lambda: scaler.scale(optimizer.criterion(model(x), y)).backward(), scaler=scaler)
+    scaler.step(optimizer)
+    twin, twin_optimizer = pickle.loads(pickle.dumps((model, optimizer)))
+    for net, one in ((model, optimizer), (twin, twin_optimizer)):
+        one.step(closure_of(net, one, x, y))
+    assert_identical([*twin.parameters()], [*model.parameters()])
 
 
 def test_a_gradient_that_waits_for_a_scaler_is_not_dropped_silently():

@@ -415,7 +415,6 @@ class SharpnessAware(TwoPasses):
             "_buffers": BufferSnapshot(self.model),
             "_stale": None,
             "_running": False,
-            "_scaler_state": None,
         }
 
 
