@@ -50,6 +50,14 @@ def test_eigenvalues_that_repeat_are_counted_where_the_krylov_space_ends(spectru
     assert hessian_eigenvalues(model, DUMMY, k, objective=loss) == pytest.approx(spectrum[:k], abs=1e-9)
 
 
+def test_in_float32_the_zeros_of_a_hessian_of_low_rank_are_no_copies_of_its_eigenvalues():
+    """With one orthogonalisation, rounding errors bring found directions back, and their eigenvalues again."""
+    spectrum = torch.cat([torch.linspace(2, 1, 10), torch.zeros(90)])
+    model = Weights(torch.ones(100))
+    found = hessian_eigenvalues(model, DUMMY, 20, objective=lambda w, _: (spectrum * w**2).sum() / 2)
+    assert found == pytest.approx(spectrum[:20].tolist(), abs=1e-5)
+
+
 def test_eigenvalues_warn_when_they_have_not_converged():
     model, loss = quadratic(torch.linspace(1, 2, 60).tolist())
     with pytest.warns(RuntimeWarning, match="did not converge in 5 iterations"):

@@ -446,6 +446,12 @@ def test_q_is_refused_in_batched_micro_batches_too():
     optimizer.minimize(x, F.one_hot(y, 4).float())
 
 
+def test_soft_targets_that_sum_to_1_with_a_negative_one_are_refused():
+    _, optimizer = build("BiSAM(log)", net=mlp)
+    with pytest.raises(ValueError, match="one label for each sample"):
+        optimizer.minimize(batch()[0], torch.tensor([2.0, -1.0, 0.0, 0.0]).expand(16, 4))
+
+
 def test_a_closure_that_fails_leaves_no_term_waiting():
     model, optimizer = build("BiSAM(log)", net=mlp)
     x, y = batch()

@@ -154,6 +154,17 @@ def test_weights_that_are_computed_once_for_a_context_are_computed_anew_after_a_
     assert torch.equal(after, model(batch()[0]))
 
 
+def test_an_evaluation_after_a_plain_step_in_the_same_autocast_sees_the_new_weights():
+    model, optimizer = build("SAM", net=mlp, start=1)
+    x, y = batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        optimizer.minimize(x, y)
+        assert optimizer.telemetry.perturbed_loss is None
+        after = model(x)
+    with torch.autocast("cpu", torch.bfloat16):  # a fresh cache
+        assert torch.equal(after, model(x))
+
+
 def test_autocast_around_a_step_by_hand_sees_the_weights_that_came_back():
     model, optimizer = build("SAM", net=mlp, rho=5.0)
     x, y = batch()

@@ -32,6 +32,13 @@ def test_a_class_of_one_sample_counts_though_it_is_never_predicted(name):
     assert found == pytest.approx(100 * REFERENCES[name](labels, predicted), abs=1e-9)
 
 
+def test_a_class_without_samples_does_not_count_unless_it_is_predicted():
+    labels, predicted = torch.tensor([0, 0, 0, 2, 2]), torch.tensor([0, 0, 2, 2, 2])
+    counts = confusion(torch.eye(4)[predicted], labels, 4)
+    expected = {name: 100 * of(labels, predicted) for name, of in REFERENCES.items()}
+    assert computed(tuple(REFERENCES), counts) == pytest.approx(expected, abs=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_f1_is_that_of_class_1(seed):
     torch.manual_seed(seed)

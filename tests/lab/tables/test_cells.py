@@ -652,6 +652,13 @@ def test_a_table_borrows_equal_runs_of_another_and_keeps_its_own(recorded):
     assert {cell: [*runs] for cell, runs in borrowing.runs.items() if runs} == {("resnet32", "sam"): [0, 1]}
 
 
+def test_a_borrowed_finished_run_counts_rather_than_one_in_progress(recorded):
+    running = replace(recorded("label_noise/0%/sam", 0), result=None)
+    done = recorded("label_noise/0%/sam", 0, 80.0, compile=True)
+    for order in ([running, done], [done, running]):
+        assert fill(find("frontier"), order).measured("resnet32", "sam") == {0: 80.0}
+
+
 def test_only_a_table_whose_rows_have_methods_of_their_own_is_shown_with_equal_runs(recorded):
     runs = collect([recorded("frontier/resnet32-late10/sam"), recorded("label_noise/0%/sam", 1, 80.0)]).runs
     noise, frontier = (collect([run.record]).groups[0] for run in runs)

@@ -228,9 +228,10 @@ def test_steps_are_prepared_only_when_the_company_changes(tmp_path, monkeypatch)
 
 
 def test_only_runs_whose_batches_are_alike_step_together(tmp_path):
-    jobs = [job(tmp_path / "a", 1), job(tmp_path / "b", 1, seed=1, validation=0.2), job(tmp_path / "c", 1, seed=2)]
-    runs.run(jobs, lambda name: tiny_images(), torch.device("cpu"), Progress(), together=3)
-    assert [crews(one.folder) for one in jobs] == [[2], [1], [2]]
+    fields = {"a": {}, "b": {"validation": 0.2}, "c": {}, "d": {"deterministic": True}}
+    jobs = [job(tmp_path / name, 1, seed, **of_job) for seed, (name, of_job) in enumerate(fields.items())]
+    runs.run(jobs, lambda name: tiny_images(), torch.device("cpu"), Progress(), together=4)
+    assert [crews(one.folder) for one in jobs] == [[2], [1], [2], [1]]
 
 
 def test_all_runs_are_counted_from_the_start_and_saved_as_often_as_wanted(tmp_path):

@@ -63,6 +63,14 @@ def test_a_run_whose_workers_are_lost_is_named_and_the_others_are_trained(
     assert of_table(tmp_path) == expected["reproduce"]
 
 
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_task_that_loses_its_worker_starts_again_as_often_as_retries_allows(retries):
+    happened = Processes(1, retries=retries).run(["not a task, so the worker raises"], [])
+    lost = [message for _, message in happened if isinstance(message, Lost)]
+    assert [one.again for one in lost] == [True] * retries + [False]
+
+
 def test_a_worker_that_dies_right_after_its_last_message_has_done_its_task(monkeypatch):
     """Its end may be seen with that message, which no real process can be made to show every time."""
 
