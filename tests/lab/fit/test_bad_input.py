@@ -108,11 +108,12 @@ def test_text_without_a_tokenizer(refused, reviews, tmp_path):
 
 
 def test_images_that_do_not_decode_are_named_counted_and_refused(refused, images):
-    (images / "red" / "3.png").write_bytes(b"not an image")
+    for name in ("3.png", "4.png"):
+        (images / "red" / name).write_bytes(b"not an image")
     line = refused(images)
-    assert "1 of 30 images do not decode" in line
-    assert "red/3.png" in line
-    assert "At most 1% are left out: repair or remove them" in line
+    assert "2 of 30 images do not decode: red/3.png (it is damaged" in line
+    assert "red/4.png" in line
+    assert "At most one is left out: repair or remove them" in line
 
 
 def test_a_broken_image_among_many_is_left_out_with_a_note(tmp_path):

@@ -340,15 +340,18 @@ def test_tables_that_do_not_fit_are_refused(rows, bisam, tmp_path, name, text, m
     assert message in refused(bisam, rows[0], tmp_path / name)
 
 
-def test_an_image_that_cannot_be_read_is_named(pictures, bisam, tmp_path):
+def test_an_image_that_cannot_be_read_is_named_and_has_no_prediction(pictures, bisam, predicted, tmp_path):
     folder, data = pictures
     (tmp_path / "new").mkdir()
     assert "has no samples: give an image, a folder of images" in refused(bisam, folder, tmp_path / "new")
-    (tmp_path / "new" / "good.png").write_bytes((data / "test/red/0.png").read_bytes())
-    (tmp_path / "new" / "torn.png").write_bytes((data / "test/red/0.png").read_bytes()[:60])
-    message = refused(bisam, folder, tmp_path / "new")
-    assert "1 of 2 images do not decode: torn.png (" in message
-    assert message.rstrip().endswith("Repair or remove them")
+    good = (data / "test/red/0.png").read_bytes()
+    for name, content in {"a.png": good, "torn.png": good[:60], "z.png": good}.items():
+        (tmp_path / "new" / name).write_bytes(content)
+    found, output = predicted(folder, tmp_path / "new")
+    assert "1 of 3 images do not decode: torn.png (" in output
+    assert [row["sample"] for row in found] == ["a.png", "torn.png", "z.png"]
+    assert [bool(row["predicted"]) for row in found] == [True, False, True]
+    assert {*found[1].values()} == {"torn.png", ""}
     assert "is a table, and the model was not trained on columns" in refused(
         bisam, folder, write_csv(tmp_path / "t.csv")
     )

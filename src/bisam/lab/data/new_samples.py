@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,13 @@ from bisam.lab.data import columns, tabular
 from bisam.lab.data.classes import plain
 from bisam.lab.data.images import DataError
 from bisam.lab.data.own import inputs_of, label_values, load_npz
-from bisam.lab.data.pictures import ENDINGS, EncodedImage, broken
+from bisam.lab.data.pictures import EncodedImage, broken, described, is_image, note_of_unread
 from bisam.lab.data.preparation import WORDS, Preparation
 from bisam.lab.data.table_columns import TableInputs, as_table, has_columns
+from bisam.lab.data.visible_files import visible_files
 
 NO_CLASS = -1
 """In the place of a label that is missing, or is no class of the model."""
-
-MOST_NAMED = 5
 
 PREDICTED = ("test", "validation", "train")
 """Parts of a data set, of which the first that is there is predicted."""
@@ -38,6 +37,10 @@ class NewSamples:
     """Numbers of classes, int64 (N), with `NO_CLASS` among them; None if no sample has a label."""
     unknown: Sequence[str] = ()
     """Different labels that are no class of the model."""
+    unread: Mapping[int, str] = field(default_factory=dict)
+    """Names of images that do not decode, by their places among all samples."""
+    notes: Sequence[str] = ()
+    """Lines about what was left out or filled in."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -52,7 +55,7 @@ def open_new(place: str, like: Preparation) -> NewSamples:
         return _from_arrays(path, like)
     if path.is_file() and tabular.is_table(path):
         return _from_table(path, like)
-    if like.kind == "image" and (path.is_dir() or path.suffix.lower() in ENDINGS):
+    if like.kind == "image" and (path.is_dir() or is_image(path)):
         return _from_images(path, like)
     what = "a folder" if path.is_dir() else "of a kind that cannot be read"
     raise DataError(f"{place} is {what}, and the model was trained on {WORDS[like.kind]}: give {_wanted(like)}")
@@ -69,7 +72,10 @@ def inputs_like(x: Any, like: Preparation) -> Any:
             raise DataError(
                 f"{where} is a data frame, and the model was not trained on columns: give an array or a list"
             )
-        return _read_again(as_table(x), like, where, Path())
+        read = _read_again(as_table(x), like, where, Path())
+        if like.kind == "image" and (faults := broken(read)):
+            raise DataError(f"{where}: {described(faults, read)}. Repair or remove them")
+        return read
     kind, inputs = inputs_of(x, where)
     table = like.columns and like.columns.inputs
     if kind == "rows" and isinstance(table, TableInputs) and not table.are_numbers:
@@ -119,38 +125,36 @@ def _from_table(path: Path, like: Preparation) -> NewSamples:
 def _read_again(table: pa.Table, like: Preparation, where: str, folder: Path) -> Any:
     assert like.columns is not None
     inputs = columns.read_again(table, like.kind, like.columns, where, folder)
-    if like.kind == "image":
-        _refuse_broken(inputs, where)
     like.check(like.kind, inputs, where)
     return inputs
 
 
 def _from_images(path: Path, like: Preparation) -> NewSamples:
     """Labels are folders on the way to an image that have the name of a class."""
-    files = [path] if path.is_file() else [one for one in sorted(path.rglob("*")) if one.suffix.lower() in ENDINGS]
-    top = path.parent if path.is_file() else path
-    found = [one.relative_to(top) for one in files if one.is_file()]
+    top, files = (path.parent, [Path(path.name)]) if path.is_file() else (path, visible_files(path))
+    found = [one for one in files if is_image(one)]
     images = [EncodedImage(str(one), path=top / one) for one in found]
-    _refuse_broken(images, str(path))
     values = [next((part for part in one.parts[:-1] if part in like.classes), None) for one in found]
-    return _samples([str(one) for one in found], images, values, like, path)
+    return _samples([str(one) for one in found], images, values, like, path, note_of_unread(files))
 
 
-def _refuse_broken(images: Sequence[EncodedImage], where: str) -> None:
-    """DataError with the images that do not decode: each sample has a prediction."""
-    if found := broken(images):
-        named = ", ".join(f"{images[place].name} ({fault})" for place, fault in [*found.items()][:MOST_NAMED])
-        raise DataError(
-            f"{where}: {len(found)} of {len(images)} images do not decode: {named}"
-            f"{', and more' * (len(found) > MOST_NAMED)}. Repair or remove them"
-        )
-
-
-def _samples(names: list[str], inputs: Any, values: Sequence[Any], like: Preparation, path: Path) -> NewSamples:
+def _samples(
+    names: list[str], inputs: Any, values: Sequence[Any], like: Preparation, path: Path, notes: Sequence[str] = ()
+) -> NewSamples:
     if not names:
         raise DataError(f"{path} has no samples: give {_wanted(like)}")
+    unread: dict[int, str] = {}
+    if like.kind == "image" and not isinstance(inputs, Tensor) and (faults := broken(inputs)):
+        if len(faults) == len(inputs):
+            raise DataError(f"{path}: {described(faults, inputs)}. Repair or replace them")
+        notes = [*notes, f"{described(faults, inputs)}. No prediction, and an empty row in the table"]
+        kept = [place for place in range(len(names)) if place not in faults]
+        unread = {place: names[place] for place in faults}
+        names, inputs = [names[place] for place in kept], [inputs[place] for place in kept]
+        values = [values[place] for place in kept] if values else values
     numbers = {name: number for number, name in enumerate(like.classes)}
     texts = [None if value is None or value != value else str(plain(value)) for value in values]
     labels = torch.tensor([NO_CLASS if text is None else numbers.get(text, NO_CLASS) for text in texts])
     unknown = tuple(dict.fromkeys(text for text in texts if text is not None and text not in numbers))
-    return NewSamples(names, inputs, labels if any(text is not None for text in texts) else None, unknown)
+    known = labels if any(text is not None for text in texts) else None
+    return NewSamples(names, inputs, known, unknown, unread, notes)

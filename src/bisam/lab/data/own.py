@@ -20,10 +20,11 @@ from bisam.lab.data.classes import number_classes
 from bisam.lab.data.held_out import WORDS as PART_WORDS
 from bisam.lab.data.held_out import part_of, roles
 from bisam.lab.data.images import DataError
-from bisam.lab.data.pictures import ENDINGS, EncodedImage, check_broken
+from bisam.lab.data.pictures import EncodedImage, check_broken, is_image, note_of_unread
 from bisam.lab.data.table_columns import as_table, has_columns, learn
 from bisam.lab.data.table_reading import TableReading
 from bisam.lab.data.task import Kind, Part, Task
+from bisam.lab.data.visible_files import visible_files, visible_folders
 
 P = TypeVar("P")
 
@@ -303,26 +304,40 @@ def _with_inputs(task: Task, whole: pa.Table, where: str, label: str | None = No
 def _from_folder(name: str, folder: Path, test: str | None = None) -> Task:
     """A folder of class folders, or of train, validation and test folders of these."""
     parts = _with_test(_folders_of_parts(folder) or {"train": folder}, test, str(folder))
+    files = {
+        part: [place / path for path in visible_files(place) if len(path.parts) > 1] for part, place in parts.items()
+    }
     inputs, labels = {}, {}
     for part, place in parts.items():
-        pairs = [
-            (EncodedImage(str(path.relative_to(folder)), path=path), of_class.name)
-            for of_class in sorted(place.iterdir())
-            if _is_folder(of_class)
-            for path in sorted(of_class.rglob("*"))
-            if path.suffix.lower() in ENDINGS and path.is_file()
-        ]
-        inputs[part], labels[part] = [image for image, _ in pairs], [label for _, label in pairs]
+        paths = [path for path in files[part] if is_image(path)]
+        inputs[part] = [EncodedImage(str(path.relative_to(folder)), path=path) for path in paths]
+        labels[part] = [path.relative_to(place).parts[0] for path in paths]
+    every = [path for found in files.values() for path in found]
     if not labels["train"]:
-        if (reason := tabular.why_no_tables(folder)) is not None:
-            raise DataError(reason)
-        outside = next((path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in ENDINGS), None)
-        reason = f"no classes: the image {outside} is in no folder of a class" if outside else "no images"
-        raise DataError(
-            f"{folder} has {reason}: give a folder with a folder of images for each class, such as "
-            f"{folder}/cat/1.jpg, or with such folders in train and test"
-        )
-    return _task(name, "image", inputs, labels, str(folder), [])
+        _refuse_without_images(folder, every)
+    if parts["train"] == folder:
+        _refuse_outer_folder(folder, [image.name for image in inputs["train"]])
+    return _task(name, "image", inputs, labels, str(folder), note_of_unread(every))
+
+
+def _refuse_without_images(folder: Path, files: Sequence[Path]) -> None:
+    if (reason := tabular.why_no_tables(folder)) is not None:
+        raise DataError(reason)
+    outside = next((path for path in visible_files(folder) if len(path.parts) == 1 and is_image(path)), None)
+    reason = f"no classes: the image {outside} is in no folder of a class" if outside else "no images"
+    unread = "".join(f" ({note})" for note in note_of_unread(files))
+    raise DataError(
+        f"{folder} has {reason}{unread}: give a folder with a folder of images for each class, such as "
+        f"{folder}/cat/1.jpg, or with such folders in train and test"
+    )
+
+
+def _refuse_outer_folder(folder: Path, images: Sequence[str]) -> None:
+    """DataError if the folders of classes are one level below: their folder would be the only class."""
+    (first, *others) = {Path(image).parts[0] for image in images}
+    if not others and all(len(Path(image).parts) > 2 for image in images):
+        inner = folder / first
+        raise DataError(f"{folder} has one folder, {first}, whose images are in folders of its own: give {inner}")
 
 
 def _folders_of_parts(folder: Path) -> dict[str, Path]:
@@ -331,9 +346,9 @@ def _folders_of_parts(folder: Path) -> dict[str, Path]:
     A class may be called train, too: its folder has images. Beside train, train_masks is no part.
     """
     named: dict[str, list[Path]] = {}
-    for path in sorted(folder.iterdir()):
+    for path in visible_folders(folder):
         part = part_of(path.name)
-        if part is not None and path.is_dir() and any(map(_is_folder, path.iterdir())):
+        if part is not None and visible_folders(path):
             named.setdefault(part, []).append(path)
     found: dict[str, Path] = {}
     for part, paths in named.items():
@@ -343,10 +358,6 @@ def _folders_of_parts(folder: Path) -> dict[str, Path]:
             raise DataError(f"{folder} has two folders of its {part} part, {names}: join them, or move one elsewhere")
         (found[part],) = exactly
     return found if "train" in found else {}
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".")
 
 
 def _task(

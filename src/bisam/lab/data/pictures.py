@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bisam.lab.data.images import DataError
 from bisam.lab.data.parquet import FORMATS, MOST_PIXELS
+from bisam.lab.data.visible_files import counted_by_ending
 from bisam.lab.files import read_file
 
 READ = (*FORMATS, "BMP", "GIF", "PPM", "TIFF")
@@ -33,7 +34,9 @@ TRANSPARENT = ("RGBA", "LA", "PA", "RGBa", "La")
 GREY = (128, 128, 128, 255)
 """Behind what is transparent: dark and light shapes differ from it."""
 MOST_BROKEN = 0.01
-"""Part of the images that may fail to decode: these are left out. More are refused."""
+"""Part of the images that may fail to decode, but always one: these are left out. More are refused."""
+MOST_NAMED = 10
+"""Images that do not decode and are named, with the fault of each; of more, their number."""
 
 
 class EncodedImage:
@@ -98,17 +101,45 @@ def broken(images: Sequence[EncodedImage]) -> dict[int, str]:
 
 
 def check_broken(images: Sequence[EncodedImage], where: str, log: list[str]) -> list[int]:
-    """Places of the images that are kept. DataError if more than `MOST_BROKEN` of them do not decode."""
+    """Places of the images that are kept. DataError if more than one, and more than `MOST_BROKEN`, do not decode."""
     found = broken(images)
     if not found:
         return list(range(len(images)))
-    first, fault = next(iter(found.items()))
-    text = f"{where}: {len(found)} of {len(images)} images do not decode, the first is {images[first].name} ({fault})"
-    if len(found) > MOST_BROKEN * len(images):
-        raise DataError(f"{text}. At most {MOST_BROKEN:.0%} are left out: repair or remove them")
-    names = ", ".join(images[place].name for place in list(found)[:5])
-    log.append(f"{text}. Left out: {names}{' and more' * (len(found) > 5)}")
+    text, most = f"{where}: {described(found, images)}", max(1, int(MOST_BROKEN * len(images)))
+    if len(found) > most:
+        allowed = "one is" if most == 1 else f"{most} ({MOST_BROKEN:.0%}) are"
+        raise DataError(f"{text}. At most {allowed} left out: repair or remove them")
+    log.append(f"{text}. Left out")
     return [place for place in range(len(images)) if place not in found]
+
+
+def described(faults: Mapping[int, str], images: Sequence[EncodedImage]) -> str:
+    """How many images do not decode, which ones, and why: `faults` is what `broken` returns.
+
+    >>> described({1: "it is damaged"}, [EncodedImage("1.png"), EncodedImage("2.png")])
+    '1 of 2 images do not decode: 2.png (it is damaged)'
+    """
+    named = ", ".join(f"{images[place].name} ({fault})" for place, fault in [*faults.items()][:MOST_NAMED])
+    more = f" and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
+    return f"{len(faults)} of {len(images)} images do not decode: {named}{more}"
+
+
+def note_of_unread(files: Iterable[Path]) -> list[str]:
+    """A line if some of these files are no images, by their endings.
+
+    >>> note_of_unread([Path("cat/1.png"), Path("cat/2.heic")])
+    ['1 file is not read: 1 .heic. Images end in .png, .jpg, .jpeg, .webp, .bmp, .gif, .ppm, .pgm, .tif, .tiff']
+    """
+    others = [path for path in files if not is_image(path)]
+    if not others:
+        return []
+    are = "file is" if len(others) == 1 else "files are"
+    return [f"{len(others)} {are} not read: {counted_by_ending(others)}. Images end in {', '.join(ENDINGS)}"]
+
+
+def is_image(path: Path) -> bool:
+    """Whether the name of a file ends as that of an image that can be read."""
+    return path.suffix.lower() in ENDINGS
 
 
 def square(image: Image.Image, size: int) -> Image.Image:

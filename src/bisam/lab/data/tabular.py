@@ -20,6 +20,7 @@ from bisam.lab.data.held_out import part_of, parts_of
 from bisam.lab.data.hub import silent_retries
 from bisam.lab.data.images import DataError
 from bisam.lab.data.parquet import check_plain
+from bisam.lab.data.visible_files import is_hidden
 
 BUILDERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".ndjson": "json", ".parquet": "parquet"}
 """Builders of the package `datasets`, by the ending of a file."""
@@ -120,15 +121,21 @@ def package(why: str) -> Any:
 
 def _files(folder: Path) -> list[Path]:
     """The files with columns of a folder that are named for a part, or the only one; of one kind."""
-    there = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in BUILDERS)
+    there = _with_endings(folder)
     kinds = {path.suffix.lower() for path in there}
     named = [path for path in there if part_of(path.stem)]
     return there if len(there) == 1 else named if len(kinds) == 1 else []
 
 
+def _with_endings(folder: Path) -> list[Path]:
+    """The files of a folder that have the endings of tables, by name."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in BUILDERS)
+    return [path for path in files if not is_hidden(Path(path.name))]
+
+
 def why_no_tables(folder: Path) -> str | None:
     """Why the files with columns of a folder cannot be read together; None if there are none."""
-    there = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix.lower() in BUILDERS)
+    there = [path.name for path in _with_endings(folder)]
     if not there or is_table(folder):
         return None
     kinds = {Path(name).suffix.lower() for name in there}

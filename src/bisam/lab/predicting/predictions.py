@@ -40,23 +40,31 @@ class Predictions:
         return measures.computed(self.predictor.beside.measures, counts)
 
     def as_csv(self) -> str:
-        """A row for each sample: its name, the predicted class, its probability, and those of all classes, if few."""
+        """A row for each sample: its name, the predicted class, its probability, and those of all classes, if few.
+
+        An image that does not decode has its name alone.
+        """
         classes, probabilities = self.predictor.classes, self.logits.softmax(1)
         shown = classes if len(classes) <= MOST_CLASSES else []
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["sample", "predicted", "probability", *(f"probability of {name}" for name in shown)])
+        head = ["sample", "predicted", "probability", *(f"probability of {name}" for name in shown)]
         largest = probabilities.max(1).values.tolist()
-        rows = zip(self.samples.names, self.predicted, largest, probabilities.tolist(), strict=True)
-        for name, predicted, most, each in rows:
-            writer.writerow([name, predicted, *(f"{value:.6f}" for value in (most, *each[: len(shown)]))])
+        found = zip(self.samples.names, self.predicted, largest, probabilities.tolist(), strict=True)
+        rows = [
+            [name, predicted, *(f"{value:.6f}" for value in (most, *each[: len(shown)]))]
+            for name, predicted, most, each in found
+        ]
+        for place, name in sorted(self.samples.unread.items()):
+            rows.insert(place, [name, *[""] * (len(head) - 1)])
+        writer.writerows([head, *rows])
         return text.getvalue()
 
     def lines(self) -> list[str]:
         """How many samples of each class are predicted, and the measures."""
         classes, count = self.predictor.classes, len(self.samples)
         kind = WORDS[self.predictor.beside.preparation.kind]
-        found = [f"{count} samples ({kind}), {len(classes)} classes"]
+        found = [f"{count} samples ({kind}), {len(classes)} classes", *self.samples.notes]
         counts = {name: self.predicted.count(name) for name in classes} if len(classes) <= MOST_CLASSES else {}
         if counts:
             found.append(f"predicted: {', '.join(f'{name} {number}' for name, number in counts.items())}")
