@@ -1,8 +1,10 @@
 """Columns of an ordinary table as inputs: numbers, categories, what is missing, what is left out."""
 
 import json
+from urllib.parse import urlencode
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -38,9 +40,9 @@ def said(task):
 
 
 def test_a_column_of_few_texts_is_one_input_for_each_category_of_the_training_part(tmp_path):
-    train = {"x": range(12), "city": CITIES * 4}
+    train = {"x": range(0, 24, 2), "city": CITIES * 4}
     task = open_task(parts(tmp_path, train=train, test={"x": [1, 2, 3, 4], "city": ["Rome", "Bern", "Paris", None]}))
-    assert task.train.inputs[:3].tolist() == [[0, 1, 0, 0], [1, 0, 1, 0], [2, 0, 0, 1]]
+    assert task.train.inputs[:3].tolist() == [[0, 1, 0, 0], [2, 0, 1, 0], [4, 0, 0, 1]]
     assert task.test.inputs.tolist() == [[1, 0, 0, 1], [2, 1, 0, 0], [3, 0, 0, 0], [4, 0, 0, 0]]
     assert task.columns.inputs.names == ["x", "city=Bern", "city=Oslo", "city=Rome"]
     assert task.features == 4
@@ -108,7 +110,7 @@ def test_booleans_and_whole_numbers_may_lack_some_too(tmp_path):
     ],
 )
 def test_what_cannot_be_an_input_is_left_out_with_the_reason(values, why, tmp_path):
-    task = open_task(parts(tmp_path, train={"x": range(12), "other": values}, test={"x": [1, 2], "other": values[:2]}))
+    task = open_task(parts(tmp_path, train={"x": [1, 3] * 6, "other": values}, test={"x": [1, 2], "other": values[:2]}))
     assert task.columns.inputs.names == ["x"]
     assert f"left out: other ({why})" in said(task)
 
@@ -135,7 +137,6 @@ def test_texts_that_are_dictionaries_and_decimals_are_read_as_what_they_hold(tmp
 @pytest.mark.parametrize(
     ("name", "values", "noted"),
     [
-        ("row", [*range(5, 17)], True),
         ("PassengerId", [*range(0, 120, 10)], True),
         ("customer_id", [*range(0, 120, 10)], True),
         ("id", [number % 5 for number in range(12)], True),
@@ -147,7 +148,6 @@ def test_texts_that_are_dictionaries_and_decimals_are_read_as_what_they_hold(tmp
     ],
 )
 def test_a_column_that_looks_like_an_identifier_is_used_with_a_note_how_to_leave_it_out(name, values, noted, tmp_path):
-    """Consecutive in the file: rows that are held out for the test leave gaps in the training part."""
     columns = {name: values, "x": [0.5, 1.5, 2.5] * 4, "the city": ["Bern", "Oslo"] * 6, "label": [0, 0, 1] * 4}
     task = open_task(csv(tmp_path / "t.csv", columns))
     assert name in task.columns.inputs.names
@@ -155,6 +155,36 @@ def test_a_column_that_looks_like_an_identifier_is_used_with_a_note_how_to_leave
     if noted:
         assert f"{name} looks like an identifier: to leave it out, give --columns 'x,the city'" in said(task)
         assert name not in open_task(f"{tmp_path / 't.csv'}?columns=x,the city").columns.inputs.names
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize(
+    ("name", "values", "why"),
+    [
+        ("row", [*range(5, 17)], "numbers the rows"),
+        ("PassengerId", [*range(1, 13)], "numbers the rows"),
+        ("shuffled", [*range(11, 2, -2), *range(0, 11, 2), 1], "numbers the rows"),
+        ("Unnamed: 0", [*range(0, 120, 10)], "an index of pandas"),
+        ("Unnamed: 0.1", [*range(6), *range(6)], "an index of pandas"),
+        ("one gap", [*range(11), 12], None),
+        ("one twice", [*range(11), 10], None),
+        ("as float", [float(row) for row in range(12)], None),
+    ],
+)
+def test_a_column_that_only_numbers_the_rows_is_left_out_unless_it_is_named(name, values, why, in_memory, tmp_path):
+    """In a sorted table it gives the classes away. Rows that are held out leave gaps in the training part."""
+    columns = {name: values, "x": [0.5, 1.5, 2.5] * 4}
+    frame = pandas.DataFrame({**columns, "label": [0, 0, 1] * 4})
+    if in_memory:
+        task = from_parts("x", {"train": (frame.drop(columns="label"), frame["label"])}, "x")
+    else:
+        frame.to_csv(tmp_path / "t.csv", index=False)
+        task = open_task(str(tmp_path / "t.csv"))
+        named = f"{tmp_path / 't.csv'}?" + urlencode({"columns": f"{name},x"})
+        assert open_task(named).columns.inputs.names == [name, "x"]
+    assert task.columns.inputs.names == (["x"] if why else [name, "x"])
+    remedy = "give it as float" if in_memory else "name it in --columns"
+    assert (f"left out: {name} ({why}: to use it, {remedy})" in said(task)) == bool(why)
 
 
 def leaking(path, rows, held):
@@ -250,7 +280,7 @@ def test_a_table_without_any_input_has_a_remedy(tmp_path):
 
 
 def test_a_part_that_lacks_a_column_or_has_another_kind_of_it_is_refused(tmp_path):
-    train = {"x": range(12), "city": CITIES * 4}
+    train = {"x": range(0, 24, 2), "city": CITIES * 4}
     with pytest.raises(DataError, match="test: there is no column 'city', which the training part has"):
         open_task(parts(tmp_path / "a", train=train, test={"x": [1, 2]}))
     with pytest.raises(DataError, match="test: column 'x' has texts, and numbers in the training part"):
@@ -267,7 +297,6 @@ def test_an_infinite_number_is_refused(tmp_path):
 
 
 def test_a_data_frame_in_memory_is_read_as_the_same_table_in_a_file(tmp_path):
-    pandas = pytest.importorskip("pandas")
     columns = {"age": [20.0, 30.0, None, 50.0] * 6, "city": [*CITIES, None] * 6, "label": [0, 1] * 12}
     frame = pandas.DataFrame(columns)
     frame.to_csv(tmp_path / "t.csv", index=False)
@@ -329,7 +358,6 @@ def test_what_no_training_writes_is_no_reading_of_a_table(wrong):
 
 
 def test_a_named_index_of_a_data_frame_is_no_input():
-    pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"x": np.arange(20.0), "id": np.random.default_rng(0).permutation(20)}).set_index("id")
     task = from_parts("data", {"train": (frame, [0, 1] * 10)}, "the data")
     assert task.columns.names == ["x"]

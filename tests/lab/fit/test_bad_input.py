@@ -92,7 +92,7 @@ def test_whole_numbers_that_occur_once_are_regression(refused, tmp_path):
 def test_few_numbers_with_fractions_are_classes(tmp_path):
     from bisam.lab.data.own import open_task
 
-    task = open_task(str(table(tmp_path / "a.csv", {"x": range(40), "label": [0.5, 1.5] * 20})))
+    task = open_task(str(table(tmp_path / "a.csv", {"x": NUMBERS * 2, "label": [0.5, 1.5] * 12})))
     assert task.classes == ["0.5", "1.5"]
 
 

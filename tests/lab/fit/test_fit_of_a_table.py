@@ -40,7 +40,7 @@ def passengers(tmp_path_factory):
             name = f"Person, No. {row}"
             fare = round(draws.uniform(5, 90), 2)
             writer.writerow(
-                [row + 1, int(survived), first, name, sex, age, fare, cabin, port, "10.04.1912", "Invented"]
+                [3 * row + 1, int(survived), first, name, sex, age, fare, cabin, port, "10.04.1912", "Invented"]
             )
     return path
 

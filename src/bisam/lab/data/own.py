@@ -272,13 +272,15 @@ def _from_tables(name: str, tables: tabular.Tables, options: Mapping[str, str], 
 def _with_inputs(task: Task, whole: pa.Table, where: str, label: str | None = None, *, named: str = "") -> Task:
     """A task whose parts are columns of a table, with the inputs that these become: learnt from the training part.
 
-    `whole` is the table that the training part was taken from, `label` its column of labels, which a data frame has
-    not; `named` are the columns of `--columns`, if any.
+    `whole` is the table that the training part was taken from: rows that are held out for the test leave gaps. `label`
+    is its column of labels, which a data frame has not; `named` are the columns of `--columns`, if any.
     """
-    inputs, left_out = learn(task.train.inputs)
+    numbering = {} if named else table_notes.row_numbers(whole, by_option=label is not None)
+    inputs, left_out = learn(task.train.inputs.drop_columns([*numbering]))
     if left_out and named:
         name, reason = next(iter(left_out.items()))
         raise DataError(f"{where}: column {name!r} cannot be an input ({reason}): remove it from --columns")
+    left_out |= numbering
     if not inputs.columns:
         reasons = ", ".join(f"{name} ({reason})" for name, reason in [*left_out.items()][: columns.MOST_LISTED])
         raise DataError(

@@ -15,6 +15,9 @@ from bisam.lab.data.table_columns import CategoryColumn, NumberColumn, TableInpu
 MOST_NAMED = 10
 """Columns of a kind that the summary names; of more, their number."""
 
+NO_HEADER = re.compile(r"Unnamed: \d+(\.\d+)?")
+"""What a column without a name in a CSV file is called, as the index that `DataFrame.to_csv` writes."""
+
 
 def summary(inputs: TableInputs, left_out: Mapping[str, str], train: pa.Table) -> list[str]:
     """A line about the inputs; one about missing values and one about columns left out, where there are some."""
@@ -42,24 +45,48 @@ def _remedy(column: NumberColumn | CategoryColumn) -> str:
     return f"filled with the median {column.median:g}{', and marked' if column.is_marked else ''}"
 
 
-def identifiers(table: pa.Table) -> list[str]:
-    """Columns of integers that seem to number the rows: by their name, or all different and consecutive.
+def row_numbers(table: pa.Table, *, by_option: bool) -> dict[str, str]:
+    """Columns that only number the rows, with the reason to leave them out and how to use them after all.
 
-    The table is that of the file: rows that are held out for the test leave gaps.
+    In a sorted table they give the classes away. They are integers, all different and consecutive, in any order: a
+    table may have been shuffled since. By chance a number is seldom like that: twelve draws from twelve values are all
+    different once in 19,000 times. Integers without a header are the index of pandas, which has gaps after rows were
+    chosen.
+
+    >>> row_numbers(pa.table({"row": [3, 2], "paid": [1, 5]}), by_option=True)
+    {'row': 'numbers the rows: to use it, name it in --columns'}
+    """
+    remedy = f"to use it, {'name it in --columns' if by_option else 'give it as float'}"
+    found = {}
+    for name in table.column_names:
+        column = table.column(name)
+        if _numbers_rows(column):
+            found[name] = f"numbers the rows: {remedy}"
+        elif pa.types.is_integer(column.type) and NO_HEADER.fullmatch(name):
+            found[name] = f"an index of pandas: {remedy}"
+    return found
+
+
+def _numbers_rows(column: pa.ChunkedArray) -> bool:
+    if not pa.types.is_integer(column.type) or column.null_count or len(column) < 2:
+        return False
+    ends = pc.min_max(column).as_py()
+    return bool(ends["max"] - ends["min"] + 1 == len(column) == len(column.unique()))
+
+
+def identifiers(table: pa.Table) -> list[str]:
+    """Columns of integers that seem to be identifiers: they number the rows, or are named as one.
 
     >>> identifiers(pa.table({"CustomerId": [7, 7], "row": [3, 2], "paid": [1, 5]}))
     ['CustomerId', 'row']
     """
-    found = []
-    for name in table.column_names:
-        column = table.column(name)
-        if not pa.types.is_integer(column.type) or column.null_count or not len(column):
-            continue
-        ends = pc.min_max(column).as_py()
-        is_consecutive = ends["max"] - ends["min"] + 1 == len(column) == len(column.unique())
-        if is_consecutive or _is_named_as_one(name):
-            found.append(name)
-    return found
+    columns = {name: table.column(name) for name in table.column_names}
+    return [
+        name
+        for name, column in columns.items()
+        if _numbers_rows(column)
+        or (pa.types.is_integer(column.type) and not column.null_count and len(column) and _is_named_as_one(name))
+    ]
 
 
 def _is_named_as_one(name: str) -> bool:
