@@ -54,6 +54,16 @@ def test_a_plan_that_is_no_object_has_a_remedy(text, tmp_path):
         plans.read(tmp_path)
 
 
+def test_a_base_optimizer_that_is_not_the_one_of_the_comparison_is_refused(study):
+    """It trained SGD in its place, and SAM on SGD."""
+    with pytest.raises(ValueError, match=r"to train with adamw, give --set optimizer=adamw and its --lr \(from Python"):
+        study(("adamw", "sam"))
+    with pytest.raises(ValueError, match="name base instead of sgd"):
+        study(("sgd", "sam"), changes={"optimizer": "adamw"})
+    for own in ("adamw", "base"):
+        assert study((own, "sam"), changes={"optimizer": "adamw"}).methods == ["adamw", "sam"]
+
+
 def test_without_a_search_rho_is_the_paper_s(study):
     plan = study(("sam", "bisam-log", "asam", "abisam-log", "msam"), minutes=0.2).decide(print)
     assert plan.given_up[-1] == "no search: ρ is the paper's"

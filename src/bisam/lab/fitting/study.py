@@ -99,7 +99,8 @@ class Study:
         self.fingerprint = hashlib.sha256(str(made).encode()).hexdigest()[:16]
         self.code = code_of_network(self.make, made) if self.make is not None else spec.code_of(self.model)
         base = self.settings.config.optimizer
-        wanted = [base if method in ("base", *BASES) else find(method).name for method in self.methods]
+        wanted = [base if method == "base" else find(method).name for method in self.methods]
+        _refuse_other_bases(wanted, base)
         self.methods = [method for method in METHODS if method in {base, *wanted}]
         if len(self.methods) < 2:
             raise ValueError(f"a comparison needs a method beside {title_of(base)}: name some, such as sam,bisam-log")
@@ -343,6 +344,17 @@ class Study:
     def _described(self, plan: plans.Plan) -> str:
         count = budgets.counted
         return f"{count(plan.budget.epochs, 'epoch')}, {count(len(self._seeds(plan)), 'seed')}, {_listed(plan.rho)}"
+
+
+def _refuse_other_bases(methods: Sequence[str], base: str) -> None:
+    """ValueError if another base optimizer is named than the one that all methods of a comparison use."""
+    others = [method for method in methods if method in BASES and method != base]
+    if others:
+        raise ValueError(
+            f"the methods name {others[0]}, and all of them are trained with {base} as the base optimizer: to train "
+            f"with {others[0]}, give --set optimizer={others[0]} and its --lr (from Python optimizer={others[0]!r}, "
+            f"lr=…); to keep {base}, name base instead of {others[0]}"
+        )
 
 
 def _built_alike(costs: Mapping[str, Cost]) -> dict[str, Cost]:
