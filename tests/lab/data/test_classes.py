@@ -4,6 +4,8 @@ import pytest
 
 from bisam.lab.data.classes import number_classes, plain
 from bisam.lab.data.images import DataError
+from bisam.lab.data.own import from_parts
+from bisam.lab.data.own_source import OwnData
 
 
 def twice(values):
@@ -33,3 +35,19 @@ def test_a_known_class_without_a_training_sample_is_named():
 
 def test_an_infinite_label_is_not_a_whole_number():
     assert [plain(value) for value in (2.0, 2.5, float("inf"))] == [2, 2.5, float("inf")]
+
+
+def source(labels):
+    return OwnData(from_parts("x", {"train": ([f"text {number}" for number in range(len(labels))], labels)}, "x"))
+
+
+def test_the_classes_are_listed_with_their_training_samples():
+    assert "classes, with their training samples: no 16, yes 8" in source((["no"] * 2 + ["yes"]) * 10).described()
+    many = source([*range(37)] * 5).described()
+    assert any(line.endswith("samples: 0 4, 1 4, 2 4, 3 4, 4 4, 5 4, 6 4, 7 4, 8 4, 9 4 and 27 more") for line in many)
+
+
+def test_classes_that_differ_only_in_case_or_spaces_are_named():
+    (line,) = [line for line in source(["yes", "no", "yes ", "no ", "YES", "NO"] * 5).notes if "only" in line]
+    assert line.startswith("the classes 'NO', 'no', 'no '; 'YES', 'yes', 'yes ' differ only in case or spaces: if they")
+    assert not [line for line in source(["yes", "no", "y", "n"] * 5).notes if "only" in line]

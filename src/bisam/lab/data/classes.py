@@ -15,6 +15,9 @@ from bisam.lab.data.images import DataError
 MOST_FRACTIONS = 20
 """Different values of a label with fractions: more are a quantity, not classes."""
 
+MOST_NAMED = 10
+"""Classes that a line names; of more, their number."""
+
 REGRESSION = (
     "That is regression, and sharpness-aware training with the 0-1 loss is for classes: give a column of classes by "
     "--label"
@@ -60,6 +63,32 @@ def number_classes(
             )
     tensors = {part: torch.tensor([numbers[value] for value in found]) for part, found in labels.items()}
     return tensors, list(names) if names is not None else [str(plain(value)) for value in ordered]
+
+
+def note_of_spellings(classes: Sequence[str]) -> list[str]:
+    """A line if some classes differ only in case or spaces, and may be one class.
+
+    >>> note_of_spellings(["No", "no", "no ", "yes"])
+    ["the classes 'No', 'no', 'no ' differ only in case or spaces: if they are one class, write them alike"]
+    """
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        alike.setdefault(" ".join(name.split()).casefold(), []).append(repr(name))
+    several = [", ".join(names) for names in alike.values() if len(names) > 1]
+    if not several:
+        return []
+    listed = "; ".join(several[:MOST_NAMED]) + "; …" * (len(several) > MOST_NAMED)
+    return [f"the classes {listed} differ only in case or spaces: if they are one class, write them alike"]
+
+
+def counted(classes: Sequence[str], counts: Sequence[int]) -> str:
+    """
+    >>> counted(["cat", "dog"], [40, 30]), counted([f"c{number}" for number in range(12)], [5] * 12)[-15:]
+    ('cat 40, dog 30', 'c9 5 and 2 more')
+    """
+    named = [f"{name:.40} {count}" for name, count in zip(classes, counts, strict=True)]
+    rest = len(named) - MOST_NAMED
+    return ", ".join(named[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def listed_rows(rows: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bisam.lab import spec
 from bisam.lab.data import columns, table_notes, tabular
-from bisam.lab.data.classes import number_classes
+from bisam.lab.data.classes import note_of_spellings, number_classes
 from bisam.lab.data.held_out import WORDS as PART_WORDS
 from bisam.lab.data.held_out import part_of, roles
 from bisam.lab.data.images import DataError
@@ -375,6 +375,7 @@ def _task(
                 inputs[part] = [images[place] for place in kept]
                 labels[part] = [labels[part][place] for place in kept]
     numbered, classes = number_classes(labels, where, names)
+    notes += note_of_spellings(classes)
     parts = {part: Part(inputs[part], numbered[part]) for part in inputs}
     train, validation, test = roles(parts, where, notes)
     return Task(name, kind, train, test, classes, validation, notes)

@@ -13,6 +13,7 @@ from bisam.lab import spec
 from bisam.lab.config import Config
 from bisam.lab.data import duplicates, tokens
 from bisam.lab.data.batches import Batched, Parts, Rounds, TensorBatches
+from bisam.lab.data.classes import counted
 from bisam.lab.data.held_out import stratified
 from bisam.lab.data.images import DataError
 from bisam.lab.data.labels import with_noise
@@ -46,7 +47,8 @@ class OwnData:
             f"{spec.parse_data(task.name).place}, {name}: {len(part)} samples ({task.kind}), {self.classes} classes"
             for name, part in (("train", task.train), *validation, ("test", task.test))
         ]
-        return [*lines, *self.notes, f"sha256 of the contents: {self.checksum}"]
+        classes = f"classes, with their training samples: {counted(task.classes, task.counts.tolist())}"
+        return [*lines, classes, *self.notes, f"sha256 of the contents: {self.checksum}"]
 
     def sizes(self, config: Config) -> dict[str, int]:
         """Samples of each part, with the validation samples of a seed."""
