@@ -11,7 +11,7 @@ from PIL import Image
 from bisam.lab.data.images import DataError
 from bisam.lab.data.new_samples import open_new
 from bisam.lab.data.preparation import Preparation
-from bisam.lab.data.table_columns import NumberColumn, TableInputs
+from bisam.lab.data.table_columns import CategoryColumn, NumberColumn, TableInputs
 from bisam.lab.data.table_reading import TableReading
 
 PIXELS = {"size": 8, "mean": (0.5,) * 3, "std": (0.25,) * 3}
@@ -70,6 +70,26 @@ def test_arrays_of_a_part_have_their_own_labels(tmp_path, part):
     np.savez(tmp_path / "a.npz", **{**arrays, f"y{part}": ["dog", "cat"]})
     found = open_new(str(tmp_path / "a.npz"), Preparation("rows", ("cat", "dog"), features=1))
     assert (found.labels.tolist(), found.inputs.tolist()) == ([1, 0], [[1.0], [1.0]])
+
+
+def test_values_that_the_training_never_had_are_counted(tmp_path):
+    age, city = NumberColumn("age", 39.6, is_marked=False), CategoryColumn("city", ("Bern", "Oslo"))
+    port, code = CategoryColumn("port", ("C", "S", None)), CategoryColumn("code", ("007", "x"))
+    like = Preparation("rows", ("cat", "dog"), TableReading(TableInputs((age, city, port, code)), "label"), features=8)
+    table = {"age": [None, 3.0, float("nan")], "city": ["Paris", "Bern", "Rome"], "port": [None, "S", "C"]}
+    pq.write_table(pa.table({**table, "code": [7, 8, 7]}), tmp_path / "t.parquet")
+    assert open_new(str(tmp_path / "t.parquet"), like).notes == [
+        "age: missing in 2 of 3 rows (filled with the median 39.6)",
+        "city: 2 of 3 rows have a category that fewer than 3 training rows had ('Paris', 'Rome'): 0 in all inputs",
+        "port: missing in 1 of 3 rows (a category of its own)",
+        "code: 1 of 3 rows have a category that fewer than 3 training rows had (8): 0 in all inputs",
+    ]
+    table = {name: pa.nulls(2) for name in ("age", "city", "port", "code")}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    assert "city: missing in 2 of 2 rows (0 in all inputs)" in open_new(str(tmp_path / "t.parquet"), like).notes
+    table = {"age": [1.0], "city": ["Oslo"], "port": ["S"], "code": ["x"]}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    assert open_new(str(tmp_path / "t.parquet"), like).notes == []
 
 
 def test_folders_of_parts_are_no_classes_and_folders_below_classes_are_not_either(tmp_path):

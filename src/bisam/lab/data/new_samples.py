@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from bisam.lab.data import columns, tabular
+from bisam.lab.data import columns, table_notes, tabular
 from bisam.lab.data.classes import plain
 from bisam.lab.data.images import DataError
 from bisam.lab.data.own import inputs_of, label_values, load_npz
@@ -119,7 +119,9 @@ def _from_table(path: Path, like: Preparation) -> NewSamples:
     if label is not None and label in table.column_names:
         values, names = columns.labels(table, label, str(path)), tables.class_names.get(label, [])
         values = [names[value] if isinstance(value, int) and 0 <= value < len(names) else value for value in values]
-    return _samples([str(row) for row in range(table.num_rows)], inputs, values, like, path)
+    learnt = like.columns.inputs
+    notes = table_notes.unlike_training(learnt, table) if isinstance(learnt, TableInputs) else []
+    return _samples([str(row) for row in range(table.num_rows)], inputs, values, like, path, notes)
 
 
 def _read_again(table: pa.Table, like: Preparation, where: str, folder: Path) -> Any:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bisam.lab.data.column_names import write_names
-from bisam.lab.data.table_columns import CategoryColumn, NumberColumn, TableInputs, missing_in
+from bisam.lab.data.table_columns import FEWEST_ROWS, CategoryColumn, NumberColumn, TableInputs, missing_in
 
 MOST_NAMED = 10
 """Columns of a kind that the summary names; of more, their number."""
@@ -37,6 +37,35 @@ def summary(inputs: TableInputs, left_out: Mapping[str, str], train: pa.Table) -
     if left_out:
         lines.append(f"left out: {_shortened([f'{name} ({reason})' for name, reason in left_out.items()])}")
     return lines
+
+
+def unlike_training(inputs: TableInputs, rows: pa.Table) -> list[str]:
+    """Lines about values of new rows that the training could not learn from: missing ones, and other categories.
+
+    >>> learnt = TableInputs((NumberColumn("age", 28.0, False), CategoryColumn("city", ("Bern", "Oslo"))))
+    >>> for line in unlike_training(learnt, pa.table({"age": [30, None, 31], "city": ["Bern", "Rome", "Rome"]})):
+    ...     print(line)
+    age: missing in 1 of 3 rows (filled with the median 28)
+    city: 2 of 3 rows have a category that fewer than 3 training rows had ('Rome'): 0 in all inputs
+    """
+    found = []
+    for column in inputs.columns:
+        values = rows.column(column.name)
+        if count := missing_in(values):
+            found.append(f"{column.name}: missing in {count} of {len(values)} rows ({_remedy(column)})")
+        if isinstance(column, CategoryColumn) and len(others := _other_categories(column, values)):
+            named = _shortened([f"{one!r:.40}" for one in others.unique().to_pylist()])
+            found.append(
+                f"{column.name}: {len(others)} of {len(values)} rows have a category that fewer than {FEWEST_ROWS} "
+                f"training rows had ({named}): 0 in all inputs"
+            )
+    return found
+
+
+def _other_categories(column: CategoryColumn, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values that are not missing and have no input."""
+    is_known = pa.array(column.read(values, "the rows").any(axis=1))
+    return values.filter(pc.invert(pc.or_(is_known, pc.is_null(values, nan_is_null=True))))
 
 
 def _remedy(column: NumberColumn | CategoryColumn) -> str:
