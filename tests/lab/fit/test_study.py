@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from bisam.lab import spec
+from bisam.lab.cli.output import quiet_console
 from bisam.lab.data.own import from_parts
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.fitting import plan as plans
@@ -52,6 +53,16 @@ def test_a_plan_that_is_no_object_has_a_remedy(text, tmp_path):
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(ValueError, match=r"plan\.json cannot be read .*: remove it, and the plan is made anew"):
         plans.read(tmp_path)
+
+
+def test_a_run_of_another_file_of_that_name_is_refused_before_the_plan_is_printed(study, source):
+    other = OwnData(replace(source.task, name="rows.parquet"))
+    plan = study(rho=0.05, changes={"epochs": "1"}).decide(print)
+    study(rho=0.05, changes={"epochs": "1"}).train(plan, Progress(quiet_console()))
+    lines = []
+    with pytest.raises(ValueError, match=r"configuration, data: 'rows' there, 'rows.parquet' now: give another --name"):
+        study(rho=0.05, changes={"epochs": "1"}, data=other).decide(lines.append)
+    assert lines == []
 
 
 def test_a_base_optimizer_that_is_not_the_one_of_the_comparison_is_refused(study):

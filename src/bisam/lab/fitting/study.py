@@ -149,6 +149,8 @@ class Study:
         plan = self.ranks.of_first(plans.read(self.folder) if self.ranks.is_first else None)
         if plan is not None:
             self._check_same(plan)
+            if self.ranks.is_first:
+                self._check_runs(plan)
             note(f"{self.folder / plans.NAME} has the plan: {self._described(plan)}")
         open_ = [method for method in self.methods if plan is None or (uses(method, "rho") and method not in plan.rho)]
         costs = _built_alike({method: self._cost(method) for method in open_})
@@ -340,6 +342,17 @@ class Study:
         if "epochs" in self.changes and self.minutes is None and planned != wanted:
             planned_epochs = budgets.counted(planned, "epoch")
             raise ValueError(f"the plan in {self.folder} has {planned_epochs}, got {wanted}: give another --name")
+
+    def _check_runs(self, plan: plans.Plan) -> None:
+        """ValueError if the folder has a run with other settings, such as one of rows.csv beside rows.parquet."""
+        try:
+            for job in self.jobs(plan):
+                records.check(job.folder, job.config.as_dict())
+        except records.ConfigMismatch as error:
+            raise ValueError(
+                f"{self.folder} has a run with another configuration, {'; '.join(error.differences)}: give another "
+                "--name or --runs (from Python, runs=), or move it"
+            ) from None
 
     def _described(self, plan: plans.Plan) -> str:
         count = budgets.counted
