@@ -105,6 +105,18 @@ def test_what_is_not_data_has_a_remedy():
         fit(network, data(60, 0), epoch=3)
 
 
+def test_what_python_gives_has_remedies_for_python():
+    x = torch.randn(84, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match=r"no training sample .*labels are 42 whole numbers: .* that is regression"):
+        fit(network, (x, torch.arange(84) % 42 + 18), quiet=True)
+    with pytest.raises(ValueError, match=r"one sample, .* labels are 42 whole numbers: .* that is regression"):
+        fit(network, (x[:83], torch.arange(83) % 42 + 18), quiet=True)
+    with pytest.raises(ValueError, match=r"classes by --label \(from Python, classes as y\)"):
+        fit(network, (x, torch.arange(84)), quiet=True)
+    with pytest.raises(ValueError, match=r"From Python give token ids"):
+        fit(network, (["a text"] * 40, [0, 1] * 20), quiet=True)
+
+
 def test_one_method_may_be_given_by_its_name():
     found = fit(network, data(60, 0), methods="asam", rho=0.5, seeds=1, epochs=1, quiet=True)
     assert [row[0] for row in found.answer.sheet.rows] == ["SGD", "ASAM"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,14 +14,14 @@ from torch import Tensor
 from bisam.lab.data.images import DataError
 
 MOST_FRACTIONS = 20
-"""Different values of a label with fractions: more are a quantity, not classes."""
+"""Different values of a label with fractions: more are a quantity, not classes. More whole numbers may be one."""
 
 MOST_NAMED = 10
 """Classes that a line names; of more, their number."""
 
 REGRESSION = (
     "That is regression, and sharpness-aware training with the 0-1 loss is for classes: give a column of classes by "
-    "--label"
+    "--label (from Python, classes as y)"
 )
 
 SECRET = -1
@@ -63,6 +64,23 @@ def number_classes(
             )
     tensors = {part: torch.tensor([numbers[value] for value in found]) for part, found in labels.items()}
     return tensors, list(names) if names is not None else [str(plain(value)) for value in ordered]
+
+
+def hint_of_quantity(classes: Sequence[str]) -> str:
+    """What to add to an error about rare classes, if they look like a quantity.
+
+    >>> hint_of_quantity([str(age) for age in range(18, 60)])
+    '. The labels are 42 whole numbers: if they are a quantity, that is regression, which bisam does not do'
+    >>> hint_of_quantity(["cat", "dog"])
+    ''
+    """
+    are_numbers = all(re.fullmatch(r"-?\d+", name) for name in classes)
+    if len(classes) <= MOST_FRACTIONS or not are_numbers:
+        return ""
+    return (
+        f". The labels are {len(classes)} whole numbers: if they are a quantity, that is regression, which bisam does "
+        "not do"
+    )
 
 
 def note_of_spellings(classes: Sequence[str]) -> list[str]:
@@ -139,9 +157,10 @@ def _check_counts(counts: Mapping[Any, int], ordered: Sequence[Any], where: str)
         raise DataError(f"{where}: the labels are numbers, most of which occur once. {REGRESSION}")
     if single:
         more = f" and {len(single) - 1} more have" if len(single) > 1 else " has"
+        hint = hint_of_quantity([str(plain(value)) for value in present])
         raise DataError(
             f"{where}: class {plain(single[0])!r}{more} one sample, which cannot be both trained on and tested: add "
-            "samples, or remove the class"
+            f"samples, or remove the class{hint}"
         )
 
 

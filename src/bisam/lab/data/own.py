@@ -285,7 +285,7 @@ def _with_inputs(task: Task, whole: pa.Table, where: str, label: str | None = No
         reasons = ", ".join(f"{name} ({reason})" for name, reason in [*left_out.items()][: columns.MOST_LISTED])
         raise DataError(
             f"{where}: no column can be an input: {reasons}. Add columns of numbers or categories, or name a column of "
-            "texts by --text, one of images by --image"
+            "texts by --text, one of images by --image (from Python, give arrays of numbers or of images)"
         )
     notes = [
         *task.notes,

@@ -13,7 +13,7 @@ from bisam.lab import spec
 from bisam.lab.config import Config
 from bisam.lab.data import duplicates, tokens
 from bisam.lab.data.batches import Batched, Parts, Rounds, TensorBatches
-from bisam.lab.data.classes import counted
+from bisam.lab.data.classes import counted, hint_of_quantity
 from bisam.lab.data.held_out import stratified
 from bisam.lab.data.images import DataError
 from bisam.lab.data.labels import with_noise
@@ -105,7 +105,7 @@ class OwnData:
             lost = task.classes[int((left == 0).nonzero()[0])]
             raise DataError(
                 f"{task.name}: of class {lost!r} no training sample is left beside those for validation and test: add "
-                "samples to it, or remove it"
+                f"samples to it, or remove it{hint_of_quantity(task.classes)}"
             )
         return train, validation, labels
 

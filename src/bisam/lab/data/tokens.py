@@ -22,7 +22,8 @@ def tokenizer(model: str) -> Any:
     if source != spec.TRANSFORMERS:
         raise DataError(
             f"text needs a model with a tokenizer, and {model} has none: give --model transformers:NAME-OR-FOLDER, "
-            "such as transformers:google-bert/bert-base-uncased (pip install transformers)"
+            "such as transformers:google-bert/bert-base-uncased (pip install transformers). From Python give token "
+            "ids, which the network gets as float32 and takes as x.long()"
         )
     try:
         transformers: Any = importlib.import_module("transformers")

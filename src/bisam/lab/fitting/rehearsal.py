@@ -81,7 +81,7 @@ def rehearse(
             raise
         raise ValueError(
             f"the batch norm of {config.model} needs two samples or more in each pass, got too few of a batch of "
-            f"{config.batch}: give --batch {2 * config.batch}"
+            f"{config.batch}: give {_batch(2 * config.batch)}"
         ) from error
     except RuntimeError as error:
         if not is_out_of_memory(error):
@@ -96,11 +96,19 @@ def rehearse(
     if fitting is None:
         raise ValueError(
             f"a batch of {config.batch} does not fit into {where}, nor does one sample: use a smaller model or smaller "
-            "inputs, such as --set size=64 or --set length=64"
+            "inputs, such as --set size=64 or --set length=64 (from Python, size=64)"
         )
     raise ValueError(
-        f"a batch of {config.batch} does not fit into {where}, and one of {fitting} does: give --batch {fitting}"
+        f"a batch of {config.batch} does not fit into {where}, and one of {fitting} does: give {_batch(fitting)}"
     )
+
+
+def _batch(size: int) -> str:
+    """
+    >>> _batch(8)
+    '--batch 8 (from Python, batch=8)'
+    """
+    return f"--batch {size} (from Python, batch={size})"
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -337,11 +337,16 @@ class Study:
             )
         other = {method: rho for method, rho in plan.rho.items() if self.rho is not None and rho != self.rho}
         if other:
-            raise ValueError(f"the plan in {self.folder} has {_listed(other)}: remove --rho, or give another --name")
+            raise ValueError(
+                f"the plan in {self.folder} has {_listed(other)}: remove --rho, or give another --name (from Python, "
+                "remove rho=, or give another runs=)"
+            )
         planned, wanted = plan.budget.epochs, self.settings.config.epochs
         if "epochs" in self.changes and self.minutes is None and planned != wanted:
-            planned_epochs = budgets.counted(planned, "epoch")
-            raise ValueError(f"the plan in {self.folder} has {planned_epochs}, got {wanted}: give another --name")
+            raise ValueError(
+                f"the plan in {self.folder} has {budgets.counted(planned, 'epoch')}, got {wanted}: give another --name "
+                "(from Python, runs=)"
+            )
 
     def _check_runs(self, plan: plans.Plan) -> None:
         """ValueError if the folder has a run with other settings, such as one of rows.csv beside rows.parquet."""
