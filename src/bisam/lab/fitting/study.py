@@ -7,7 +7,6 @@ differences with intervals (`bisam.lab.tables`).
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from bisam.lab.fitting import defaults, radius
 from bisam.lab.fitting import plan as plans
 from bisam.lab.fitting.budget import Budget
 from bisam.lab.fitting.code import lines as lines_of_code
+from bisam.lab.fitting.names import as_folder_name, short_name
 from bisam.lab.fitting.own_code import code_of_network
 from bisam.lab.fitting.rehearsal import Cost, is_out_of_memory, rehearse
 from bisam.lab.methods import BASES, METHODS, RHOS, find, title_of, uses
@@ -320,7 +320,7 @@ class Study:
         if self.minutes is not None:
             chosen["minutes"] = f"{self.minutes:g}"
         extra = "".join(f"+{key}={value}" for key, value in chosen.items())
-        return _slug(f"{short_name(place)}-{short_name(self.model)}{extra}")
+        return as_folder_name(f"{short_name(place)}-{short_name(self.model)}{extra}")
 
     def _check_same(self, plan: plans.Plan) -> None:
         now = {"other data": self.source.checksum, "another model": self.fingerprint}
@@ -387,28 +387,6 @@ def _listed(rho: Mapping[str, float]) -> str:
     'ρ of SAM 0.05'
     """
     return ", ".join(f"ρ of {title_of(method)} {value:g}" for method, value in rho.items())
-
-
-def short_name(text: str) -> str:
-    """The last part of a path, without its ending; of a function its name.
-
-    >>> short_name("data/reviews.csv"), short_name("transformers:minilm/model"), short_name("nets.py:small")
-    ('reviews', 'minilm', 'small')
-    """
-    if spec.is_function(text):
-        return text.rpartition(":")[2]
-    parts = [part for part in re.split(r"[/:]", text) if part not in ("", ".", "..", "model")]
-    return re.sub(r"\.(csv|tsv|jsonl?|ndjson|parquet|npz)$", "", parts[-1]) if parts else "data"
-
-
-def _slug(text: str) -> str:
-    """A name for a folder. What is left out of a long one is in a digest, so that no two choices have the same.
-
-    >>> _slug("my data-resnet20+lr=0.1"), len(_slug("x" * 200))
-    ('my-data-resnet20+lr=0.1', 120)
-    """
-    name = re.sub(r"[^\w.+=-]+", "-", text)
-    return name if len(name) <= 120 else f"{name[:111]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _thinned(grid: tuple[float, ...], count: int) -> tuple[float, ...]:
