@@ -65,6 +65,16 @@ def test_csv_jsonl_parquet_npz_and_a_function_are_the_same_task(numbers, tmp_pat
     assert {(task.kind, task.features, tuple(task.classes)) for task in tasks} == {("rows", 3, ("0", "1", "2"))}
 
 
+def test_names_of_arrays_may_be_in_upper_case(numbers, tmp_path):
+    x, y = numbers
+    np.savez(tmp_path / "small.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    np.savez(tmp_path / "large.npz", X_train=x, Y_train=y, X_test=x, y_test=y)
+    small, large = (open_task(str(tmp_path / f"{name}.npz")) for name in ("small", "large"))
+    assert small.checksum == large.checksum
+    np.savez(tmp_path / "both.npz", x=x, X=x + 1, y=y)
+    assert open_task(str(tmp_path / "both.npz")).train.inputs.max() == x.max()
+
+
 def test_names_of_columns_may_have_commas(numbers, tmp_path):
     x, y = numbers
     path = tmp_path / "t.parquet"

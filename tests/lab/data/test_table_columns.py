@@ -303,13 +303,13 @@ def test_a_data_frame_in_memory_is_read_as_the_same_table_in_a_file(tmp_path):
     mixed = frame.sample(frac=1, random_state=0).sort_index()
     inputs = mixed.drop(columns="label")
     inputs.index = [f"row {row}" for row in range(24)]  # what pandas would add as a column
-    in_memory = from_parts("data", {"train": (inputs, mixed["label"])}, "the data")
+    in_memory = from_parts("data", {"train": (inputs, mixed["label"].to_numpy())}, "the data")
     in_a_file = open_task(str(tmp_path / "t.csv"))
     assert in_memory.checksum == in_a_file.checksum
     assert in_memory.columns.inputs == in_a_file.columns.inputs
     assert (in_memory.columns.label, in_a_file.columns.label) == (None, "label")
     with pytest.raises(DataError, match="some parts are data frames and some are arrays"):
-        from_parts("data", {"train": (inputs, mixed["label"]), "test": (np.ones((2, 3)), [0, 1])}, "the data")
+        from_parts("data", {"train": (inputs, [0, 1] * 12), "test": (np.ones((2, 3)), [0, 1])}, "the data")
 
 
 def test_inputs_that_were_written_read_new_rows_in_the_same_way(tmp_path):
@@ -380,3 +380,31 @@ def test_a_table_with_two_columns_of_one_name_is_refused():
     table = pa.table([pa.array([1.0, 2.0]), pa.array([3.0, 4.0])], names=["x", "x"])
     with pytest.raises(DataError, match="2 columns are called 'x': rename them"):
         column_of(table, "x", "here")
+
+
+def test_spaces_around_the_names_of_a_header_are_no_part_of_them(tmp_path):
+    (tmp_path / "t.csv").write_text(" x , the city , label \n" + "0.5,Bern,no\n1.5,Oslo,yes\n" * 6)
+    task = open_task(f"{tmp_path / 't.csv'}?columns=the city,x&label=label")
+    assert task.columns.inputs.names == ["the city=Bern", "the city=Oslo", "x"]
+    assert task.columns.label == "label"
+
+
+def test_a_data_frame_with_two_columns_of_one_name_is_refused():
+    frame = pandas.DataFrame({"x": np.arange(0, 40.0, 2), "z": [1.5, 2.5] * 10})
+    with pytest.raises(DataError, match="the data frame has several columns of the name 'x': rename them, or keep one"):
+        from_parts("data", {"train": (pandas.concat([frame, frame], axis=1), [0, 1] * 10)}, "the data")
+
+
+def test_labels_with_another_index_than_the_rows_are_refused():
+    """They were taken in their order, so that rows had the labels of others."""
+    frame = pandas.DataFrame({"x": np.arange(0, 40.0, 2), "label": [0, 1] * 10})
+    x, y = frame.sample(frac=1, random_state=0)[["x"]], frame["label"]
+    with pytest.raises(DataError, match=r"data, train: y has the index of x in another order: give y\.loc\[x\.index\]"):
+        from_parts("data", {"train": (x, y)}, "the data")
+    with pytest.raises(DataError, match=r"y has another index than x: give the labels of these rows, or y\.to_nu"):
+        from_parts("data", {"train": (x[:10], y.set_axis(range(20, 40))[:10])}, "the data")
+    found = [
+        from_parts("data", {"train": (x, labels), "test": (x, labels)}, "the data").train.labels.tolist()
+        for labels in (y.loc[x.index], y.loc[x.index].to_numpy(), [*y.loc[x.index]])
+    ]
+    assert found == [[row % 2 for row in x.index]] * 3

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from bisam.lab.data import columns, table_notes, tabular
+from bisam.lab.data.arrays import inputs_of, label_values, load_npz
 from bisam.lab.data.classes import plain
 from bisam.lab.data.images import DataError
-from bisam.lab.data.own import inputs_of, label_values, load_npz
 from bisam.lab.data.pictures import EncodedImage, broken, described, is_image, note_of_unread
 from bisam.lab.data.preparation import WORDS, Preparation
 from bisam.lab.data.table_columns import TableInputs, as_table, has_columns

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +14,13 @@ from torch import Tensor
 
 from bisam.lab import spec
 from bisam.lab.data import columns, table_notes, tabular
+from bisam.lab.data.arrays import inputs_of, label_values, load_npz, refuse_other_index
 from bisam.lab.data.classes import note_of_spellings, number_classes
 from bisam.lab.data.held_out import WORDS as PART_WORDS
 from bisam.lab.data.held_out import part_of, roles
 from bisam.lab.data.images import DataError
 from bisam.lab.data.pictures import EncodedImage, check_broken, is_image, note_of_unread
-from bisam.lab.data.table_columns import as_table, has_columns, learn
+from bisam.lab.data.table_columns import has_columns, learn
 from bisam.lab.data.table_reading import TableReading
 from bisam.lab.data.task import Kind, Part, Task
 from bisam.lab.data.visible_files import visible_files, visible_folders
@@ -106,6 +105,7 @@ def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Tas
     """Inputs and labels of each part, as arrays, tensors, data frames or lists of texts."""
     kinds, inputs, labels = set(), {}, {}
     for part, (x, y) in raw.items():
+        refuse_other_index(x, y, f"{where}, {part}")
         kind, inputs[part] = inputs_of(x, f"{where}, {part}")
         kinds.add(kind)
         labels[part] = label_values(y, f"{where}, {part}")
@@ -134,70 +134,6 @@ def _notes_of_shapes(kind: Kind, inputs: Mapping[str, Any], where: str) -> list[
         return []
     what = "×".join(map(str, shape))
     return [f"inputs: {what} numbers, in this shape for a network of your own; images are of type uint8"]
-
-
-def label_values(y: Any, where: str) -> list[Any]:
-    """One label for each sample, from an array with one axis, or a second one of length 1."""
-    if not isinstance(y, (Tensor, np.ndarray)):
-        return list(y)
-    if y.ndim > 1 and y.shape[1:] != (1,) * (y.ndim - 1):
-        raise DataError(
-            f"{where}: labels of shape {tuple(y.shape)}, and each sample has one class: of one-hot labels give "
-            "y.argmax(1)"
-        )
-    return y.reshape(-1).tolist()
-
-
-def inputs_of(x: Any, where: str) -> tuple[Kind, Any]:
-    """The kind of arrays, tensors, data frames or lists of texts, and their values as `Part` has them."""
-    if isinstance(x, (list, tuple)) and len(x) and all(isinstance(one, str) for one in x):
-        return "text", [(one,) for one in x]
-    if isinstance(x, (list, tuple)) and len(x) and isinstance(x[0], tuple) and isinstance(x[0][0], str):
-        return "text", list(x)
-    if has_columns(x):
-        return "rows", columns.values(as_table(x), "rows", as_table(x).column_names, where, Path())
-    found = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(_array(x, where)))
-    if found.dtype == torch.uint8 and found.ndim in (3, 4):
-        return "image", _pixels(found, where)
-    if found.ndim < 2:
-        raise DataError(
-            f"{where}: inputs of shape {tuple(found.shape)}: give rows of numbers (N, F) or images (N, H, W)"
-        )
-    numbers = found.float()
-    if not bool(torch.isfinite(numbers).all()):
-        raise DataError(f"{where}: some inputs are not finite numbers: fill them in, or remove their rows")
-    return "rows", numbers
-
-
-def _array(x: Any, where: str) -> np.ndarray[Any, Any]:
-    found = np.asarray(x)
-    if found.dtype.kind not in "biuf":
-        raise DataError(f"{where}: inputs of type {found.dtype}: give numbers, uint8 images, or a list of texts")
-    return found.astype(np.float32) if found.dtype.kind in "bf" or found.dtype != np.uint8 else found
-
-
-def _pixels(found: Tensor, where: str) -> Tensor:
-    """uint8 (N, 3, H, W) from (N, H, W), (N, C, H, W) or (N, H, W, C) with one or three channels."""
-    if found.ndim == 3:
-        found = found.unsqueeze(1)
-    elif found.shape[1] not in (1, 3) and found.shape[3] in (1, 3):
-        found = found.permute(0, 3, 1, 2)
-    if found.shape[1] not in (1, 3):
-        raise DataError(f"{where}: images of shape {tuple(found.shape[1:])}: give one or three channels")
-    return found.expand(-1, 3, -1, -1).contiguous()
-
-
-def load_npz(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as raw:  # which numpy leaves open where it is broken
-            file = np.load(raw, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("it has one array without a name")
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path} cannot be read as .npz ({error}): write it with numpy.savez(path, x=…, y=…)"
-        ) from error
 
 
 def _from_function(name: str, place: str, test: str | None = None) -> Task:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -319,6 +320,9 @@ def as_table(rows: Any) -> pa.Table:
     """Without the index that pandas adds as columns, which have its names where it has some."""
     if isinstance(rows, pa.Table):
         return rows.drop_columns([name for name in rows.column_names if name.startswith(INDEX)])
+    twice = [name for name, count in Counter(map(str, rows.columns)).items() if count > 1]
+    if twice:
+        raise DataError(f"the data frame has several columns of the name {twice[0]!r}: rename them, or keep one")
     try:
         table = pa.table(rows)
     except pa.ArrowInvalid as error:

@@ -191,7 +191,10 @@ def _read(files: Sequence[Path]) -> tuple[pa.Table, dict[str, list[str]]]:
                     "points"
                 ) from error
             raise DataError(f"{files[0]} cannot be read as {builder} ({reason}): correct the file") from error
-        return _arrow(datasets, found)
+        table, names = _arrow(datasets, found)
+    if builder != "csv":
+        return table, names
+    return table.rename_columns([name.strip() for name in table.column_names]), names
 
 
 def _has_semicolons(path: Path) -> bool:
