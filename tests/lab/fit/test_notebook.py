@@ -117,6 +117,25 @@ def test_what_python_gives_has_remedies_for_python():
         fit(network, (["a text"] * 40, [0, 1] * 20), quiet=True)
 
 
+def lazy(classes):
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(classes))
+
+
+def test_lazy_layers_have_the_sizes_of_the_data(tmp_path):
+    """Seeds still decide their weights, and the folder is read again with the same function."""
+    options = {"methods": "sam", "seeds": 1, "epochs": 2, "quiet": True}
+    (x, y), *others = data(120, 0), data(30, 1)
+    found = fit(lazy, (x, y), *others, **options, rho="auto", runs=tmp_path)
+    again = fit(lazy, (x, y), *others, **options, rho=found.rho["sam"])
+    assert found.weights.keys() == again.weights.keys()
+    assert all(torch.equal(found.weights[name], again.weights[name]) for name in found.weights)
+    trained = load(found.folder, lazy)
+    assert trained.probabilities(x).shape == (120, 3)
+    assert repr(trained) == f"Predictor(model='lazy', method='sam', rho={found.rho['sam']}, 3 classes: '0', '1', '2')"
+    with pytest.raises(ValueError, match=r"lambda does not accept the inputs of data, 4: .*mat1 and mat2"):
+        fit(lambda: nn.Sequential(nn.Linear(5, 4), nn.LazyLinear(3)), (x, y), **options)
+
+
 def test_one_method_may_be_given_by_its_name():
     found = fit(network, data(60, 0), methods="asam", rho=0.5, seeds=1, epochs=1, quiet=True)
     assert [row[0] for row in found.answer.sheet.rows] == ["SGD", "ASAM"]

@@ -30,6 +30,7 @@ from bisam.lab.models.from_file import called
 from bisam.lab.records.checkpoint import unpack
 from bisam.lab.tables import cells
 from bisam.lab.tables.answer import Answer
+from bisam.lab.training.first_sample import with_sizes
 from bisam.lab.training.loop import Stopped
 from bisam.lab.training.progress import Progress
 
@@ -213,7 +214,7 @@ def _radius(rho: float | str) -> float | None:
 
 
 def _building(make: Callable[..., nn.Module]) -> Callable[[Config, Source], nn.Module]:
-    return lambda config, source: called(make, source.classes, config.model)
+    return lambda config, source: with_sizes(called(make, source.classes, config.model), config, source)
 
 
 def _texts(settings: Mapping[str, Any]) -> dict[str, str]:

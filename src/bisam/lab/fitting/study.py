@@ -277,7 +277,8 @@ class Study:
     def _built(self) -> torch.nn.Module:
         """A model to look at."""
         with torch.random.fork_rng(devices=[]):
-            return self.build(Config(data=self.source.task.name, model=self.model), self.source)
+            config = Config(data=self.source.task.name, model=self.model, validation=self._validation)
+            return self.build(config, self.source)
 
     def _budget(
         self, costs: Mapping[str, Cost], note: Callable[[str], None], uncounted: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from bisam.lab import measures
@@ -15,6 +16,7 @@ from bisam.lab.config import Config
 from bisam.lab.data.preparation import Preparation
 from bisam.lab.data.sources import Source
 from bisam.lab.files import read_file
+from bisam.lab.methods import uses
 from bisam.lab.predicting.weights import TrainedError
 from bisam.lab.records.layout import LARGEST_PREPARATION, PREDICT
 
@@ -30,6 +32,10 @@ class BesideWeights:
     preparation: Preparation
     code: str = ""
     """That of the file of a network of one's own, by `spec.code_of`."""
+    method: str = ""
+    """How it was trained; empty where an older version did not write it."""
+    rho: float | None = None
+    """None for methods without one."""
 
 
 def for_run(config: Config, source: Source, code: str = "") -> bytes | None:
@@ -42,7 +48,7 @@ def for_run(config: Config, source: Source, code: str = "") -> bytes | None:
         return None
     values = {
         "format": FORMAT, "model": config.model, "measures": list(config.measured), "inputs": prepared.as_dict(),
-        "code": code,
+        "code": code, "method": config.method, "rho": config.rho if uses(config.method, "rho") else None,
     }  # fmt: skip
     return json.dumps(values, allow_nan=False, indent=1).encode() + b"\n"  # in ASCII: a folder's name may be no text
 
@@ -54,12 +60,14 @@ def read(folder: Path) -> BesideWeights:
         if values["format"] != FORMAT:
             raise ValueError("it is of another version")
         model, names = values["model"], tuple(values["measures"])
-        code = values.get("code", "")  # older versions have none
-        if not isinstance(model, str) or not isinstance(code, str):
+        code, method, rho = values.get("code", ""), values.get("method", ""), values.get("rho")  # of newer versions
+        if not all(isinstance(text, str) for text in (model, code, method)):
             raise ValueError("its model has no name")
+        if not isinstance(rho, (float, NoneType)):
+            raise ValueError("its rho is no number")
         for name in names:
             measures.find(name)
-        return BesideWeights(model, names, Preparation.from_dict(values["inputs"]), code)
+        return BesideWeights(model, names, Preparation.from_dict(values["inputs"]), code, method, rho)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -29,6 +29,9 @@ from bisam.lab.predicting.weights import (
 from bisam.lab.records import PREDICT, WEIGHTS
 from bisam.objectives import logits_of
 
+MOST_SHOWN = 10
+"""Classes that the repr of a predictor names."""
+
 
 class Predictor:
     """A trained model that takes inputs as they are before a training: images, rows of numbers, texts."""
@@ -38,6 +41,16 @@ class Predictor:
         self.classes = list(beside.preparation.classes)
         """Names of the classes, in the order of the model's outputs."""
         self.beside, self.device = beside, device
+
+    def __repr__(self) -> str:
+        """What was trained, and how, as far as the folder has it."""
+        trained = [f"model={self.beside.model!r}"]
+        if self.beside.method:
+            trained.append(f"method={self.beside.method!r}")
+        if self.beside.rho is not None:
+            trained.append(f"rho={self.beside.rho:g}")
+        names = ", ".join(map(repr, self.classes[:MOST_SHOWN])) + ", …" * (len(self.classes) > MOST_SHOWN)
+        return f"Predictor({', '.join(trained)}, {len(self.classes)} classes: {names})"
 
     def predict(self, inputs: Any) -> list[str]:
         """The most probable class of each input."""
@@ -91,6 +104,8 @@ def load(
     ...     trained = bisam.lab.load(found.folder, lambda: nn.Linear(4, 2))
     >>> trained.classes, trained.predict(x[:4]), trained.probabilities(x).shape
     (['0', '1'], ['0', '1', '0', '1'], torch.Size([120, 2]))
+    >>> trained
+    Predictor(model='lambda', method='sam', rho=0.05, 2 classes: '0', '1')
     """
     place = Path(folder).expanduser()
     try:

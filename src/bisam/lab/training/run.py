@@ -17,6 +17,7 @@ from bisam.lab.data.randomness import mixed
 from bisam.lab.data.shards import Shard
 from bisam.lab.data.sources import Batched, Source
 from bisam.lab.models.compiling import compile_model
+from bisam.lab.training.first_sample import output_of_one, with_sizes
 from bisam.lab.training.ranks import ALONE, Ranks
 from bisam.objectives import logits_of
 from bisam.plan import Batch
@@ -27,7 +28,7 @@ Build = Callable[[Config, Source], nn.Module]
 
 
 def build_by_name(config: Config, source: Source) -> nn.Module:
-    return models.build(config.model, source.classes, source.features)
+    return with_sizes(models.build(config.model, source.classes, source.features), config, source)
 
 
 COUNTS = {
@@ -182,18 +183,9 @@ class TrainingRun:
     @torch.no_grad()
     def _check_fits(self) -> None:
         """Raise ValueError if the model does not accept these data, or has another number of outputs."""
-        inputs, labels = next(iter(self.validation.epoch(0)))
-        batch = Batch(inputs, labels)
-        name = self.config.model
-        self.model.eval()
-        try:
-            with self._autocast():
-                output = batch.rows(slice(0, 1)).run(self.model)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            what = "×".join(map(str, inputs.shape[1:])) if isinstance(inputs, Tensor) else ", ".join(inputs)
-            kind = "images" if isinstance(inputs, Tensor) and inputs.ndim == 4 else "inputs"
-            raise ValueError(f"{name} does not accept the {kind} of {self.config.data}, {what}: {error}") from None
-        self.model.train()
+        batch, name = Batch(*next(iter(self.validation.epoch(0)))), self.config.model
+        with self._autocast():
+            output = output_of_one(self.model, batch, self.config)
         logits = logits_of(output)
         if not isinstance(logits, Tensor) or tuple(logits.shape) != (1, self.classes):
             shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
