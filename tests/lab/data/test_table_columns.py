@@ -10,7 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from bisam.lab.config import Config
 from bisam.lab.data.images import DataError
+from bisam.lab.data.new_samples import open_new
 from bisam.lab.data.own import from_parts, open_task
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.table_columns import CategoryColumn, column_of
@@ -408,3 +410,23 @@ def test_labels_with_another_index_than_the_rows_are_refused():
         for labels in (y.loc[x.index], y.loc[x.index].to_numpy(), [*y.loc[x.index]])
     ]
     assert found == [[row % 2 for row in x.index]] * 3
+
+
+@pytest.mark.parametrize(
+    ("ending", "text", "decimals"),
+    [
+        ("csv", "x;who;label\n" + '1,5;Meyer, Hans;a\n"-2,5";Otto;b\n' * 6, "commas"),
+        ("csv", "x;who;label\r\n" + "1.5;Meyer, Hans;a\r\n-2.5;Otto;b\r\n" * 6, "points"),
+        ("tsv", "x\twho\tlabel\n" + "1.5\tMeyer, Hans\ta\n-2.5\tOtto\tb\n" * 6, None),
+    ],
+)
+def test_tables_with_semicolons_or_tabs_are_read_as_those_with_commas(ending, text, decimals, tmp_path):
+    (tmp_path / "plain.csv").write_text("x,who,label\n" + '1.5,"Meyer, Hans",a\n-2.5,Otto,b\n' * 6)
+    path = tmp_path / f"t.{ending}"
+    path.write_bytes(text.encode())
+    task = open_task(str(path))
+    assert task.checksum == open_task(str(tmp_path / "plain.csv")).checksum
+    line = f"t.csv: columns are separated by semicolons, decimals are written with {decimals}"
+    assert (line in said(task)) == (decimals is not None)
+    like = OwnData(task).preparation(Config(data=task.name, model="perceptron"))
+    assert open_new(str(path), like).notes == ([line] if decimals else [])

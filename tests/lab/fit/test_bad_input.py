@@ -210,13 +210,19 @@ def test_an_empty_validation_part(refused, tmp_path):
         ({"x": NUMBERS, "kind": [0, 1] * 6}, [], "name that of the classes by --label"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--label", "lable"], "no column 'lable': did you mean 'label'?"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--label", "kind"], "no column 'kind': it has x, label."),
-        ({"x;label": ["1;0", "2;1"] * 6}, [], "has one column, 'x;label': separate its columns by commas"),
-        ({"x;label": ["1,5;0", "2,5;1"] * 6}, [], "has one column, 'x;label': separate its columns by commas"),
+        ({"x|label": ["1|0", "2|1"] * 6}, [], "has one column, 'x|label': separate its columns by commas or semico"),
+        ({"x\tlabel": ["1\t0", "2\t1"] * 6}, [], "has one column, 'x\\tlabel': separate its columns by commas or"),
         (
-            {"x;label": ["1;0", '"2,5;1']},
+            {"text": ["hello, world"] * 12, "label": [0, 1] * 6},
             [],
-            "semicolons between its columns: separate them by commas, and write decimals with points",
+            "a.csv has rows with more fields than its header: put a field that has a comma in quotes",
         ),
+        (
+            {"text": ["hello", "hello, world"] * 6, "label": [0, 1] * 6},
+            [],
+            "Expected 2 fields in line 3, saw 3): put a field that has a comma in quotes",
+        ),
+        ({"x": ["1,5", "2,5"] * 6, "label": [0, 1] * 6}, [], "in quotes, write decimals with points, and name every"),
         ({"x": [], "label": []}, [], "has no rows below its header"),
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--model", "nets.py"], "nets.py is a Python file: name the function"),
         (

@@ -13,7 +13,7 @@ from bisam.lab.data.classes import listed_rows
 from bisam.lab.data.column_names import read_names
 from bisam.lab.data.images import DataError
 from bisam.lab.data.pictures import EncodedImage
-from bisam.lab.data.table_columns import INDEX, TableInputs, check_finite, column_of
+from bisam.lab.data.table_columns import TableInputs, check_finite, column_of
 from bisam.lab.data.table_reading import TableReading
 from bisam.lab.data.tabular import Tables
 from bisam.lab.data.task import Kind
@@ -33,10 +33,10 @@ def choose(tables: Tables, options: Mapping[str, str], where: str) -> tuple[Kind
     label = options.get("label") or next((name for name in LABELS if name in columns), "")
     if not columns:
         raise DataError(f"{where} has no columns: give a column of labels, and one or more of inputs")
-    # pandas reads an index where rows have more commas than the header, as in numbers with a decimal comma
-    own = [name for name in columns if not name.startswith(INDEX)]
-    if len(own) == 1 and any(mark in own[0] for mark in ";\t|"):
-        raise DataError(f"{where} has one column, {own[0]!r:.60}: separate its columns by commas (.tsv: by tabs)")
+    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t|"):
+        raise DataError(
+            f"{where} has one column, {columns[0]!r:.60}: separate its columns by commas or semicolons (.tsv: by tabs)"
+        )
     if not label:
         raise DataError(f"{where} has the columns {_listed(columns)}: name that of the classes by --label")
     several = {option: read_names(options.get(option, ""), columns) for option in ("text", "columns")}

@@ -121,7 +121,8 @@ def _from_table(path: Path, like: Preparation) -> NewSamples:
         values = [names[value] if isinstance(value, int) and 0 <= value < len(names) else value for value in values]
     learnt = like.columns.inputs
     notes = table_notes.unlike_training(learnt, table) if isinstance(learnt, TableInputs) else []
-    return _samples([str(row) for row in range(table.num_rows)], inputs, values, like, path, notes)
+    names = [str(row) for row in range(table.num_rows)]
+    return _samples(names, inputs, values, like, path, [*tables.notes, *notes])
 
 
 def _read_again(table: pa.Table, like: Preparation, where: str, folder: Path) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,12 +21,18 @@ from bisam.lab.data.held_out import part_of, parts_of
 from bisam.lab.data.hub import silent_retries
 from bisam.lab.data.images import DataError
 from bisam.lab.data.parquet import check_plain
+from bisam.lab.data.table_columns import INDEX
 from bisam.lab.data.visible_files import is_hidden
 
 BUILDERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".ndjson": "json", ".parquet": "parquet"}
 """Builders of the package `datasets`, by the ending of a file."""
 
 LONGEST_HEADER = 2**20
+
+DECIMAL_COMMA = re.compile(rb'(^|;)\s*"?[-+]?\d+,\d+"?\s*(;|$)', re.MULTILINE)
+"""A field of a table with semicolons that is a number with a comma."""
+
+REMEDY_OF_FIELDS = "put a field that has a comma in quotes, write decimals with points, and name every column"
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Tables:
     folder: Path
     class_names: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """A line for each part that was put together from several files."""
+    """A line for each part that was put together from several files, or has semicolons between its columns."""
 
     @property
     def columns(self) -> list[str]:
@@ -71,7 +78,8 @@ def read_tables(path: Path) -> Tables:
         for part, found in by_part.items()
         if len(found) > 1
     ]
-    return Tables({part: table for part, (table, _) in read.items()}, folder, names, joined)
+    separated = [line for found in by_part.values() for line in _note_of_separators(found[0])]
+    return Tables({part: table for part, (table, _) in read.items()}, folder, names, [*joined, *separated])
 
 
 def _meant(name: str) -> str:
@@ -170,7 +178,7 @@ def _read(files: Sequence[Path]) -> tuple[pa.Table, dict[str, list[str]]]:
         return _with_usual_types(table), _names_of(table.schema)
     datasets = package(f"{files[0].name} is read")
     builder = BUILDERS[files[0].suffix.lower()]
-    options = {"sep": "\t"} if files[0].suffix.lower() == ".tsv" else {}
+    options = _separators(files[0])
     with tempfile.TemporaryDirectory() as cache:  # its copy would stay in the user's folder otherwise
         try:
             with silent_retries(), _without_bars(datasets):
@@ -185,23 +193,37 @@ def _read(files: Sequence[Path]) -> tuple[pa.Table, dict[str, list[str]]]:
             if isinstance(cause, UnicodeDecodeError):
                 byte = cause.object[cause.start]
                 raise DataError(f"{files[0]} is not in UTF-8 (byte {byte:#04x}): save it as UTF-8") from error
-            if _has_semicolons(files[0]):
-                raise DataError(
-                    f"{files[0]} has semicolons between its columns: separate them by commas, and write decimals with "
-                    "points"
-                ) from error
+            if "Expected" in reason and "fields" in reason:
+                raise DataError(f"{files[0]} cannot be read as csv ({reason}): {REMEDY_OF_FIELDS}") from error
             raise DataError(f"{files[0]} cannot be read as {builder} ({reason}): correct the file") from error
         table, names = _arrow(datasets, found)
     if builder != "csv":
         return table, names
+    if any(name.startswith(INDEX) for name in table.column_names):  # their first fields, which are no column then
+        raise DataError(f"{files[0]} has rows with more fields than its header: {REMEDY_OF_FIELDS}")
     return table.rename_columns([name.strip() for name in table.column_names]), names
 
 
-def _has_semicolons(path: Path) -> bool:
-    """Whether it is a table as some spreadsheets write it, where a comma is the sign of decimals."""
+def _separators(path: Path) -> dict[str, str]:
+    """What separates columns and decimals, as options of pandas; empty for commas and points."""
+    if path.suffix.lower() == ".tsv":
+        return {"sep": "\t"}
+    if path.suffix.lower() != ".csv":
+        return {}
     with path.open("rb") as file:
-        header = file.readline(LONGEST_HEADER)
-    return path.suffix.lower() == ".csv" and b";" in header and b"," not in header
+        header, rows = file.readline(LONGEST_HEADER), file.read(LONGEST_HEADER)
+    if b";" not in header or b"," in header:
+        return {}
+    return {"sep": ";", "decimal": "," if DECIMAL_COMMA.search(rows) else "."}
+
+
+def _note_of_separators(path: Path) -> list[str]:
+    """A line for a table as spreadsheets write it where a comma is the sign of decimals."""
+    found = _separators(path)
+    if found.get("sep") != ";":
+        return []
+    decimals = "commas" if found["decimal"] == "," else "points"
+    return [f"{path.name}: columns are separated by semicolons, decimals are written with {decimals}"]
 
 
 @contextmanager
