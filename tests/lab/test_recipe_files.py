@@ -43,6 +43,13 @@ def recipe():
     return table("any", "By noise", ["0.0", "0.2"], ["sgd", "sam"], config, seeds=2)
 """
 
+NET = """
+import torch
+
+def net(classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))
+"""
+
 
 @pytest.fixture
 def toml(tmp_path, monkeypatch):
@@ -171,3 +178,28 @@ def test_files_that_cannot_be_recipes(tmp_path):
     with pytest.raises(ValueError, match="is not a file"):
         find(str(tmp_path / "missing.toml"))
     assert not is_file("cifar10/resnet56/sam")
+
+
+def test_runs_of_a_network_whose_code_has_changed_are_not_mixed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = Path("net.py")
+    net.write_text(NET)
+    Path("own.toml").write_text(TOML.replace('"digitsnet"', '"net.py:net"').replace("batch = 64", "batch = 512"))
+    command = ["reproduce", "own.toml/clean", "--device", "cpu", "--seeds"]
+    assert bisam(*command, "0").exit_code == 0
+    net.write_text("# a comment\n" + NET)
+    assert bisam(*command, "0").exit_code == 0
+    net.write_text(NET.replace("torch.nn.Flatten()", "torch.nn.Flatten(), torch.nn.Softsign()"))
+    for other in (command, ["train", *command[1:]], ["sweep", "own.toml/clean/sam", "--over", "rho", *command[2:]]):
+        refused = bisam(*other, "0-1")
+        assert refused.exit_code == 1, refused.output
+        assert "net.py has changed since the runs in runs/own/clean-sam-seed0 began" in refused.stderr
+        assert "give another folder with --runs" in refused.stderr
+    assert len(records.find(Path("runs"))) == 2
+    assert bisam("train", *command[1:], "1", "--runs", "apart").exit_code == 0
+    Path("apart/own/clean-sam-seed1").rename("runs/own/clean-sam-seed1")  # as an older version trained it
+    told = "Not all of these runs were trained with the same net.py:net"
+    assert told in " ".join(bisam("report").output.split())
+    verified = bisam("verify")
+    assert verified.exit_code == 0, verified.output
+    assert f"note: Digits, clean and noisy: {told}: the digest of its code is" in verified.output

@@ -1,6 +1,7 @@
 """What a run resumes from and records: its own data, and the lines of metrics of the epochs before its checkpoint."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,12 @@ from bisam.lab.training.progress import Progress
 from tiny import tiny_images
 
 CONFIG = Config(model="tiny", method="sgd", batch=8, epochs=3, precision="fp32")
+NET = """
+from torch import nn
+
+def net(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, classes))
+"""
 
 
 def build(config, source):
@@ -79,3 +86,18 @@ def test_the_third_signal_stops_at_once_and_the_handlers_come_back():
             signal.raise_signal(signal.SIGINT)
     assert names == ["SIGINT"] * 3
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_is_not_resumed_with_other_code_of_its_network(tmp_path):
+    net, progress = tmp_path / "net.py", AfterOneEpoch()
+    net.write_text(NET)
+    job = Job(replace(CONFIG, model=f"{net}:net"), tmp_path / "runs" / "run")
+    with pytest.raises(Stopped, match="in epoch 2"):
+        train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
+    net.write_text(NET.replace("Flatten()", "Flatten(), nn.Softsign()"))
+    with pytest.raises(ValueError, match=r"net\.py has changed since the runs in .*run began"):
+        train([job], tiny_images(), torch.device("cpu"), Progress())
+    assert epochs_of(job) == [0]
+    net.write_text(NET)
+    train([job], tiny_images(), torch.device("cpu"), Progress())
+    assert epochs_of(job) == [0, 1, 2]

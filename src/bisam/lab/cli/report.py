@@ -183,6 +183,9 @@ def verify(
         open_ = sum(record.result is None for record in found)
         if open_:
             print_line(f"note: not finished, {open_} of {len(found)} runs")
+        for group in cells.collect(found).groups:
+            for line in summary.unlike(group):
+                print_line(f"note: {group.title}: {line}")
         if others:
             print_line(f"note: {others}")
         print_line(f"{len(found)} run{'s' * (len(found) != 1)}, {count} problem{'s' * (count != 1)}")

@@ -31,6 +31,7 @@ from bisam.lab.methods import BASES, METHODS, RHOS, find, title_of, uses
 from bisam.lab.models.pretraining import expected
 from bisam.lab.predicting import beside_weights
 from bisam.lab.recipes import Recipe
+from bisam.lab.records import model_code
 from bisam.lab.records.storage import Storage
 from bisam.lab.tables import cells
 from bisam.lab.tables.answer import Answer, answer
@@ -330,11 +331,10 @@ class Study:
                 raise ValueError(
                     f"{self.folder} was trained with {what}: give another --name (from Python, runs=), or move it"
                 )
-        if plan.code and self.code and plan.code != self.code:  # plans of older versions have none
+        if model_code.differ(plan.code, self.code):
             place = f"the code of {self.model}" if self.make is not None else self.model.rpartition(":")[0]
-            raise ValueError(
-                f"{place} has changed since the runs in {self.folder} began, and its network may be another: give "
-                "another --name (from Python, runs=), or move the folder"
+            raise model_code.OtherCode(
+                place, self.folder, "give another --name (from Python, runs=), or move the folder"
             )
         other = {method: rho for method, rho in plan.rho.items() if self.rho is not None and rho != self.rho}
         if other:

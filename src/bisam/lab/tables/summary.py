@@ -16,7 +16,7 @@ from rich.text import Text
 from bisam.lab.data import DATA_SETS
 from bisam.lab.files import printable
 from bisam.lab.methods import baseline_of, perturbs, title_of
-from bisam.lab.records import Record
+from bisam.lab.records import Record, model_code
 from bisam.lab.tables import published
 from bisam.lab.tables.cells import MOST_PROBLEMS, Collection, Group, Run, command, damage
 from bisam.lab.tables.statistics import Difference, difference, signed
@@ -108,7 +108,7 @@ def sheet(group: Group) -> Sheet:
         title,
         ["", *(title_of(method) for method in group.recipe.methods)],
         rows,
-        [*_effort(group), *_unlike_data(group)],
+        [*_effort(group), *unlike(group)],
     )
 
 
@@ -120,7 +120,7 @@ def _list_of_cells(group: Group) -> Sheet:
         if group.of(row, method)
     ]
     title = f"{group.title}: {group.recipe.measure} in per cent"
-    return Sheet(title, ["row", "method", group.recipe.measure], rows, [*_effort(group), *_unlike_data(group)])
+    return Sheet(title, ["row", "method", group.recipe.measure], rows, [*_effort(group), *unlike(group)])
 
 
 def _effort(group: Group) -> list[str]:
@@ -138,20 +138,26 @@ def _effort(group: Group) -> list[str]:
     ]
 
 
-def _unlike_data(group: Group) -> list[str]:
-    """A note where runs were trained on different data of the same name, by the checksums in their receipts.
+def unlike(group: Group) -> list[str]:
+    """A note where runs were trained on different data, or with different code, of the same name.
 
-    For a streamed data set the checksum is that of names and sizes of files only, and is not compared.
+    Both are compared by the digests in their receipts. That of a streamed data set is of names and sizes of files only,
+    and is not compared.
     """
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    data: dict[str, Counter[str]] = defaultdict(Counter)
+    code: dict[str, Counter[str]] = defaultdict(Counter)
     for run in (run for row in group.rows for run in group.of_row(row)):
-        checksum = (run.record.receipt or {}).get("data_checksum")
+        receipt = run.record.receipt or {}
+        checksum, own_code = receipt.get("data_checksum"), receipt.get(model_code.KEY)
         if isinstance(checksum, str) and not _is_streamed(run.config.data):
-            counts[run.config.data][checksum] += 1
+            data[run.config.data][checksum] += 1
+        if isinstance(own_code, str):
+            code[run.config.model][own_code] += 1
     return [
-        f"Not all of these runs were trained on the same {data}: its sha256 is "
-        f"{', '.join(f'{checksum[:12]} in {count}' for checksum, count in found.items())} of the receipts."
-        for data, found in counts.items()
+        f"Not all of these runs were trained {what} the same {name}: {its} is "
+        f"{', '.join(f'{digest[:12]} in {count}' for digest, count in found.items())} of the receipts."
+        for what, its, counts in (("on", "its sha256", data), ("with", "the digest of its code", code))
+        for name, found in counts.items()
         if len(found) > 1
     ]
 

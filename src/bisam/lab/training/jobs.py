@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from bisam.lab import records
+from bisam.lab import records, spec
 from bisam.lab.config import Config
 from bisam.lab.data.sources import Source
 from bisam.lab.methods import uses
 from bisam.lab.recipes import Recipe
+from bisam.lab.records import model_code
 from bisam.lab.tables.cells import collect, folder_name, place_of, tables_with, training_of, without_numerics
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job, signals, train
 from bisam.lab.training.progress import Progress
@@ -163,6 +164,8 @@ def _kept_by_first(ranks: Ranks) -> Iterator[Path | None]:
 
 def pending_of(jobs: Sequence[Job], progress: Progress) -> list[Job]:
     """The jobs to train, with notes about the others."""
+    for table, model in dict.fromkeys((job.folder.parent, job.config.model) for job in jobs):
+        model_code.refuse_other_code(table, model, spec.code_of(model))
     there = [_record(job) for job in jobs]
     done = sum(record.result is not None for record in there)
     if done:

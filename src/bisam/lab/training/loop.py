@@ -22,7 +22,15 @@ from bisam.lab.data.sources import Source
 from bisam.lab.methods import passes
 from bisam.lab.models import FOR_ROWS, MODELS
 from bisam.lab.predicting import beside_weights
-from bisam.lab.records import ConfigMismatch, RunFolder, RunInUse, check_result, checkpoint, config_differences
+from bisam.lab.records import (
+    ConfigMismatch,
+    RunFolder,
+    RunInUse,
+    check_result,
+    checkpoint,
+    config_differences,
+    model_code,
+)
 from bisam.lab.records.metrics import is_epoch
 from bisam.lab.records.receipt import receipt, timestamp
 from bisam.lab.spec import TIMM, parse_model
@@ -142,11 +150,12 @@ def _admitted(
 ) -> list[ActiveRun]:  # fmt: skip
     """The run, resumed; empty if another process trains it or has finished it."""
     training = TrainingRun(job.config, source, device, build, ranks)
-    now = {**now, "kernels": training.kernels}
+    now = {**now, "kernels": training.kernels, **({model_code.KEY: training.code} if training.code else {})}
     if not ranks.is_first:
         return _following(
             ActiveRun(training, stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))), now
         )
+    model_code.refuse_other_code(job.folder.parent, job.config.model, training.code)  # it may change at any time
     try:
         run = stack.enter_context(RunFolder.open(job.folder, job.config.as_dict()))
     except RunInUse as error:
@@ -257,7 +266,10 @@ def _resumed(one: ActiveRun, checksum: str, now: dict[str, Any], progress: Progr
         one.receipts = [now]
         one.training.ranks.of_first({})
         return one
+    before = loaded.state.get("receipts", [{"commit": "unknown"}])
     _check_same(one, loaded.state, checksum)
+    if any(model_code.differ(old.get(model_code.KEY), one.training.code) for old in before):
+        raise model_code.changed(one.training.config.model, one.run.folder)
     one.epoch, one.batch = loaded.state["epoch"], loaded.state["batch"]
     with _fitting(one, str(loaded.path)):
         if one.epoch > one.training.config.epochs or one.batch > len(one.training.batches):
@@ -267,7 +279,6 @@ def _resumed(one: ActiveRun, checksum: str, now: dict[str, Any], progress: Progr
         one.training.ranks.of_first({"epoch": one.epoch, "batch": one.batch, "training": outline})
         different = one.training.load(whole)
     one.run.metrics.rewind(one.epoch)
-    before = loaded.state.get("receipts", [{"commit": "unknown"}])
     one.receipts = [*(old for old in before if {**old, "date": None} != {**now, "date": None}), now]
     where = f"{one.run.folder.name} resumes at epoch {one.epoch + 1}, batch {one.batch + 1}"
     progress.note(f"{where}; {different}" if different else where)
