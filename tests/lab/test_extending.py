@@ -60,10 +60,21 @@ def test_runs_of_a_table_that_is_not_registered_any_more_are_listed_as_such(run_
         del registry[name]
     done = CliRunner().invoke(app, ["report", "runs"])
     assert done.exit_code == 0, done.output
-    assert done.output.count("of no recipe's table") == 6
+    assert done.output.count("no table is called 'stripes' here") == 6
     refused = CliRunner().invoke(app, ["train", "stripes"])
     assert refused.exit_code == 1
     assert "unknown recipe 'stripes'" in refused.output
+
+
+def test_a_report_loads_the_file_that_registers_a_table(run_snippets):
+    for registry, name in REGISTERED:
+        del registry[name]
+    *registering, _ = snippets()
+    Path("own.py").write_text("\n".join(registering))
+    done = CliRunner().invoke(app, ["report", "runs", "--load", "own.py"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "linear8: G-BiSAM (-log) − GSAM" in done.output
+    assert "no table is called" not in done.output
 
 
 def test_the_page_names_the_files_where_entries_go():

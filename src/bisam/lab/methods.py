@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -157,9 +157,19 @@ def perturbs(name: str) -> bool:
 
 
 def uses(method: str, field: str) -> bool:
-    """Whether a field of a configuration has an effect on that method."""
+    """Whether a field of a configuration has an effect on that method; also True for one that is not registered."""
     of_some = {field for one in METHODS.values() for field in one.fields}
-    return field not in of_some or field in METHODS[method].fields
+    return method not in METHODS or field not in of_some or field in METHODS[method].fields
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Each name once, in the order of `METHODS`; behind them those that are not registered here.
+
+    >>> in_order(["own", "sam", "sgd", "sam"])
+    ['sgd', 'sam', 'own']
+    """
+    there = dict.fromkeys(names)
+    return [*(name for name in METHODS if name in there), *(name for name in there if name not in METHODS)]
 
 
 def every_of(config: Config) -> int:
@@ -203,11 +213,13 @@ def passes_until(config: Config, epochs: int) -> float:
 def baseline_of(method: str, methods: Sequence[str]) -> str | None:
     """Which of these methods it is compared with: its baseline, where that is SGD also another base optimizer.
 
+    None for a method that is not registered here.
+
     >>> baseline_of("sam", ["adamw", "sam"]), baseline_of("bisam-log", ["adamw", "sam", "bisam-log"])
     ('adamw', 'sam')
     >>> baseline_of("bisam-log", ["adamw", "bisam-log"])
     """
-    own = METHODS[method].baseline
+    own = METHODS[method].baseline if method in METHODS else None
     if own is None or own in methods:
         return own
     plain = [name for name in methods if name in METHODS and not METHODS[name].perturbs]

@@ -394,6 +394,22 @@ def test_the_same_run_in_two_folders_counts_once_and_is_told(tmp_path, recorded,
     assert f"{tmp_path / 'b' / 'noise40-sam-seed0'}: a second run of this cell and seed 0: not counted" in done.output
 
 
+def test_a_table_of_one_s_own_has_its_own_method_though_that_is_not_registered_here(tmp_path, recorded, write_run):
+    for seed in range(2):
+        for method in ("gbisam", "sam", "sgd"):
+            record = recorded("demo/40%/sam", seed, method=method, recipe="mine", title="Mine", row="net")
+            write_run(tmp_path / f"net-{method}-seed{seed}", record)
+    done = report(tmp_path)
+    assert "not counted" not in done.output
+    assert "no table" not in done.output
+    page = Page(tmp_path / "report.html")
+    table = page.tables["Test accuracy in per cent"]
+    assert [*table[0]][-1] == "gbisam"
+    assert "90.00 ± 0.00, n = 2" in table[1][-1]
+    drawn = {row["method"] for rows in page.data["datasets"].values() for row in rows if "method" in row}
+    assert "gbisam" in drawn
+
+
 def test_runs_of_the_same_name_in_two_folders_are_listed_by_their_folders(tmp_path, recorded, write_run):
     for seed, name in enumerate(("a", "b")):
         write_run(tmp_path / name / "mine", recorded("demo/40%/sam", seed, trained=0))

@@ -612,13 +612,14 @@ def test_a_table_of_one_s_own_is_made_from_the_run_without_changes_whichever_com
         assert (config.lr, config.seed, config.compile, made.seeds) == (0.2, 0, False, 2)
 
 
-def test_a_table_of_one_s_own_has_the_methods_in_their_order_and_none_that_is_not_registered(recorded):
+def test_a_table_of_one_s_own_has_the_methods_in_their_order_and_then_those_that_are_not_registered(recorded):
     records = [recorded(f"demo/40%/{method}", recipe="mine", title="Mine", row="a") for method in ("sam", "sgd")]
     foreign = recorded("demo/40%/sam", recipe="mine", title="Mine", row="a")
     foreign.config["method"] = "other"
-    found = collect([*records, foreign])
-    assert [group.recipe.methods for group in found.groups] == [["sgd", "sam"]]
-    assert [run.config.method for run in found.others] == ["other"]
+    found = collect([foreign, *records])
+    assert [group.recipe.methods for group in found.groups] == [["sgd", "sam", "other"]]
+    assert [group.measured("a", "other") for group in found.groups] == [{0: 90.0}]
+    assert found.others == []
 
 
 def test_a_table_with_another_rho_does_not_have_sgd_with_other_epochs(recorded):

@@ -275,9 +275,9 @@ def test_each_folder_that_is_not_whole_or_not_counted_is_named_with_the_reason(r
     assert left_out(collect(runs)) == [
         "f: config.json: it is half-written",
         "b: a second run of this cell and seed 0: not counted",
-        "c: of no recipe's table",
-        "d: of no recipe's table",
-        "e: of no recipe's table",
+        "c: no table is called 'own' here: if a Python file adds it, name that with --load",
+        "d: no table is called 'later' here: if a Python file adds it, name that with --load",
+        "e: the table demo has no such row and method",
         "a: metrics.jsonl: line 2 is not a JSON object",
     ]
 

@@ -15,6 +15,7 @@ from bisam.lab.cli.options import RUNS, errors_in_one_line, folder
 from bisam.lab.cli.output import console, drawing_module, find_runs, print_line, write_text, writing
 from bisam.lab.files import refuse_foreign
 from bisam.lab.recipes import find
+from bisam.lab.spec import run_file
 from bisam.lab.tables import cells, exports, summary
 from bisam.lab.tables.sheets import sheets as sheets_of
 from bisam.lab.tables.sweeps import sheet as sheet_of_sweep
@@ -49,10 +50,16 @@ def report(
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file too.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write the tables to this LaTeX file too.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write every table as a file into this folder too.")] = None,
+    load: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A Python file that adds methods or tables of your own; again for more."),
+    ] = None,
 ) -> None:
     """The tables of the paper with the runs of some folders, here and as a page with their curves."""
     with errors_in_one_line():
         roots = folders or [RUNS]
+        for file in load or ():
+            run_file(file)
         collection = _verified(roots, without_weights=without_weights)
         if collection.is_empty:
             others = f"; {summary.of_others(collection.foreign)}" if collection.foreign else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -94,12 +94,6 @@ def by_style(found: Sequence[Style], field: str = "method:N", **legend: Any) -> 
         alt.Color(field, scale=alt.Scale(domain=titles, range=[style.colour for style in found]), legend=shown),
         alt.StrokeDash(field, scale=alt.Scale(domain=titles, range=[style.dash for style in found]), legend=shown),
     )
-
-
-def methods_of(found: Iterable[str]) -> list[str]:
-    """These methods in the order of `METHODS`."""
-    present = {*found}
-    return [method for method in METHODS if method in present]
 
 
 def compiled(drawn: alt.Chart | alt.LayerChart) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import altair as alt
 
-from bisam.lab.report.charts import APART, Chart, Style, by_style, methods_of, styles_in, whole
+from bisam.lab.methods import in_order
+from bisam.lab.report.charts import APART, Chart, Style, by_style, styles_in, whole
 from bisam.lab.tables import curves
 from bisam.lab.tables.cells import Run
 from bisam.lab.tables.curves import CURVES, Rows
@@ -85,7 +86,7 @@ def _row(row: dict[str, Any], name: str) -> dict[str, Any]:
 def flips(runs: Sequence[Run]) -> Chart:
     """The paper's figure: how many samples of a batch the perturbation turns from right to wrong, along training."""
     rows = curves.points(runs, curves.stride(runs))
-    return drawn(rows, "flips", methods_of(run.config.method for run in runs))
+    return drawn(rows, "flips", in_order(run.config.method for run in runs))
 
 
 def flips_panel(runs: Sequence[Run]) -> Any:
@@ -95,4 +96,4 @@ def flips_panel(runs: Sequence[Run]) -> Any:
 
     rows = curves.points(runs, curves.stride(runs))
     kept = [{name: value for name, value in row.items() if name not in CURVES or name == "flips"} for row in rows]
-    return Curves(of_methods(kept, methods_of(run.config.method for run in runs), {}), {})
+    return Curves(of_methods(kept, in_order(run.config.method for run in runs), {}), {})

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from bisam.lab.config import Config, recorded
 from bisam.lab.measures import lowest_of
-from bisam.lab.methods import METHODS, uses
+from bisam.lab.methods import in_order as methods_in_order
+from bisam.lab.methods import uses
 from bisam.lab.recipes import RECIPES, Recipe
 from bisam.lab.records import Record, fault_of
 
@@ -194,7 +195,7 @@ def own_recipes(runs: Iterable[Run]) -> dict[str, Recipe]:
     seeds: dict[str, set[int]] = defaultdict(set)
     for run in sorted(runs, key=lambda run: ("+" in run.record.folder.name, run.config.seed)):
         config = run.config
-        if config.title and config.recipe not in RECIPES and config.method in METHODS:
+        if config.title and config.recipe not in RECIPES:
             cells[config.recipe].setdefault((config.row, config.method), without_numerics(replace(config, seed=0)))
             seeds[config.recipe].add(config.seed)
     titles = {name: next(iter(of_recipe.values())).title for name, of_recipe in cells.items()}
@@ -212,7 +213,7 @@ def _own_title(title: str, name: str, shared: set[str]) -> str:
 
 def in_order(cells: Mapping[Cell, Config]) -> dict[Cell, Config]:
     """The cells by row, as they come, and in the order of the methods."""
-    rows, methods = list(dict.fromkeys(row for row, _ in cells)), [*METHODS]
+    rows, methods = list(dict.fromkeys(row for row, _ in cells)), methods_in_order(method for _, method in cells)
     ordered = sorted(cells, key=lambda cell: (rows.index(cell[0]), methods.index(cell[1])))
     return {cell: cells[cell] for cell in ordered}
 
@@ -290,6 +291,12 @@ def tables_with(configs: Iterable[Config]) -> list[str]:
     return [
         name for name, make in RECIPES.items() if any(training_of(own) in wanted for own in _made(make).cells.values())
     ]
+
+
+def is_of_a_table(run: Run) -> bool:
+    """Whether it has a cell: of a recipe that is registered here, or of one that is made from records."""
+    config = run.config
+    return place_of(config, run.record.folder) is not None if config.recipe in RECIPES else bool(config.title)
 
 
 def command(run: Run) -> str:

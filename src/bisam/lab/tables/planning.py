@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bisam.lab.config import Config
-from bisam.lab.methods import METHODS, baseline_of, title_of
+from bisam.lab.methods import baseline_of, title_of
 from bisam.lab.recipes import Recipe
 from bisam.lab.tables import published
 from bisam.lab.tables.cells import Cell, Group
@@ -123,7 +123,7 @@ def comparisons(recipe: Recipe, groups: Sequence[Group], effect: float | None = 
     own = sorted((g for g in groups if g.recipe.name == recipe.name), key=lambda group: bool(group.changes))
     for label, row, measure in recipe.lines:
         for method in recipe.methods:
-            baseline = baseline_of(method, recipe.methods) if method in METHODS else None
+            baseline = baseline_of(method, recipe.methods)
             if baseline is None or baseline not in recipe.methods:
                 continue
             printed = paper_difference(recipe, label, method, baseline)

@@ -16,9 +16,10 @@ from rich.text import Text
 from bisam.lab.data import DATA_SETS
 from bisam.lab.files import printable
 from bisam.lab.methods import baseline_of, perturbs, title_of
+from bisam.lab.recipes import RECIPES
 from bisam.lab.records import Record, model_code
 from bisam.lab.tables import published
-from bisam.lab.tables.cells import MOST_PROBLEMS, Collection, Group, Run, command, damage
+from bisam.lab.tables.cells import MOST_PROBLEMS, Collection, Group, Run, damage, is_of_a_table
 from bisam.lab.tables.statistics import Difference, difference, signed
 
 OPEN = "–"
@@ -259,8 +260,12 @@ def _why_not(run: Run) -> str:
     """Why a run is in no table."""
     if run.record.not_counted:
         return f"not counted: {run.record.not_counted}"
-    second = f"a second run of this cell and seed {run.config.seed}: not counted"
-    return second if command(run) or run.config.title else "of no recipe's table"
+    if is_of_a_table(run):
+        return f"a second run of this cell and seed {run.config.seed}: not counted"
+    name = run.config.recipe
+    if name in RECIPES:
+        return f"the table {name} has no such row and method"
+    return f"no table is called {name!r} here: if a Python file adds it, name that with --load"
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -232,7 +232,8 @@ def sweeps(recipe: Recipe, runs: Sequence[Run]) -> list[Sweep]:
     places = [(place_of(run.config, run.record.folder, recipe), run) for run in runs]
     for cell, own in recipe.cells.items():
         of_cell = [run for place, run in places if place == (recipe.name, cell)]
-        for field in (*METHODS[own.method].fields, *OF_ALL):
+        of_method = METHODS[own.method].fields if own.method in METHODS else ()
+        for field in (*of_method, *OF_ALL):
             alike: dict[Config, list[Run]] = defaultdict(list)
             for run in of_cell:
                 same = {name: getattr(own, name) for name in ("seed", *NUMERICS, field)}
