@@ -45,6 +45,14 @@ class Recipe:
             return [(label, row, name) for (row, name), label in self.labels.items() if row in self.rows]
         return [line for row in self.rows for line in self._lines_of(row)]
 
+    @property
+    def first_lines(self) -> list[str]:
+        """The label of the first line of each row: its other lines are other measures of the same runs."""
+        firsts: dict[str, str] = {}
+        for label, row, _ in self.lines:
+            firsts.setdefault(row, label)
+        return [*firsts.values()]
+
     def _lines_of(self, row: str) -> list[tuple[str, str, str]]:
         names = next(config.measured for (one, _), config in self.cells.items() if one == row)
         if len(names) == 1:
@@ -54,8 +62,12 @@ class Recipe:
     @property
     def measure(self) -> str:
         """What its lines show, as text: "test accuracy", or "test results" where they show several measures."""
-        names = {name.replace("top5_", "") for _, _, name in self.lines}
-        return f"test {title_of(names.pop())}" if len(names) == 1 else "test results"
+        return _measure_of(self.lines)
+
+    @property
+    def first_measure(self) -> str:
+        """What its `first_lines` show, as text."""
+        return _measure_of([line for line in self.lines if line[0] in self.first_lines])
 
     @property
     def rows(self) -> list[str]:
@@ -75,6 +87,11 @@ class Recipe:
         wanted_rows = [_nearest(row, self.rows, "row", f" of {self.name}") for row in rows] or self.rows
         wanted = [_nearest(method, self.methods, "method", f" of {self.name}") for method in methods] or self.methods
         return replace(self, cells={(r, m): c for (r, m), c in self.cells.items() if r in wanted_rows and m in wanted})
+
+
+def _measure_of(lines: Iterable[tuple[str, str, str]]) -> str:
+    names = {name.replace("top5_", "") for _, _, name in lines}
+    return f"test {title_of(names.pop())}" if len(names) == 1 else "test results"
 
 
 def table(

@@ -1,5 +1,6 @@
 """`bisam fit` from end to end: images, rows and texts; the answer against the records; resume."""
 
+import html
 import json
 import re
 import statistics
@@ -77,6 +78,21 @@ def test_unbalanced_classes_have_balanced_accuracy_and_macro_f1_beside_accuracy(
     page = (folder / "report.html").read_text()
     assert "perceptron, balanced accuracy" in page
     assert "validation macro F1, per cent" in page
+
+
+def test_the_page_begins_with_the_answer_and_all_that_the_terminal_has(rows):
+    folder, done, _ = rows
+    page = html.unescape((folder / "report.html").read_text())
+    sentence = done.output.strip().splitlines()[-1]
+    first = page[page.index("<main") : page.index("What came out", page.index("<main"))]
+    rho = json.loads((folder / "plan.json").read_text())["rho"]
+    words = [
+        sentence, "more seeds", f"bisam predict {folder} DATA", f"{folder}/best.safetensors", "held out for the test",
+        *(f">{rho[method]:g}<" for method in ("sam", "bisam-log")),
+    ]  # fmt: skip
+    for text in words:
+        assert text in first, text
+    assert re.findall(r"(\d of \d differences?) resolved", page) == ["0 of 1 difference"] * 2
 
 
 def test_rho_is_chosen_from_a_grid_and_written_into_the_plan(rows):

@@ -129,8 +129,8 @@ def test_the_cards_count_the_differences_of_the_records(part, wide):
         own = record.config
         if not record.not_counted and is_changed(own) == (part == "changed recipes"):
             place = [own[name] for name in ("recipe", "data", "model", "noise", "cutout", "label_smoothing", "lr")]
-            for measure in own.get("measures", "accuracy").split(","):
-                values[(*place, measure, own["method"])][own["seed"]] = record.result[f"test_{measure}"]
+            measure = own.get("measures", "accuracy").split(",")[0]  # the others are of the same pairs
+            values[(*place, own["method"])][own["seed"]] = record.result[f"test_{measure}"]
     counts = defaultdict(lambda: {"all": 0, "resolved": 0, "above": 0, "below": 0})
     for (*cell, method), ours in values.items():
         baselines = [METHODS[method].baseline, *(["adamw"] if method == "sam" else [])]
@@ -202,9 +202,14 @@ def test_no_label_of_the_forest_plot_is_cut_and_no_ticks_overlap(screen, request
         assert not any(overlap(one, other) for one, other in pairwise(shown))
 
 
-def test_the_forest_plot_has_every_difference_of_every_table(wide):
+def test_the_forest_plot_has_every_difference_of_every_table_by_its_first_measure(wide):
     groups = collect(PART).groups
-    expected = [f"{one.row}: {one.label}" for group in groups for one in summary.comparisons(group)]
+    expected = [
+        f"{one.row}: {one.label}"
+        for group in groups
+        for one in summary.comparisons(group)
+        if one.row in group.recipe.first_lines
+    ]
     fold = wide.page.locator("summary", has_text="differences of changed recipes")
     fold.click()
     wide.drawn()

@@ -38,6 +38,24 @@ def test_one_run_each_is_counted_without_an_interval(accuracy, details, recorded
     assert found.details == f"{details}; 1 without an interval: too few seeds"
 
 
+def test_pairs_that_are_all_equal_are_named_as_the_reason(recorded):
+    (found,) = of(recorded, sgd=[90.0, 91.0, 92.0], sam=[90.0, 91.0, 92.0]).values()
+    assert found.details == "0 above, 0 below, 1 level; 1 without an interval: all pairs are equal"
+
+
+def test_the_first_measure_of_a_row_counts_alone(recorded):
+    """Other measures are of the same pairs of runs: a difference is counted once."""
+    own = {"recipe": "mine", "title": "Mine", "row": "net", "measures": "accuracy,macro_f1"}
+    runs = [
+        recorded(f"demo/40%/{method}", seed, 90.0 + gap + seed, result={"test_macro_f1": 50.0 + seed}, **own)
+        for method, gap in (("sgd", 0.0), ("sam", 1.0))
+        for seed in range(2)
+    ]
+    (found,) = verdicts(collect(runs).groups)
+    assert [one.row for one in found.differences] == ["net, accuracy"]
+    assert (found.measure, found.above) == ("test accuracy", 1)
+
+
 def test_adaptive_and_efficient_methods_with_q_count_for_bisam(recorded):
     runs = [recorded(f"adaptive/resnet56/{method}") for method in ("asam", "abisam-log", "abisam-tanh")]
     runs += [recorded(f"efficient/resnet56/{method}") for method in ("esam", "ebisam-log")]

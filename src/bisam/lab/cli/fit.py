@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypedDict
@@ -18,10 +17,9 @@ from bisam.lab.config import Config
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.sources import own_data
 from bisam.lab.fitting import defaults
-from bisam.lab.fitting.plan import NAME as PLAN
 from bisam.lab.fitting.plan import Plan
 from bisam.lab.fitting.study import CODE, METHODS_OF_A_STUDY, Study, check_changes
-from bisam.lab.methods import find, title_of
+from bisam.lab.methods import find
 from bisam.lab.records.storage import Storage
 from bisam.lab.tables.answer import Answer
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
@@ -144,7 +142,7 @@ def _decided(study: Study, note: Callable[[str], None], storage: Storage | None,
             note("stopped in the search of ρ: the same command repeats the search for this method, and resumes")
             raise
     if storage is not None:
-        storage.push_file(study.folder / PLAN, study.name)
+        storage.push_file(study.folder / records.PLAN, study.name)
     return plan
 
 
@@ -159,14 +157,8 @@ def _write_page(study: Study) -> None:
 def _show(found: Answer, study: Study) -> None:
     console().print(found.sheet)
     if found.best is not None:
-        best = title_of(found.best.config.method)
-        print_line(f"weights of the best run of {best} on validation data: {study.folder / records.WEIGHTS}")
-        print_line(f"to predict with them: bisam predict {shlex.quote(str(study.folder))} DATA")
-        if found.better_base is not None:
-            print_line(
-                f"{title_of(found.better_base.config.method)} did better on validation data, as the mean of its runs. "
-                f"To predict with its best run: bisam predict {shlex.quote(str(found.better_base.record.folder))} DATA"
-            )
+        for line in found.to_predict(study.folder):
+            print_line(line)
         print_line(f"to train in the same way ({study.folder / CODE}):")
         for line in (study.folder / CODE).read_text(encoding="utf-8").splitlines():
             print_line(f"    {line}")

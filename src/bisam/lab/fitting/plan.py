@@ -9,8 +9,8 @@ from typing import Any
 
 from bisam.lab.files import read_file, write_atomically
 from bisam.lab.fitting.budget import Budget
+from bisam.lab.records import PLAN
 
-NAME = "plan.json"
 FORMAT = 1
 LARGEST = 2**20
 
@@ -35,12 +35,12 @@ class Plan:
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False, indent=1)
-        write_atomically(folder / NAME, text.encode() + b"\n", follow_links=False)
+        write_atomically(folder / PLAN, text.encode() + b"\n", follow_links=False)
 
 
 def read(folder: Path) -> Plan | None:
     """None if there is none; ValueError for a file that is not one."""
-    path = folder / NAME
+    path = folder / PLAN
     try:
         values: Any = json.loads(read_file(path, LARGEST))
         if not isinstance(values, dict):

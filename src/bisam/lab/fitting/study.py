@@ -152,7 +152,7 @@ class Study:
             self._check_same(plan)
             if self.ranks.is_first:
                 self._check_runs(plan)
-            note(f"{self.folder / plans.NAME} has the plan: {self._described(plan)}")
+            note(f"{self.folder / records.PLAN} has the plan: {self._described(plan)}")
         open_ = [method for method in self.methods if plan is None or (uses(method, "rho") and method not in plan.rho)]
         costs = _built_alike({method: self._cost(method) for method in open_})
         if plan is None:

@@ -6,7 +6,7 @@ In the files, numbers that JSON lacks are the strings "nan", "inf" and "-inf".
 """
 
 from bisam.lab.records.folder import ConfigMismatch, RunFolder, check, check_result, config_differences
-from bisam.lab.records.layout import CHECKPOINTS, CONFIG, PREDICT, WEIGHTS, RecordError
+from bisam.lab.records.layout import CHECKPOINTS, CONFIG, PLAN, PREDICT, WEIGHTS, RecordError
 from bisam.lab.records.lock import RunInUse
 from bisam.lab.records.record import Record, find, read
 from bisam.lab.records.result import fault_of
@@ -15,6 +15,7 @@ from bisam.lab.records.verify import copy_problems, lacks_weights, verify, weigh
 __all__ = [
     "CHECKPOINTS",
     "CONFIG",
+    "PLAN",
     "PREDICT",
     "WEIGHTS",
     "ConfigMismatch",

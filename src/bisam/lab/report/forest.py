@@ -12,7 +12,7 @@ from bisam.lab.report.charts import Chart, of, whole
 from bisam.lab.tables.cells import Group
 from bisam.lab.tables.curves import Rows
 from bisam.lab.tables.effects import paper_difference
-from bisam.lab.tables.statistics import Difference, signed
+from bisam.lab.tables.statistics import NO_SCATTER, TOO_FEW, Difference, signed
 from bisam.lab.tables.summary import MethodDifference
 from bisam.lab.tables.verdicts import Verdict
 
@@ -21,7 +21,8 @@ KINDS = {
     "resolved, better": ("circle", "#0f9d6b", "#0f9d6b"),
     "resolved, worse": ("circle", "#c2255c", "#c2255c"),
     "not resolved": ("square", "#7d8590", "#7d8590"),
-    "no interval: too few seeds": ("circle", "#00000000", "#7d8590"),
+    f"no interval: {TOO_FEW}": ("circle", "#00000000", "#7d8590"),
+    f"no interval: {NO_SCATTER}": ("square", "#00000000", "#7d8590"),
     PAPER: ("diamond", "#8957e5", "#8957e5"),
 }
 """Shape, fill and outline of each kind of mark: no two differ in colour alone."""
@@ -103,7 +104,7 @@ def _key(name: str, left: str, right: str) -> str:
 
 def _kind(found: Difference) -> str:
     if found.low is None:
-        return "no interval: too few seeds"
+        return f"no interval: {found.why_no_interval}"
     return "not resolved" if not found.resolved else "resolved, better" if found.mean > 0 else "resolved, worse"
 
 

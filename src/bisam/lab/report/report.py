@@ -10,6 +10,7 @@ from pathlib import Path
 from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES
 from bisam.lab.report import charts, curves, page
+from bisam.lab.report.answers import answer_of, folder_of_fit
 from bisam.lab.report.dots import dots, of_cells, of_row
 from bisam.lab.report.forest import forest
 from bisam.lab.report.grids import grid
@@ -74,8 +75,13 @@ def write(collection: Collection, roots: Sequence[Path]) -> str:
     """The page, as HTML."""
     found = _Report(collection)
     own, changed = ([group for group in found.groups if bool(group.changes) == has] for has in (False, True))
-    sections = [Section("What came out", [*_answers(found.groups), *_problems(collection)])]
-    sections += [Section(group.title, _blocks(found, group), group.recipe.name) for group in own]
+    first = own if all(map(folder_of_fit, own)) else []  # beside other tables, the answer of a fit is in its section
+    sections = [Section(f"{group.title}: does it help?", answer_of(group), "Does it help?") for group in first]
+    sections.append(Section("What came out", [*_answers(found.groups), *_problems(collection)]))
+    sections += [
+        Section(group.title, [*([] if first else answer_of(group)), *_blocks(found, group)], group.recipe.name)
+        for group in own
+    ]
     sections.append(Section("Grids", [block for sweep in found.sweeps for block in _grid(sweep)]))
     folded: list[Block] = [Fold(group.title, _blocks(found, group)) for group in changed]
     sections.append(Section("Changed recipes", folded))

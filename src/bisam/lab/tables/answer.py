@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bisam.lab.measures import title_of as title_of_measure
 from bisam.lab.methods import perturbs, title_of, uses
+from bisam.lab.records import WEIGHTS
 from bisam.lab.tables.cells import Group, Run, text_of
 from bisam.lab.tables.power import MOST_SEEDS, POWER, more_seeds
 from bisam.lab.tables.statistics import Difference, difference, signed
@@ -26,6 +29,25 @@ class Answer:
     """The run of that method that does best on validation data."""
     better_base: Run | None = None
     """The best run of the base optimizer, if the base optimizer does better on validation data than that method."""
+
+    def to_predict(self, folder: Path) -> list[str]:
+        """Where the best weights are, in the folder of the fit, and how to predict with them; none without a result."""
+        if self.best is None:
+            return []
+        lines = [
+            f"weights of the best run of {title_of(self.best.config.method)} on validation data: {folder / WEIGHTS}",
+            f"to predict with them: {_prediction(folder)}",
+        ]
+        if self.better_base is not None:
+            lines.append(
+                f"{title_of(self.better_base.config.method)} did better on validation data, as the mean of its runs. "
+                f"To predict with its best run: {_prediction(self.better_base.record.folder)}"
+            )
+        return lines
+
+
+def _prediction(folder: Path) -> str:
+    return f"bisam predict {shlex.quote(str(folder))} DATA"
 
 
 def answer(group: Group) -> Answer:

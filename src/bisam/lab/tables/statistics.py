@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 LEVEL = 0.95
 
+TOO_FEW, NO_SCATTER = "too few seeds", "all pairs are equal"
+"""Why a difference has no interval. Pairs are equal too if each has the same difference."""
+
 ARITHMETIC = 1e-12
 """Relative rounding error: equal differences of accuracies are seldom the same float."""
 
@@ -37,6 +40,17 @@ class Difference:
     @property
     def interval(self) -> str:
         return "" if self.low is None or self.high is None else f"{signed(self.low)} to {signed(self.high)}"
+
+    @property
+    def why_no_interval(self) -> str:
+        """Why the scatter cannot be estimated; empty if it can.
+
+        >>> [difference(dict.fromkeys(range(n), 94.2), dict.fromkeys(range(n), 94.0)).why_no_interval for n in (1, 2)]
+        ['too few seeds', 'all pairs are equal']
+        """
+        if self.low is not None:
+            return ""
+        return TOO_FEW if min(self.runs) < 2 else NO_SCATTER
 
     @property
     def n(self) -> str:

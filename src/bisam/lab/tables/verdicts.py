@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class Verdict:
     @property
     def measure(self) -> str:
         """What the tables compare: "test accuracy", or "test results" where they compare several measures."""
-        found = {group.recipe.measure for group, _ in self.placed}
+        found = {group.recipe.first_measure for group, _ in self.placed}
         return found.pop() if len(found) == 1 else "test results"
 
     @property
@@ -54,11 +54,6 @@ class Verdict:
         return sum(one.found.mean < 0 for one in self.differences)
 
     @property
-    def without_interval(self) -> int:
-        """Differences whose scatter cannot be estimated, such as those of one run each."""
-        return sum(one.found.low is None for one in self.differences)
-
-    @property
     def headline(self) -> str:
         count = len(self.differences)
         return f"{self.resolved} of {count} difference{'s' * (count != 1)} resolved"
@@ -73,19 +68,24 @@ class Verdict:
     @property
     def details(self) -> str:
         """Such as "7 above, 5 below; 8 without an interval: too few seeds"."""
+        reasons = Counter(one.found.why_no_interval for one in self.differences if one.found.low is None)
         level = len(self.differences) - self.above - self.below
         places = [f"{self.above} above", f"{self.below} below", *([f"{level} level"] * bool(level))]
-        if not self.without_interval:
-            return ", ".join(places)
-        return f"{', '.join(places)}; {self.without_interval} without an interval: too few seeds"
+        return "; ".join([
+            ", ".join(places), *(f"{count} without an interval: {why}" for why, count in reasons.items()),
+        ])  # fmt: skip
 
 
 def verdicts(groups: Iterable[Group]) -> list[Verdict]:
-    """Those of BiSAM and its adaptive and efficient kin against what each adds Q to; then the others by method."""
+    """Those of BiSAM and its adaptive and efficient kin against what each adds Q to; then the others by method.
+
+    The first measure of a row counts alone: the others are of the same pairs of runs.
+    """
     found: dict[tuple[str, str], list[tuple[Group, MethodDifference]]] = defaultdict(list)
     for group in groups:
         for one in comparisons(group):
-            found[_family(one)].append((group, one))
+            if one.row in group.recipe.first_lines:
+                found[_family(one)].append((group, one))
     order = sorted(found, key=lambda key: key != ("BiSAM", "SAM"))
     return [Verdict(*key, tuple(found[key])) for key in order]
 

@@ -17,7 +17,7 @@ class Sentences:
 
     lines: Sequence[str]
     kind: str = "plain"
-    """ "plain", or "warning" for what is wrong."""
+    """ "plain", "warning" for what is wrong, or "answer" for the sentence that a page is about."""
     title: str = ""
 
 
