@@ -192,7 +192,7 @@ def test_two_processes_share_the_runs_of_a_table(tmp_path):
     theirs = tmp_path / "demo" / "noise40-sam-seed0+epochs=4"
     in_use = f"the run in {theirs} is in use by process {first.pid}"
     assert second.exit_code == 0, second.stderr
-    assert f"skipped: {in_use}" in second.stdout
+    assert "1 run is still in training in another process: run the same command again" in second.stdout
     assert ended == ["noise40-sgd-seed0+epochs=4"]
     assert (third.exit_code, in_use in third.stderr) == (1, True)  # where nothing else is to be done
     assert first.returncode == 0, first.stderr

@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import weakref
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 import pytest
 import torch
@@ -139,7 +139,24 @@ def test_runs_that_other_processes_have_are_noted_and_an_error_if_there_are_no_o
                 runs.run(jobs, lambda name: tiny_images(), torch.device("cpu"), Progress())
     assert read(mine.folder).result["status"] == "done"
     assert read(theirs.folder).result is None
-    assert capsys.readouterr().out.count(f"skipped: the run in {theirs.folder} is in use") == 1
+    assert capsys.readouterr().out.count("1 run is still in training in another process: run the same command") == 1
+
+
+def test_runs_that_another_process_ended_meanwhile_are_no_skipped_ones(tmp_path, capsys):
+    """Their number is in the table below: the line tells both kinds by what the folders have at the end."""
+    mine, ended, theirs = (job(tmp_path / name, 1, seed) for seed, name in enumerate(["mine", "ended", "theirs"]))
+    with ExitStack() as open_:
+        held = [open_.enter_context(RunFolder.open(one.folder, one.config.as_dict())) for one in (ended, theirs)]
+
+        class Ending(Progress):
+            def finish(self, config, result):
+                super().finish(config, result)
+                held[0].finish(result)
+
+        runs.run([ended, theirs, mine], lambda name: tiny_images(), torch.device("cpu"), Ending())
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "another process" in line)
+    again = "run the same command again for the complete table"
+    assert line == f"1 run was trained by another process, 1 run is still in training there: {again}"
 
 
 def test_a_run_with_metrics_and_no_checkpoint_says_that_it_begins_anew(tmp_path, alone, capsys):

@@ -91,8 +91,8 @@ def test_runs_that_were_not_trained_are_named_at_the_end_and_finished_ones_are_n
 
 
 def test_runs_that_another_command_trains_are_skipped_unless_they_are_all(tmp_path):
-    lines = []
-    watched(tmp_path, (0, InUse("seed 0 is in use")), (1, Done()), lines=lines)
-    assert sum("skipped: seed 0 is in use" in line for line in lines) == 1
+    lines, in_use = [], InUse(records.RunInUse(tmp_path / "seed0", "1"))
+    watched(tmp_path, (0, in_use), (1, Done()), lines=lines)
+    assert sum("1 run is still in training in another process" in line for line in lines) == 1
     with pytest.raises(records.RunInUse):
-        watched(tmp_path, *((number, InUse("in use")) for number in range(20)))
+        watched(tmp_path, *((number, in_use) for number in range(20)))

@@ -14,6 +14,13 @@ from bisam.lab.files import NO_LINKS, read_file, refuse_foreign
 class RunInUse(RuntimeError):  # noqa: N818
     """Another process has the run open."""
 
+    def __init__(self, folder: Path, owner: str) -> None:
+        super().__init__(folder, owner)
+        self.folder, self.owner = folder, owner
+
+    def __str__(self) -> str:
+        return f"the run in {self.folder} is in use by process {self.owner}: wait for it, or give another folder"
+
 
 class Lock:
     """An exclusive lock on a file that holds the process id of its owner."""
@@ -32,9 +39,7 @@ class Lock:
             self.release()
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
-            raise RunInUse(
-                f"the run in {path.parent} is in use by process {_owner(path)}: wait for it, or give another folder"
-            ) from None
+            raise RunInUse(path.parent, _owner(path)) from None
         _held.add(self)
 
     @property

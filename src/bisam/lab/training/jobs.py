@@ -146,10 +146,29 @@ def run(
                     group, source, device, progress, stopping, together=together,
                     checkpoint_seconds=checkpoint_seconds, build=build, ranks=ranks,
                 )  # fmt: skip
-    if elsewhere and len(elsewhere) == len(pending):
-        raise elsewhere[0]
-    for error in elsewhere:
-        progress.note(f"skipped: {error}")
+    note_elsewhere(elsewhere, progress, is_all=len(elsewhere) == len(pending))
+
+
+def note_elsewhere(in_use: Sequence[records.RunInUse], progress: Progress, *, is_all: bool) -> None:
+    """A line about runs that another process had open when this one came to them, by what their folders have now.
+
+    If they are all, and none has a result yet, there is nothing to show: then the first error is raised.
+    """
+    trained = sum(records.read(error.folder).result is not None for error in in_use)
+    unfinished = len(in_use) - trained
+    if is_all and in_use and not trained:
+        raise in_use[0]
+    parts = [f"{_runs(trained, 'was', 'were')} trained by another process"] if trained else []
+    if unfinished:
+        where = "there" if trained else "in another process"
+        again = "run the same command again for the complete table"
+        parts.append(f"{_runs(unfinished, 'is', 'are')} still in training {where}: {again}")
+    if parts:
+        progress.note(", ".join(parts))
+
+
+def _runs(count: int, is_: str, are: str) -> str:
+    return f"{count} run {is_}" if count == 1 else f"{count} runs {are}"
 
 
 @contextmanager

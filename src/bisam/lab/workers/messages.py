@@ -6,6 +6,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
+from bisam.lab.records import RunInUse
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -31,7 +33,7 @@ class Done:
 class InUse:
     """Another command trains them."""
 
-    text: str
+    error: RunInUse
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def train(task: Task, device: torch.device, send: Callable[[Message], None]) -> 
                 checkpoint_seconds=task.checkpoint_seconds,
             )  # fmt: skip
     except RunInUse as error:
-        return InUse(str(error))
+        return InUse(error)
     except StorageError:
         raise
     except OSError as error:

@@ -145,7 +145,7 @@ def _token(root: Path | None) -> Iterator[Path | None]:
 
 def _watch(happening: Happening, tasks: Sequence[Task], progress: Progress) -> None:
     """Show what happens until all tasks have ended."""
-    in_use: list[str] = []
+    in_use: list[records.RunInUse] = []
     lost: list[str] = []
     finished = set()
     for number, message in happening:
@@ -157,8 +157,8 @@ def _watch(happening: Happening, tasks: Sequence[Task], progress: Progress) -> N
                     finished.add(arguments[0])
             case Begun() | Done():
                 pass
-            case InUse(text):
-                in_use.append(text)
+            case InUse(error):
+                in_use.append(error)
             case Failed(text):
                 raise ValueError(text)
             case Lost(worker, reason, again):
@@ -171,10 +171,7 @@ def _watch(happening: Happening, tasks: Sequence[Task], progress: Progress) -> N
                 result = records.read(job.folder).result if job.config not in finished else None
                 if result is not None:
                     progress.finish(job.config, result)
-    if in_use and len(in_use) == len(tasks):
-        raise records.RunInUse(in_use[0])
-    for text in in_use:
-        progress.note(f"skipped: {text}")
+    runs.note_elsewhere(in_use, progress, is_all=len(in_use) == len(tasks))
     if lost:
         raise WorkersLost(
             f"{len(lost)} of {sum(len(task.jobs) for task in tasks)} runs have no result, because their workers were "
