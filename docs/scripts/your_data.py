@@ -9,7 +9,6 @@ from rich.console import Console
 
 from bisam.lab import records
 from bisam.lab.fitting.code import lines
-from bisam.lab.methods import title_of
 from bisam.lab.tables import cells
 from bisam.lab.tables.answer import Answer, answer
 
@@ -30,8 +29,7 @@ def ending() -> str:
     code = [f"    {line}" for line in lines(found.best.config).splitlines()]
     return _block(
         found.sheet.rich(),
-        f"weights of the best run of {title_of(found.best.config.method)} on validation data: {name}/best.safetensors",
-        f"to predict with them: bisam predict {name} DATA",
+        *(line.replace(str(RUNS), "runs") for line in found.to_predict(Path(name))),
         f"to train in the same way ({name}/train.py):",
         *code,
         found.sentence,

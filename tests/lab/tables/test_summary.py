@@ -360,6 +360,12 @@ def test_a_comparison_with_sgd_of_as_many_epochs_says_so(recorded):
     assert sheet(fill(find("demo"), [recorded("demo/40%/sgd"), recorded("demo/40%/sam")])).notes == []
 
 
+def test_a_table_of_one_s_own_need_not_give_sgd_twice_the_epochs(recorded):
+    own = {"recipe": "mine", "title": "Mine", "row": "net", "epochs": 30}
+    (group,) = collect([recorded(f"demo/40%/{method}", **own) for method in ("sgd", "sam")]).groups
+    assert sheet(group).notes == []
+
+
 def test_runs_on_data_that_are_not_the_same_are_told(recorded):
     sums = ["a" * 64, "a" * 64, "b" * 64, None]
     runs = [recorded("demo/40%/sam", n, receipt={"data_checksum": digest}) for n, digest in enumerate(sums)]

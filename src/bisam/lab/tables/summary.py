@@ -125,7 +125,12 @@ def _list_of_cells(group: Group) -> Sheet:
 
 
 def _effort(group: Group) -> list[str]:
-    """A note where the base optimizer, with one gradient a step, did not have twice the epochs of the others."""
+    """A note where the base optimizer, with one gradient a step, did not have twice the epochs of the others.
+
+    That it has them is a convention of the paper and of the lab's tables, not of one's own.
+    """
+    if group.recipe.name not in RECIPES:
+        return []
     unequal: dict[str, list[str]] = defaultdict(list)
     for row in group.rows:
         epochs = {run.config.method: run.config.epochs for run in group.of_row(row)}
