@@ -35,9 +35,30 @@ def test_a_comment_of_latex_stays_in_its_line():
     assert [line for line in text.splitlines() if line.startswith("%")] == ["% one \\input{/etc/passwd}", "% c d"]
 
 
-def test_csv_is_read_as_the_same_cells():
-    rows = [*csv.reader(io.StringIO(csv_text(SHEET)))]
-    assert rows == [["", "x_1 %"], ["40%", "94.20 ± 0.10; 93 ± 1"], ["a{b}\\", "−1"]]
+def read(sheet):
+    return [*csv.reader(io.StringIO(csv_text(sheet)))]
+
+
+def test_csv_has_numbers_alone_with_the_paper_s_in_columns_of_their_own():
+    cells = ["mean", "standard deviation", "published mean", "published standard deviation"]
+    assert read(SHEET) == [
+        ["", *(f"x_1 % {cell}" for cell in cells)],
+        ["40%", "94.20", "0.10", "93", "1"],
+        ["a{b}\\", "-1", "", "", ""],
+    ]
+
+
+def test_csv_of_a_report_s_cells_is_read_as_numbers_by_other_programs():
+    rows = [
+        ["0.2", "94.20 ± 0.10, n = 3, 1 diverged", "+0.50", "−0.03 to +1.03", "3 pairs", "no", "1 to 8"],
+        ["0.3", "–, 2 diverged", "–", "–", "1 run each", "–", "6"],
+    ]
+    assert read(Sheet("", ["row", "SAM", "ours", "95 % interval", "n", "resolved", "at once"], rows)) == [
+        ["row", "SAM mean", "SAM standard deviation", "SAM n", "SAM note", "ours", "95 % interval low",
+         "95 % interval high", "n", "n note", "resolved", "at once"],
+        ["0.2", "94.20", "0.10", "3", "1 diverged", "+0.50", "-0.03", "+1.03", "3", "pairs", "no", "1 to 8"],
+        ["0.3", "", "", "", "2 diverged", "", "", "", "1", "run each", "–", "6"],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
