@@ -254,6 +254,16 @@ def test_flips_of_a_method_that_does_not_perturb_are_refused_with_the_row(tmp_pa
     assert one_line_of_error(done) == words
 
 
+def test_flips_of_a_table_of_one_s_own_are_drawn_by_its_name_and_by_its_file(tmp_path, recorded, write_run):
+    own = {"recipe": "mine", "title": "Mine", "row": "net"}
+    for method in ("sgd", "sam"):
+        write_run(tmp_path / "runs" / method, recorded(f"demo/40%/{method}", **own))
+    (tmp_path / "mine.toml").write_text('methods = ["sgd", "sam"]\n[rows.net]\ndata = "digits"\n')
+    for recipe in ("mine", "mine/net", tmp_path / "mine.toml"):
+        drawn("figure", "flips", tmp_path / "runs", "--recipe", recipe, "--out", tmp_path / "a.svg")
+        assert "SAM" in Drawing(tmp_path / "a.svg").texts
+
+
 def test_flips_of_changed_runs_are_not_taken_for_the_recipe_s(tmp_path, recorded, write_run):
     write_run(tmp_path / "runs", recorded("demo/40%/sam", lr=0.01))
     done = bisam("figure", "flips", tmp_path / "runs", "--recipe", "demo", "--out", tmp_path / "a.svg")

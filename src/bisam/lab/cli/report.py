@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from bisam.lab import methods, records
-from bisam.lab.cli.options import RUNS, errors_in_one_line, folder
+from bisam.lab.cli.options import RUNS, errors_in_one_line, folder, recipe
 from bisam.lab.cli.output import console, drawing_module, find_runs, print_line, write_text, writing
 from bisam.lab.files import refuse_foreign
-from bisam.lab.recipes import find
+from bisam.lab.recipes import RECIPES, Recipe
 from bisam.lab.spec import run_file
 from bisam.lab.tables import cells, exports, summary
 from bisam.lab.tables.sheets import sheets as sheets_of
@@ -104,8 +104,8 @@ def figure(
     out: Annotated[
         Path | None, typer.Option(help="The file: .svg, .png or .html.", show_default="its name, as SVG")
     ] = None,
-    recipe: Annotated[
-        str, typer.Option(metavar="RECIPE", help="Of flips: the row whose runs are shown.")
+    name: Annotated[
+        str, typer.Option("--recipe", metavar="RECIPE", help="Of flips: the row whose runs are shown.")
     ] = "cifar10/resnet56",
 ) -> None:
     """Draw a figure of the paper: the two bounds of the 0-1 loss, or flips along training, from records."""
@@ -117,8 +117,8 @@ def figure(
                 raise ValueError("lower-bounds are drawn from their formulas: remove the folder")
             chart, title = drawing_module("report.bounds").lower_bounds(), "Bounds of the 0-1 loss"
         else:
-            runs = _runs_of(recipe, folders or [RUNS])
-            curves, title = drawing_module("report.curves"), f"Flips per batch, {recipe}"
+            runs = _runs_of(name, folders or [RUNS])
+            curves, title = drawing_module("report.curves"), f"Flips per batch, {name}"
             chart = curves.flips_panel(runs) if path.suffix.lower() == ".html" else curves.flips(runs)
         if out is None:
             refuse_foreign(path, "remove it, or name the file with --out")
@@ -202,14 +202,15 @@ def verify(
 
 def _runs_of(name: str, roots: Sequence[Path]) -> list[cells.Run]:
     """The runs of a recipe, or of a part of one, that perturb."""
-    wanted = find(name)
+    found = _collected(roots).groups
+    wanted = _recipe(name, found)
     if len(wanted.rows) > 1:
         row = f"{wanted.name}/{wanted.rows[0]}"
         raise ValueError(f"flips are drawn of one row of a table, got {name}: name one, as in --recipe {row}")
     if not any(methods.perturbs(method) for _, method in wanted.cells):
         row = f"{wanted.name}/{wanted.rows[0]}"
         raise ValueError(f"flips are of methods that perturb, and {name} has none: name the row, as in --recipe {row}")
-    groups = [group for group in _collected(roots).groups if group.recipe.name == wanted.name and not group.changes]
+    groups = [group for group in found if group.recipe.name == wanted.name and not group.changes]
     runs = [run for group in groups for row, method in wanted.cells for run in group.of(row, method)]
     shown = [run for run in runs if run.last("flips") is not None]
     if not shown:
@@ -218,6 +219,13 @@ def _runs_of(name: str, roots: Sequence[Path]) -> list[cells.Run]:
             "another recipe with --recipe"
         )
     return shown
+
+
+def _recipe(name: str, groups: Sequence[cells.Group]) -> Recipe:
+    """The recipe of that name, or a part of it: made from these records, of a file, or of the lab."""
+    made = {group.recipe.name: group.recipe for group in groups if group.recipe.name not in RECIPES}
+    table, *part = name.split("/")
+    return made[table].only(part[:1], part[1:]) if table in made else recipe(name)
 
 
 def _write_figures(collection: cells.Collection, folder: Path, form: str) -> int:
