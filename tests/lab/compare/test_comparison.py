@@ -155,6 +155,17 @@ def test_the_radius_that_is_asked_for_is_that_of_both(originals):
     assert float(sgd) > 0.5  # at the default of 0.05 both rise by less than 0.1
 
 
+def test_the_radius_is_that_of_the_training_where_the_runs_share_one(runs):
+    path = runs.sam / "config.json"
+    for rho, shown in ((0.2, "0.2"), (0.07, "0.07")):
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps({**config, "config": {**config["config"], "rho": rho}}))
+        said = words(bisam_says("compare", runs.sam, runs.sgd, *QUICK))
+        assert f"rises within ρ = {shown} " in said
+        assert f"ρ of the training {shown} – " in said
+    assert comparison.shared_rho([runs.sgd]) is None
+
+
 def test_without_weights_there_are_curves_and_no_data_is_read(originals):
     done = bisam_says("compare", originals["sam"], originals["sgd"], "--no-weights", "--data", "nowhere")
     assert done.exit_code == 0, done.output

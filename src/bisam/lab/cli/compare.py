@@ -39,7 +39,14 @@ def compare(
     partial_data: Partial = False,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to diagnose the weights.")] = "auto",
     samples: Annotated[int, typer.Option(min=1, help="Training samples to diagnose them on.")] = SAMPLES,
-    rho: Annotated[float, typer.Option(min=0, help="Radius of the perturbations, the same for both.")] = RHO,
+    rho: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Radius of the perturbations, the same for both.",
+            show_default=f"that of the runs, if they have the same, else {RHO}",
+        ),
+    ] = None,
     weights: Annotated[bool, typer.Option("--weights/--no-weights", help="Diagnose the weights too.")] = True,
     run_code: Annotated[
         bool, typer.Option("--run-code", help="Run the Python files that the records name as model or data.")
@@ -49,7 +56,8 @@ def compare(
     """Two runs or two groups of seeds: how their configurations, results and the sharpness of their minima differ."""
     with errors_in_one_line():
         place = cli_options.device(device)
-        plan = InspectionPlan(rho=rho, samples=samples) if weights else None
+        shared = comparison.shared_rho(runs) if rho is None else rho
+        plan = InspectionPlan(rho=RHO if shared is None else shared, samples=samples) if weights else None
         errors = console(stderr=True)
 
         @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import pairwise, takewhile
@@ -139,6 +139,24 @@ def groups(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         )
     first, second = found.values()
     return first, second
+
+
+def rho_of(record: Record) -> float | None:
+    """The radius that a run was trained with; None for a method without one, or a record without a valid one."""
+    found = record.config.get("rho")
+    return float(found) if isinstance(found, (int, float)) and _is_used("rho", record.config) else None
+
+
+def shared_rho(folders: Iterable[Path]) -> float | None:
+    """The radius of all of these runs that perturb, if they have the same one; None also for adaptive radii.
+
+    An adaptive radius is measured in lengths of the weights: it is no radius of the diagnoses.
+    """
+    found = [records.read(folder) for folder in folders]
+    radii = {rho for record in found if (rho := rho_of(record)) is not None}
+    names = {str(record.config.get("method")) for record in found}
+    is_adaptive = any(name in METHODS and METHODS[name].is_adaptive for name in names)
+    return radii.pop() if len(radii) == 1 and not is_adaptive else None
 
 
 def _distinct(names: Sequence[str], otherwise: tuple[str, str]) -> tuple[str, str]:

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from bisam.diagnostics import Estimate
-from bisam.lab.compare.comparison import RunComparison, Side
+from bisam.lab.compare.comparison import RunComparison, Side, rho_of
 from bisam.lab.compare.inspection import Inspection, InspectionPlan, WorstCase
 from bisam.lab.compare.lines import Line, sheet
-from bisam.lab.tables.cells import number
+from bisam.lab.tables.cells import number, text_of
 from bisam.lab.tables.summary import OPEN, Sheet
 
 ACCURACIES = {
@@ -64,7 +64,7 @@ def _configuration(comparison: RunComparison) -> Sheet:
 
 
 def _results(comparison: RunComparison) -> Sheet:
-    lines = {"status": Line(lambda side: side.status)}
+    lines = {"status": Line(lambda side: side.status), "ρ of the training": Line(_rho)}
     lines |= {words: _plain(partial(_accuracy, name=name), "{:.2f}") for name, words in ACCURACIES.items()}
     lines |= {"tested epoch": Line(_best_epoch), "epochs": Line(_epochs)}
     lines["seconds"] = Line(_seconds, _seconds_number, partial(_number, form="{:.1f}"))
@@ -73,6 +73,11 @@ def _results(comparison: RunComparison) -> Sheet:
     lines |= {name: Line(partial(_receipt, name=name)) for name in ("torch", "date")}
     lines["data, sha256"] = Line(lambda side: _receipt(side, "data_checksum")[:12])
     return sheet(comparison, "Results", lines)
+
+
+def _rho(side: Side) -> str:
+    rho = rho_of(side.record)
+    return OPEN if rho is None else text_of(rho)
 
 
 def _last_epoch(comparison: RunComparison) -> Sheet:
