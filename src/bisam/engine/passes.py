@@ -314,7 +314,7 @@ class TwoPasses(Moves):
         return (self._sync.average(wanted, total) if averaged and not during else total), values
 
     def _check_closure(self, *, is_of_list: bool) -> None:
-        """Raise if the closure left gradients of others in `.grad`, or scaled only some of them."""
+        """Raise if gradients from before the closure are left in `.grad`, or a closure of a list unscaled its own."""
         if self._stale is not None:
             raise RuntimeError(
                 "step() found gradients from before it, and the closure did not clear them by optimizer.zero_grad(). "
