@@ -605,9 +605,30 @@ def test_titles_and_numbers_of_axes_are_whole_and_apart_on_a_phone(axis, phone):
     phone.drawn()
 
 
-def test_a_long_table_scrolls_by_itself_on_a_phone(phone):
-    heights = phone.page.eval_on_selector_all("main .grid .scroll", "all => all.map((one) => one.clientHeight)")
-    assert max(heights) <= 844
+BOXES = """all => all.filter((one) => one.offsetParent !== null).map((one) =>
+    [one.querySelectorAll('tbody tr').length, one.clientHeight, one.scrollHeight])"""
+
+
+def test_a_long_table_scrolls_by_itself_on_a_phone_and_a_short_one_does_not(phone):
+    boxes = phone.page.eval_on_selector_all("main .grid .scroll", BOXES)
+    assert {rows > 8 for rows, _, _ in boxes} == {False, True}
+    for rows, shown, whole in boxes:
+        assert shown <= 844 if rows > 8 else shown == whole, rows
+
+
+def test_a_list_of_a_few_runs_is_shown_whole_on_a_laptop(open_page, tmp_path):
+    runs = [made("40%", method, seed) for method in ("sgd", "sam", "bisam-log") for seed in range(6)]
+    path = tmp_path / "report.html"
+    write(path, runs)
+    page = open_page(path, viewport={"width": 1400, "height": 900}).drawn()
+    fits = "one => one.scrollHeight === one.clientHeight && one.scrollWidth === one.clientWidth"
+    assert page.locator(".runs .scroll").evaluate(fits)
+
+
+def test_the_zero_line_stops_at_the_letters_of_a_forest_plot(phone):
+    label = phone.page.locator(".forest svg .role-mark text").first
+    order, stroke = label.evaluate("one => [getComputedStyle(one).paintOrder, getComputedStyle(one).stroke]")
+    assert (order.split()[0], stroke) == ("stroke", "rgb(255, 255, 255)")  # the paper's, behind the letters
 
 
 def test_no_option_of_a_command_is_broken_at_the_end_of_a_line(wide):

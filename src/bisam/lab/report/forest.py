@@ -36,6 +36,9 @@ BREAK = "¦"
 LINE, NARROW_LINE = 22, 19
 """Pixels of a line of the plot, and of one of its narrow form, in which a label is above its interval."""
 
+LARGE, SMALL = 50, 26
+"""Square pixels of a mark, and of one in lines lower than `NARROW_LINE`, where marks of two rows would touch."""
+
 LETTERS = 54
 """Letters of a line of the narrow form, on a phone; a longer label has its numbers on a line of their own."""
 
@@ -159,9 +162,10 @@ def _layers(rows: Rows, x: dict[str, Any], *, is_narrow: bool, line: int) -> alt
     once = of(rows).transform_aggregate(rows="count()")  # not of `base`, whose y would leave it no length
     layers: list[alt.Chart] = [once.mark_rule(strokeDash=[3, 3], color="#7d8590").encode(x=alt.XDatum(0, **x))]
     present = [kind for kind in KINDS if any(row.get("kind") == kind for row in rows)]
-    for part, offset in ((own, 0), (theirs, line // 3)):
+    apart = line // 6 if PAPER in present else 0  # above and below the middle: a pair is nearer than two rows are
+    for part, offset in ((own, -apart), (theirs, apart)):
         columns = 2 if is_narrow else 3 if len(present) > WIDEST_LEGEND else len(present)
-        layers += _one_kind(part, y(None), x, present, columns, offset)
+        layers += _one_kind(part, y(None), x, present, columns, offset, SMALL if line < NARROW_LINE else LARGE)
     layers += [_headings(base, y(None))]
     if is_narrow:
         layers += _labels(base, y(None))
@@ -180,9 +184,9 @@ def _side(part: int) -> alt.Axis:
 
 
 def _one_kind(
-    part: alt.Chart, y: alt.Y, x: dict[str, Any], present: Sequence[str], columns: int, offset: int
+    part: alt.Chart, y: alt.Y, x: dict[str, Any], present: Sequence[str], columns: int, offset: int, size: int
 ) -> list[alt.Chart]:
-    """Intervals, their arrows and their means; the paper's are below ours."""
+    """Intervals, their arrows and their means, `offset` pixels below the middle of their line."""
     scales = [alt.Scale(domain=[*KINDS], range=[kind[place] for kind in KINDS.values()]) for place in range(3)]
     legend = alt.Legend(
         title=None, orient="top", columns=columns, labelLimit=0, symbolStrokeWidth=1.5, symbolOpacity=1,
@@ -194,7 +198,7 @@ def _one_kind(
     for flag, end, shape in (("left", "low", "triangle-left"), ("right_end", "high", "triangle-right")):
         arrows = part.transform_filter(f"datum.{flag}").mark_point(shape=shape, size=50, strokeWidth=3, yOffset=offset)
         drawn.append(arrows.encode(x=alt.X(f"{end}:Q", **x), y=y, stroke=stroke))
-    points = part.mark_point(size=50, opacity=1, strokeWidth=1.5, yOffset=offset)
+    points = part.mark_point(size=size, opacity=1, strokeWidth=1.5, yOffset=offset)
     drawn.append(
         points.encode(
             x=alt.X("at:Q", **x),

@@ -45,7 +45,11 @@ def _listed(run: Run, row: Sequence[str], series: Series) -> dict[str, Any]:
     known = dict(zip(HEAD, row, strict=True))
     place = place_of(run.config, run.record.folder)
     status = run.status if run.status in ("done", "diverged", "not counted") else "not finished"
-    own = {"recipe": run.config.recipe, "row": place[1][0] if place else OPEN, "method": title_of(run.config.method)}
+    own = {
+        "recipe": run.config.recipe,
+        "row": place[1][0] if place else run.config.row or OPEN,
+        "method": title_of(run.config.method),
+    }
     columns = {**own, "seed": str(run.config.seed), **{name: known[name] for name in SHOWN}}
     return {
         "id": known["run"],
