@@ -200,7 +200,7 @@ def passes(config: Config, begin: float = 0.0, end: float = 1.0) -> float:
     return 1.0 + (perturbed - 1.0) * part / every_of(config)
 
 
-def passes_until(config: Config, epochs: int) -> float:
+def passes_until(config: Config, epochs: float) -> float:
     """Gradient evaluations of the first epochs of a run, in passes over the training data: see `passes`.
 
     >>> late = Config(method="sam", epochs=10, start=0.75)

@@ -208,7 +208,7 @@ def test_several_parts_of_a_table_are_one_table_and_train_once(tmp_path):
     assert {path.parent.name for path in tmp_path.rglob("result.json")} == {
         f"noise40-{method}-seed{seed}+epochs=1" for method in ("sgd", "sam") for seed in (0, 1)
     }
-    assert "run 4 of 4" in done.stdout
+    assert "run 3 of 4" in done.stdout
     assert " ".join(done.stdout.split()).count("test accuracy in per cent") == 1
     assert "40%: SAM − SGD" in done.stdout
 
@@ -233,7 +233,7 @@ def test_a_run_is_finished_though_nobody_reads_what_is_printed(tmp_path):
     with os.fdopen(writer, "w") as pipe:
         process = started("train", "demo/40%/sam", "--set", "epochs=3", runs=tmp_path, stdout=pipe)
     with os.fdopen(reader) as lines:
-        assert "epoch 1/3" in lines.readline()  # and no more, as `| head -1` does
+        assert "begins: 3 epochs" in lines.readline()  # and no more, as `| head -1` does
     assert (process.wait(), process.stderr) == (0, "")
     assert outcome(only_folder(tmp_path))[1]["epochs"] == 3
 

@@ -71,11 +71,11 @@ def test_the_time_left_follows_the_pace_and_counts_down_within_an_epoch():
     for epoch in range(1, 11):
         clock.now += 60.0 if epoch <= 5 else 6.0  # slow at first: compiled, or beside another program
         overall.epoch(SAM, epoch)
-    assert overall.line == "run 1 of 2, 1:00 left"  # ten more at the pace of the last five
+    assert overall.line == "run 2 of 2, 1:00 left"  # ten more at the pace of the last five
     clock.now += 4.0
-    assert overall.line == "run 1 of 2, 0:56 left"
+    assert overall.line == "run 2 of 2, 0:56 left"
     clock.now += 100.0
-    assert overall.line == "run 1 of 2, 0:00 left"
+    assert overall.line == "run 2 of 2, 0:00 left"
 
 
 def test_what_a_diverged_run_left_out_does_not_count_as_fast():
@@ -184,9 +184,46 @@ def test_without_a_terminal_there_is_a_line_every_ten_seconds_and_one_of_the_las
             clock.now += later
             progress.epoch(own, tmp_path, {"epoch": epoch, **TOLD})
         progress.finish(own, {"status": "done", "best_epoch": 3, "test_accuracy": 91.0, "seconds": 70})
-    lines = console.file.getvalue().splitlines()
+    first, *lines = console.file.getvalue().splitlines()
+    assert first == "SAM seed 0 resnet56  begins: 5 epochs of 4 steps"
     assert [re.search(r"epoch (\d)/5  validation 90.00 %  loss 1.000", line)[1] for line in lines[:-1]] == list("145")
     assert lines[-1].endswith("test accuracy 91.00 %, of epoch 4, 1 min 10 s")  # and no line about all of one run
+
+
+def test_without_a_terminal_a_long_epoch_has_a_line_each_minute_with_its_step_and_the_time_left(clock):
+    console = Console(file=io.StringIO(), width=80)
+    with Progress(console) as progress:
+        progress.overall = Overall(clock)
+        progress.expect([SAM, SAM_AGAIN])
+        progress.begin({SAM: 0}, 100)
+        for step in range(1, 31):
+            clock.now += 5.0
+            progress.step(step)
+    begins, *lines = console.file.getvalue().splitlines()
+    assert begins.endswith("begins: 10 epochs of 100 steps")
+    assert lines == [
+        "SAM seed 0 resnet56  epoch 1/10, step 13/100  run 1 of 2, 2:45:35 left",  # 2000 steps of 5 s
+        "SAM seed 0 resnet56  epoch 1/10, step 26/100  run 1 of 2, 2:44:30 left",
+    ]
+
+
+def test_without_a_terminal_runs_that_end_at_the_same_time_have_one_line_about_all(clock, tmp_path):
+    third = replace(SAM, seed=2)
+    console = Console(file=io.StringIO(), width=80)
+    with Progress(console) as progress:
+        progress.overall = Overall(clock)
+        progress.expect([SAM, SAM_AGAIN, third])
+        for crew in ([SAM, SAM_AGAIN], [third]):
+            progress.begin(dict.fromkeys(crew, 0), 4)
+            for epoch in range(10):
+                clock.now += 1.0
+                for config in crew:
+                    progress.epoch(config, tmp_path, {"epoch": epoch, **TOLD})
+            for config in crew:
+                progress.finish(config, {"status": "done", "best_epoch": 3, "test_accuracy": 91.0, "seconds": 70})
+    lines = [line for line in console.file.getvalue().splitlines() if line.startswith("run ")]
+    assert len(lines) == 1  # and none at the end, where nothing is left
+    assert re.fullmatch(r"run 3 of 3, 0:0\d left", lines[0])
 
 
 def test_without_a_terminal_the_line_follows_each_result():

@@ -23,12 +23,11 @@ class Overall:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._epochs: dict[Config, int] = {}
+        self._epochs: dict[Config, float] = {}
         self._before = 0.0
         """Passes that were not run here: of an earlier command, or of a run that diverged; without those run again."""
         self._marks: list[tuple[float, float]] = []
         """Times, and the passes that were run here until then."""
-        self._finished: set[Config] = set()
         self._scores: dict[str, list[float]] = defaultdict(list)
 
     def expect(self, configs: Iterable[Config]) -> None:
@@ -43,7 +42,8 @@ class Overall:
         if not self._marks:
             self._mark()
 
-    def epoch(self, config: Config, epochs: int) -> None:
+    def epoch(self, config: Config, epochs: float) -> None:
+        """A run has reached that many epochs, the last one perhaps in part."""
         self._epochs[config] = epochs
         self._mark()
 
@@ -51,7 +51,6 @@ class Overall:
         """A run has ended; one that has diverged has no score."""
         self._before += passes_until(config, config.epochs) - passes_until(config, self._epochs.get(config, 0))
         self._epochs[config] = config.epochs
-        self._finished.add(config)
         if score is not None and math.isfinite(score):
             self._scores[name].append(score)
 
@@ -60,9 +59,24 @@ class Overall:
         """Such as `run 3 of 12, 1:10 left`; empty for a single run, which has a bar of its own."""
         if len(self._epochs) < 2:
             return ""
-        number = min(len(self._finished) + 1, len(self._epochs))
-        left = self._seconds_left()
-        return f"run {number} of {len(self._epochs)}" + ("" if left is None else f", {clock_time(left)} left")
+        number = min(self._trained + 1, len(self._epochs))
+        return ", ".join([f"run {number} of {len(self._epochs)}", *([self.left] if self.left else [])])
+
+    @property
+    def left(self) -> str:
+        """Such as `1:10 left`, of all runs; empty where it cannot be estimated yet."""
+        seconds = self._seconds_left()
+        return "" if seconds is None else f"{clock_time(seconds)} left"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all runs have reached their last epoch."""
+        return self._trained == len(self._epochs)
+
+    @property
+    def _trained(self) -> int:
+        """Runs that have reached their last epoch: those that train together do so at the same time."""
+        return sum(epochs >= config.epochs for config, epochs in self._epochs.items())
 
     def table(self, title: str) -> Table | None:
         """Mean scores of what has finished, by method."""

@@ -24,6 +24,8 @@ from bisam.lab.methods import title_of
 from bisam.lab.training.overall import Overall
 
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_WITHOUT_LINE = 60.0
+"""At most, within a long epoch, where there is no terminal."""
 ROWS_BELOW_BARS = 12
 """Lines of a terminal that are kept for the results by method and the line about all runs."""
 
@@ -89,6 +91,11 @@ class Progress:
         self._bars: LiveBars | None = None
         self._tasks: dict[Config, TaskID] = {}
         self._line = 0.0
+        self._said = 0.0
+        """When the last line was printed."""
+        self._last = ""
+        """The last line about all runs."""
+        self._begun: set[Config] = set()
         self._crew: list[Config] = []
         self._epochs: dict[Config, int] = {}
         self._batches: dict[Config, int] = {}
@@ -128,6 +135,11 @@ class Progress:
                     self._tasks[config] = self._bars.add_task(
                         self.label(config), total=config.epochs * batches, completed=epoch * batches, status=""
                     )
+            return
+        for config in (config for config in epochs if config not in self._begun):
+            length = f"{_counted(config.epochs, 'epoch')} of {_counted(batches, 'step')}"
+            self.note(f"{self.label(config)}  begins: {length}")
+        self._begun.update(epochs)
 
     def expect(self, configs: Iterable[Config]) -> None:
         """All runs that are to be trained."""
@@ -145,6 +157,12 @@ class Progress:
             for config in (config for config in numbers if config in self._tasks):
                 done = self._epochs[config] * self._batches[config] + numbers[config]
                 self._bars.update(self._tasks[config], completed=done)
+        elif numbers and time.monotonic() - self._said > SECONDS_WITHOUT_LINE:
+            for config, number in numbers.items():
+                self.overall.epoch(config, self._epochs[config] + number / self._batches[config])
+            config, number = next(iter(numbers.items()))
+            place = f"epoch {self._epochs[config] + 1}/{config.epochs}, step {number}/{self._batches[config]}"
+            self.note(f"{self.label(config)}  {place}  {self.overall.line or self.overall.left}")
 
     def epoch(self, config: Config, folder: Path, metrics: dict[str, Any]) -> None:
         epoch = self._epochs[config] = metrics["epoch"] + 1
@@ -172,8 +190,9 @@ class Progress:
             self._bars.remove_task(self._tasks.pop(config))
         self.note(f"{self.label(config)}  {text}, {_time(result['seconds'])}")
         self.overall.finish(config, self.group(config), result.get(self.score))
-        if self._bars is None and self.overall.line:
-            self.note(self.overall.line)
+        if self._bars is None and not self.overall.is_over and self.overall.line != self._last:
+            self._last = self.overall.line  # of runs that end at the same time once
+            self.note(self._last)
 
     def group(self, config: Config) -> str:
         """The name of a run without its seed."""
@@ -184,6 +203,7 @@ class Progress:
 
         A closed pipe and a full disk are ignored: a training does not stop because its log cannot be written.
         """
+        self._said = time.monotonic()
         with suppress(SystemExit, OSError):  # rich raises SystemExit where a pipe was closed
             self.console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
@@ -195,6 +215,10 @@ class Progress:
             self.trackers.remove(tracker)
             name = type(tracker).__name__
             self.note(f"{name} failed and gets no more curves ({type(error).__name__}: {error}). Training continues")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def name_of(config: Config) -> str:
