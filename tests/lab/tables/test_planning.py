@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -246,7 +247,6 @@ def test_the_command_prints_runs_hours_memory_and_the_order(tmp_path, recorded, 
         ([ROW, "--gpus", "0"], "--gpus is at least 1, got 0"),
         ([ROW, "--hours", "nan"], "--hours is a positive number, got nan"),
         ([ROW, "--effect", "-1"], "--effect is a positive number of points, got -1"),
-        (["imagenet"], "no step of resnet50 was measured on H200"),
         (["cifar11"], "the nearest names are cifar10"),
     ],
 )
@@ -271,6 +271,31 @@ def test_a_file_that_is_no_measurement_is_refused(tmp_path, contents, message):
     done = command(ROW, "--gpu", tmp_path / "bench.json")
     assert (done.exit_code, len(done.output.splitlines())) == (1, 1)
     assert message in done.output
+
+
+def test_a_table_without_a_measured_step_is_planned_without_hours(tmp_path, recorded, write_run):
+    for method, accuracy in {"sgd": 90.0, "sam": 94.0}.items():
+        for seed in range(3):
+            value = accuracy + 3 * seed * (method == "sam")
+            write_run(tmp_path / f"{method}{seed}", recorded(f"demo/40%/{method}", seed, value))
+    done = command("demo", "--methods", "sgd,sam", "--effect", 3, "--runs", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "No step of digitsnet was measured on H200, so the hours are not known" in " ".join(done.output.split())
+    (line,) = (line for line in done.output.splitlines() if "bisam reproduce" in line)
+    assert re.fullmatch(r"  bisam reproduce '?demo/40%'? --methods sgd,sam --seeds 0-\d+", line)
+
+
+def test_a_seed_that_diverged_on_one_side_makes_no_pair(recorded):
+    """It is not trained again: another seed takes its place."""
+    runs = [recorded(f"{ROW}/{method}", seed, 94.0 + seed * gap) for method, gap in (("sam", 0.1), ("bisam-log", 0.2))
+            for seed in range(2)]  # fmt: skip
+    runs += [recorded(f"{ROW}/sam", 2, 94.0), recorded(f"{ROW}/bisam-log", 2, status="diverged")]
+    made = plan(records=runs)
+    (choice,) = (one for one in made.choices if one.comparison.method == "bisam-log")
+    assert choice.comparison.pairs == 2
+    assert choice.comparison.seeds == choice.comparison.needed + 1
+    (command,) = (one for one in plan_sheets.commands(made) if "sam,bisam-log" in one)
+    assert f"--seeds 0-{choice.comparison.needed} " in command
 
 
 def test_a_table_without_published_differences_takes_an_effect(monkeypatch):

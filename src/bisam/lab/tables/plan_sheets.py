@@ -28,21 +28,28 @@ def sheet_of_runs(made: Plan) -> Sheet:
     for row in recipe.rows:
         cells = {cell: config for cell, config in recipe.cells.items() if cell[0] == row}
         missing = {cell: missing_seeds(made.finished[cell], recipe.seeds) for cell in cells}
-        hours = {cell: hours_on(config, budget.gpu) for cell, config in cells.items()}
+        hours = {cell: hours_on(config, budget.gpu) or 0.0 for cell, config in cells.items()}
         spent = sum(hours[cell] * missing[cell] for cell in cells)
         total, count = total + spent, count + sum(missing.values())
         runs += [(hours[cell], missing[cell]) for cell in cells]
         largest = max(cells.values(), key=lambda config: _memory(config, budget.gpu)[0] or 0.0)
         rows.append([
-            row, str(sum(missing.values())), " to ".join(_span([60 * each for each in hours.values()])),
-            _hours_text(spent), *_memory_texts(largest, budget.gpu), _sharing(largest, budget.gpu),
+            row, str(sum(missing.values())), *_times(made, [60 * each for each in hours.values()], spent),
+            *_memory_texts(largest, budget.gpu), _sharing(largest, budget.gpu),
         ])  # fmt: skip
     end = end_of(runs, budget.gpus)
     verdict = "within" if end <= budget.hours else "more than"
-    rows.append(["all", str(count), "", _hours_text(total), "", "", ""])
+    rows.append(["all", str(count), "", OPEN if made.unmeasured else _hours_text(total), "", "", ""])
     head = ["row", "runs", "minutes a run", "GPU hours", "memory of a run", "runs that fit", "in one graph"]
+    of_cells = f"{recipe.seeds} seeds of each cell, as the recipe has, without those that are trained."
+    if made.unmeasured:
+        notes = [
+            f"{of_cells} No step of {', '.join(made.unmeasured)} was measured on {budget.gpu.title}, so the hours are "
+            f"not known, and the budget leaves nothing out. Measured are {', '.join(budget.gpu.plain_ms)}."
+        ]
+        return Sheet(f"{recipe.title} on {budget.gpus} {budget.gpu.title}", head, rows, notes)
     notes = [
-        f"{recipe.seeds} seeds of each cell, as the recipe has, without those that are trained. On {budget.gpus} "
+        f"{of_cells} On {budget.gpus} "
         f"{budget.gpu.title} they take {_hours_text(end)} hours: {verdict} the {budget.hours:g} of the budget.",
         "Hours are from measured steps, captured and compiled (densenet121 not compiled), without evaluation. "
         "~ marks memory that is counted from weights and saved activations; the other was measured. Runs that fit are "
@@ -52,19 +59,30 @@ def sheet_of_runs(made: Plan) -> Sheet:
     return Sheet(f"{recipe.title} on {budget.gpus} {budget.gpu.title}", head, rows, notes)
 
 
+def _times(made: Plan, minutes: Sequence[float], hours: float) -> list[str]:
+    """Minutes of a run and GPU hours of all; open where a model of the table has no measured step."""
+    return [OPEN] * 2 if made.unmeasured else [" to ".join(_span(minutes)), _hours_text(hours)]
+
+
 def sheet_of_choices(made: Plan) -> Sheet | None:
     """The comparisons in the order to train them; None if the table has none."""
     if not made.choices and not made.unknown:
         return None
     head = ["difference", "effect", "scatter of a pair", "seeds", "more runs", "GPU hours", "done after"]
     rows = [[*_described(c.comparison), *_effort(c), _outcome(c)] for c in made.choices]
+    if made.unmeasured:
+        rows = [
+            [*_described(c.comparison), _effort(c)[0], OPEN, "resolved" if c.comparison.is_resolved else OPEN]
+            for c in made.choices
+        ]
     rows += [[*_described(one), OPEN, OPEN, "unknown"] for one in made.unknown]
     few = made.affordable
     count = len(made.choices) + len(made.unknown)
     spent = sum(choice.gpu_hours for choice in few)
+    more = f"{sum(choice.runs for choice in few)} more runs"
+    within = f" within {made.budget.gpu_hours:g} GPU hours: {more}, {_hours_text(spent)} GPU hours."
     notes = [
-        f"{len(few)} of {count} difference{'s' * (count != 1)} within {made.budget.gpu_hours:g} GPU hours: "
-        f"{sum(choice.runs for choice in few)} more runs, {_hours_text(spent)} GPU hours.",
+        f"{len(few)} of {count} difference{'s' * (count != 1)}{f': {more}.' if made.unmeasured else within}",
         f"Seeds of both methods with which the 95 % interval of a paired t test excludes 0 with a chance of "
         f"{100 * POWER:.0f} %, if the effect is the true one. * marks a scatter that is not of pairs of runs here: it "
         "is that of the paper's two standard deviations, as if pairs had nothing in common.",
@@ -79,9 +97,9 @@ def commands(made: Plan, file: str | None = None) -> list[str]:
     table, found = file or made.recipe.name, []
     for one in (choice.comparison for choice in made.affordable if choice.runs):
         parts = ["bisam", "reproduce", f"{table}/{one.row}", "--methods", f"{one.baseline},{one.method}"]
-        parts += ["--seeds", f"0-{one.needed - 1}"]
+        parts += ["--seeds", f"0-{one.seeds - 1}"]
         model = made.recipe.cells[one.row, one.method].model
-        if model != "densenet121":  # whose hours are those without
+        if model != "densenet121" and not made.unmeasured:  # whose hours are those without
             parts += ["--set", "compile=true"]
         if (sharing := made.budget.gpu.sharing(model)) is not None and sharing[1] < 1:
             parts += ["--together", str(sharing[0])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bisam.lab.config import Config
 from bisam.lab.methods import baseline_of, title_of
@@ -17,6 +17,9 @@ from bisam.lab.tables.effects import paper_difference
 from bisam.lab.tables.gpus import Gpu
 from bisam.lab.tables.power import MOST_SEEDS, seeds_to_resolve
 from bisam.lab.tables.statistics import difference
+
+UNLIMITED = 1e9
+"""Hours of a budget that leaves nothing out."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,19 @@ class Comparison:
     """Pairs that it was measured with here; 0 where it is the paper's."""
     is_resolved: bool
     """Whether the runs that there are resolve it."""
+    diverged: frozenset[int] = frozenset()
+    """Seeds of runs that diverged, of one method or both: they make no pair."""
 
     @property
     def needed(self) -> int:
         """Seeds of each of the two methods, `MOST_SEEDS` at most."""
         return MOST_SEEDS if self.deviation is None else seeds_to_resolve(self.effect, self.deviation)
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds 0, 1, 2, … have as many pairs as are needed."""
+        candidates = range(self.needed + len(self.diverged))
+        return [seed for seed in candidates if seed not in self.diverged][self.needed - 1] + 1
 
     @property
     def cells(self) -> tuple[Cell, Cell]:
@@ -93,6 +104,8 @@ class Plan:
     choices: list[Choice]
     unknown: list[Comparison]
     """Comparisons without a known scatter."""
+    unmeasured: tuple[str, ...] = ()
+    """Models without a measured step on this GPU: with one there are no hours, and the budget leaves nothing out."""
 
     @property
     def affordable(self) -> list[Choice]:
@@ -110,12 +123,15 @@ def plan(recipe: Recipe, groups: Sequence[Group], budget: Budget, effect: float 
     """
     if effect is not None and not (math.isfinite(effect) and effect > 0):
         raise ValueError(f"--effect is a positive number of points, got {effect}")
-    costs = {cell: hours_on(config, budget.gpu) for cell, config in recipe.cells.items()}
+    hours = {cell: hours_on(config, budget.gpu) for cell, config in recipe.cells.items()}
+    unmeasured = tuple(dict.fromkeys(recipe.cells[cell].model for cell, of_run in hours.items() if of_run is None))
+    costs = {cell: 1.0 if unmeasured or of_run is None else of_run for cell, of_run in hours.items()}
     finished = {cell: _finished(groups, recipe, cell) for cell in recipe.cells}
     compared = list(comparisons(recipe, groups, effect))
     known = [one for one in compared if one.deviation is not None]
     unknown = [one for one in compared if one.deviation is None]
-    return Plan(recipe, budget, finished, greedy(known, costs, finished, budget), unknown)
+    choices = greedy(known, costs, finished, replace(budget, hours=UNLIMITED) if unmeasured else budget)
+    return Plan(recipe, budget, finished, choices, unknown, unmeasured)
 
 
 def comparisons(recipe: Recipe, groups: Sequence[Group], effect: float | None = None) -> Iterable[Comparison]:
@@ -139,7 +155,15 @@ def comparisons(recipe: Recipe, groups: Sequence[Group], effect: float | None = 
                 for group in own
                 if not group.changes
             )
-            yield Comparison(label, row, method, baseline, size, scatter, pairs, resolved)
+            diverged = frozenset(
+                run.config.seed
+                for group in own
+                if not group.changes
+                for one in (method, baseline)
+                for run in group.of(row, one)
+                if run.status == "diverged"
+            )
+            yield Comparison(label, row, method, baseline, size, scatter, pairs, resolved, diverged)
 
 
 def greedy(
@@ -159,7 +183,7 @@ def greedy(
         spent = {key: sum(costs[cell] * count for cell, count in runs.items()) for key, runs in added.items()}
         best = min(left, key=lambda one: spent[id(one)])
         left.remove(best)
-        wanted = {**seeds, **({} if best.is_resolved else {c: max(seeds.get(c, 0), best.needed) for c in best.cells})}
+        wanted = {**seeds, **({} if best.is_resolved else {c: max(seeds.get(c, 0), best.seeds) for c in best.cells})}
         runs = [(costs[cell], missing_seeds(finished[cell], count)) for cell, count in wanted.items()]
         end = end_of(runs, budget.gpus) if _total(runs) <= budget.gpu_hours else math.inf
         fits = end <= budget.hours and (best.is_resolved or best.needed < MOST_SEEDS)
@@ -188,7 +212,7 @@ def _added(one: Comparison, seeds: Mapping[Cell, int], finished: Mapping[Cell, f
         return {}
     have = {cell: seeds.get(cell, 0) for cell in one.cells}
     return {
-        cell: missing_seeds(finished[cell], max(one.needed, count)) - missing_seeds(finished[cell], count)
+        cell: missing_seeds(finished[cell], max(one.seeds, count)) - missing_seeds(finished[cell], count)
         for cell, count in have.items()
     }
 
@@ -202,14 +226,9 @@ def _total(runs: Iterable[tuple[float, int]]) -> float:
     return sum(hours * count for hours, count in runs)
 
 
-def hours_on(config: Config, gpu: Gpu) -> float:
-    found = hours_of_run(config, gpu.plain_ms)
-    if found is None:
-        raise ValueError(
-            f"no step of {config.model} was measured on {gpu.title}, so its hours cannot be planned: choose from "
-            f"{', '.join(gpu.plain_ms)}"
-        )
-    return found
+def hours_on(config: Config, gpu: Gpu) -> float | None:
+    """None for a model without a measured step."""
+    return hours_of_run(config, gpu.plain_ms)
 
 
 def _finished(groups: Sequence[Group], recipe: Recipe, cell: Cell) -> frozenset[int]:
