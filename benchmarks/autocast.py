@@ -83,7 +83,7 @@ def main() -> None:
         config = recorded(records.read(folder).config)
         model, epoch = last_model(folder, config)
         model.train()
-        batches = source.parts(config, torch.device("cpu")).train.epoch(epoch)
+        batches = source.loaders(config, torch.device("cpu")).train.epoch(epoch)
         rows = []
         for x, y in islice(batches, arguments.batches):
             exact, rounded = (sam_step(model, x, y, config, bf16=bf16) for bf16 in (False, True))

@@ -29,7 +29,7 @@ from bisam.lab.bench.steps import release
 from bisam.lab.bench.timing import seconds_of
 from bisam.lab.data import Images, ImageSplits
 from bisam.lab.data.sources import InMemory
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.training.run import TrainingRun
 from bisam.perturbation import Ball, RandomTensors
 
@@ -45,7 +45,7 @@ def settings(model):
     Without label noise, which costs nothing; without late sharpness and other numbers of epochs, which are sums.
     """
     found = {}
-    for (row, method), config in find("frontier").cells.items():
+    for (row, method), config in find_recipe("frontier").cells.items():
         setting = row.removeprefix(model).removeprefix("-")
         if config.model == model and setting in ("", "every5"):
             found[f"{method} {setting}".strip()] = config

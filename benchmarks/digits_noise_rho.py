@@ -20,7 +20,7 @@ from digits_rho import trained
 
 from bisam.lab import records
 from bisam.lab.methods import perturbs
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 
 GRIDS = {
     "0%": (0.0125, 0.025, 0.05, 0.07, 0.1, 0.14),
@@ -70,12 +70,12 @@ def main():
     for rate in arguments.only.split(",") if arguments.only else GRIDS:
         recipe = "demo" if rate == "40%" else "label_noise_digits"
         table[rate] = {}
-        for method in filter(perturbs, find(recipe).methods):
+        for method in filter(perturbs, find_recipe(recipe).methods):
             cell = f"{recipe}/{rate}/{method}"
             found = saved["rates"][rate][method] if arguments.closer else grid(cell, rate, arguments.runs)
             table[rate][method] = closer(cell, rate, found, arguments.runs) if arguments.closer else found
     if arguments.save:
-        commits = sorted({*saved["commits"], *(record.commits for record in records.find(arguments.runs))})
+        commits = sorted({*saved["commits"], *(record.commits for record in records.find_records(arguments.runs))})
         print("wrote", receipt.save(arguments.save, {"commits": commits, "rates": table}))
 
 

@@ -21,7 +21,7 @@ import torch
 from bisam.lab import records
 from bisam.lab.data.sources import open_source
 from bisam.lab.methods import perturbs
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.training import jobs
 from bisam.lab.training.progress import Progress
 
@@ -40,22 +40,22 @@ GRIDS = {
 def cells():
     """Names of recipes of one cell, by a short name; the demo's and those that only show SAM's ρ are left out."""
     found = {}
-    for row, method in find("frontier_digits").cells:
+    for row, method in find_recipe("frontier_digits").cells:
         setting = row.removeprefix("digitsnet-noise40").removeprefix("-")
-        if perturbs(method) and "rho" not in setting and (setting or method not in find("demo").methods):
+        if perturbs(method) and "rho" not in setting and (setting or method not in find_recipe("demo").methods):
             found[setting or method] = f"frontier_digits/{row}/{method}"
     return found
 
 
 def values(name, cell):
     """The ρ of a cell, half of it and twice of it, or its grid."""
-    (config,) = find(cell).cells.values()
+    (config,) = find_recipe(cell).cells.values()
     return [float(f"{rho:.3g}") for rho in GRIDS.get(name, [factor * config.rho for factor in FACTORS])]
 
 
 def trained(cell, values, root, seeds=SEEDS):
     """Accuracies of a cell by ρ: of the folder's runs, and of those that it lacks, which are trained."""
-    by_rho = {rho: jobs.jobs_of(find(cell), seeds, {"rho": str(rho)}, root) for rho in values}
+    by_rho = {rho: jobs.jobs_of(find_recipe(cell), seeds, {"rho": str(rho)}, root) for rho in values}
     with Progress() as progress:
         everything = [job for some in by_rho.values() for job in some]
         jobs.run(everything, partial(open_source, log=progress.note), torch.device("cpu"), progress)
@@ -82,7 +82,7 @@ def main():
     if arguments.save:
         path = receipt.RESULTS / f"{arguments.save}.json"
         saved = json.loads(path.read_text()) if path.exists() else {"commits": [], "cells": {}}
-        commits = sorted({*saved["commits"], *(record.commits for record in records.find(arguments.runs))})
+        commits = sorted({*saved["commits"], *(record.commits for record in records.find_records(arguments.runs))})
         table = {**saved["cells"], **table}
         print("wrote", receipt.save(arguments.save, {"commits": commits, "seeds": [*SEEDS], "cells": table}))
 

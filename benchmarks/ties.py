@@ -45,10 +45,10 @@ def main() -> None:
     table = {}
     for folder in arguments.runs:
         config = recorded(records.read(folder).config)
-        parts = source.parts(config, torch.device("cpu"))
+        loaders = source.loaders(config, torch.device("cpu"))
         model, epoch = best_model(folder, config)
         model.eval().to(memory_format=torch.channels_last)
-        found = {"validation": counts(model, parts.validation), "test": counts(model, parts.test)}
+        found = {"validation": counts(model, loaders.validation), "test": counts(model, loaders.test)}
         table[f"{config.recipe}/{folder.name}"] = {"epoch": epoch, **found}
         print(folder.name, epoch, found, flush=True)
     print(receipt.save("ties", {"table": table}))

@@ -22,9 +22,9 @@ from bisam.lab.config import Config
 from bisam.lab.files import write_atomically
 from bisam.lab.methods import passes, title_of
 from bisam.lab.models import build
-from bisam.lab.recipes import DIGITS_SETTINGS, FRONTIER_SETTINGS, find, frontier_row
+from bisam.lab.recipes import DIGITS_SETTINGS, FRONTIER_SETTINGS, find_recipe, frontier_row
 from bisam.lab.report.charts import APART, COLOURS, svg
-from bisam.lab.tables.cells import Collection, Group, borrow
+from bisam.lab.tables.cells import Collection, ResultTable, borrow
 from bisam.lab.tables.statistics import Difference, difference, interval_of_mean, signed
 
 ROOT = Path(__file__).parents[2]
@@ -136,41 +136,49 @@ def relative_time(config: Config, ratios: Mapping[str, Mapping[str, float]] | No
     return config.epochs / EPOCHS * (1 + (config.stop - config.start) * (step["median"] - 1))
 
 
-def filled(found: Collection, name: str = "frontier") -> Group:
+def filled(found: Collection, name: str = "frontier") -> ResultTable:
     """The recipe's table with its own runs, and with equal ones of other tables."""
-    recipe = find(name)
-    own = [group for group in found.groups if group.recipe.name == recipe.name and not group.changes]
-    group = Group(recipe, "")
+    recipe = find_recipe(name)
+    own = [
+        result_table
+        for result_table in found.tables
+        if result_table.recipe.name == recipe.name and not result_table.changes
+    ]
+    result_table = ResultTable(recipe, "")
     for other in own:
         for cell, runs in other.runs.items():
-            group.runs[cell].update(runs)
-    borrow(group, found.runs)
-    return group
+            result_table.runs[cell].update(runs)
+    borrow(result_table, found.runs)
+    return result_table
 
 
 def points(
-    group: Group,
+    result_table: ResultTable,
     model: str,
     noise: float,
     time_of: Callable[[Config], float | None],
     settings: Iterable[str] = FRONTIER_SETTINGS,
 ) -> list[Point]:
     """All settings with a model and a noise rate."""
-    sam = group.measured(frontier_row(model, noise), "sam")
+    sam = result_table.measured(frontier_row(model, noise), "sam")
     made = []
     for setting in settings:
         row = frontier_row(model, noise, setting)
-        for method, config in ((m, config) for (r, m), config in group.recipe.cells.items() if r == row):
-            under_way = sum(run.record.result is None for run in group.of(row, method))
-            made.append(Point(setting, method, config, time_of(config), group.measured(row, method), sam, under_way))
+        for method, config in ((m, config) for (r, m), config in result_table.recipe.cells.items() if r == row):
+            under_way = sum(run.record.result is None for run in result_table.of(row, method))
+            made.append(
+                Point(setting, method, config, time_of(config), result_table.measured(row, method), sam, under_way)
+            )
     return made
 
 
 def by_place(found: Collection, times: Timing | None) -> dict[tuple[str, float], list[Point]]:
     """All settings, by model and noise rate; `times` are those of the benchmark where none are given."""
-    group, times = filled(found), timing() if times is None else times
+    result_table, times = filled(found), timing() if times is None else times
     return {
-        (model, noise): points(group, model, noise, partial(relative_time, ratios=times.get(model, {}).get("ratio")))
+        (model, noise): points(
+            result_table, model, noise, partial(relative_time, ratios=times.get(model, {}).get("ratio"))
+        )
         for model, noise in PLACES
     }
 
@@ -216,12 +224,12 @@ def table(found: Collection, times: Timing | None = None) -> str:
 
 def of_digits(found: Collection) -> list[Point]:
     """All settings on the demo's digits, with the cost in FLOPs, of a captured step, as their time."""
-    group = filled(found, "frontier_digits")
+    result_table = filled(found, "frontier_digits")
 
     def cost(config: Config) -> float:
         return passes(config) * config.epochs / EPOCHS_OF_DIGITS
 
-    return points(group, "digitsnet", 0.4, cost, DIGITS_SETTINGS)
+    return points(result_table, "digitsnet", 0.4, cost, DIGITS_SETTINGS)
 
 
 def digits(found: Collection) -> str:
@@ -238,7 +246,7 @@ def digits_rho(path: Path = RESULTS / "digits_rho.json") -> str:
     for name, by_rho in result["cells"].items():
         title = f"SAM, {kind_of(name)}" if name in STEPS else title_of(name)
         row = frontier_row("digitsnet", 0.4, name if name in STEPS else "")
-        (config,) = find("frontier_digits").only([row], ["sam" if name in STEPS else name]).cells.values()
+        (config,) = find_recipe("frontier_digits").only([row], ["sam" if name in STEPS else name]).cells.values()
         rows.append([title, ", ".join(ledger.of_each_rho(by_rho, len(result["seeds"]), f"{config.rho:g}"))])
     receipt = result["receipt"]
     table = markdown(["setting", "ρ: validation (test) accuracy"], rows)

@@ -11,7 +11,7 @@ from bisam.lab import records
 from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES, Recipe
 from bisam.lab.tables import published, summary
-from bisam.lab.tables.cells import Collection, Group, Run, collect, command
+from bisam.lab.tables.cells import Collection, ResultTable, Run, collect, command
 from bisam.lab.tables.levels import levels
 from bisam.lab.tables.sheets import sheets
 from bisam.lab.tables.statistics import Difference, signed
@@ -23,7 +23,7 @@ NO_BREAK = "\u00a0"
 @cache
 def read() -> Collection:
     """The runs of results/."""
-    return collect(records.find(ROOT / "results"))
+    return collect(records.find_records(ROOT / "results"))
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -33,12 +33,12 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 def demo_table(found: Collection) -> str:
     """The runs of the demo, a method a row, and how far each is above the one that it improves on."""
-    (group,) = (group for group in found.groups if group.name == "demo")
-    (row,) = group.rows
-    gaps = {one.method: one for one in summary.comparisons(group)}
+    (table,) = (table for table in found.tables if table.name == "demo")
+    (row,) = table.rows
+    gaps = {one.method: one for one in summary.comparisons(table)}
     rows = []
-    for method in group.recipe.methods:
-        runs, accuracies = group.of(row, method), group.measured(row, method).values()
+    for method in table.recipe.methods:
+        runs, accuracies = table.of(row, method), table.measured(row, method).values()
         flips = [flips for run in runs if (flips := run.last("flips")) is not None]
         ms = statistics.mean(ms for run in runs if (ms := run.milliseconds) is not None)
         spread = f"{statistics.mean(accuracies):.1f} ± {statistics.stdev(accuracies):.1f}, n = {len(accuracies)}"
@@ -79,7 +79,9 @@ EVIDENCE_METHODS = {"sam": "SAM − base", "bisam-log": "BiSAM (−log) − SAM"
 def evidence_table(found: Collection) -> str:
     """A line for each experiment: SAM − its base optimizer and BiSAM − SAM, bold where the interval excludes 0."""
     gaps = {
-        (group.name, one.row, one.method): one.found for group in found.groups for one in summary.comparisons(group)
+        (result_table.name, one.row, one.method): one.found
+        for result_table in found.tables
+        for one in summary.comparisons(result_table)
     }
     rows = []
     for title, table, row in EVIDENCE:
@@ -135,15 +137,15 @@ def paper_table(found: Collection) -> str:
     """The cells of the paper's tables that have runs, and how far each is above the one that it improves on."""
     head = ["table, row", "method", "test accuracy", "paper's", "above its baseline, 95 % interval", "paper's"]
     rows = []
-    for group in _of_the_paper(found):
-        printed = summary.published_of(group)
-        gaps = {(one.row, one.method): one for one in summary.comparisons(group)}
-        for label, row, name in group.recipe.lines:
-            for method in group.recipe.methods:
-                if any(run.record.result is not None for run in group.of(row, method)):
+    for table in _of_the_paper(found):
+        printed = summary.published_of(table)
+        gaps = {(one.row, one.method): one for one in summary.comparisons(table)}
+        for label, row, name in table.recipe.lines:
+            for method in table.recipe.methods:
+                if any(run.record.result is not None for run in table.of(row, method)):
                     paper, gap = printed.cells[label].get(method), gaps.get((label, method))
                     rows.append([
-                        f"{group.recipe.name}, {label}", title_of(method), summary.accuracy(group, row, method, name),
+                        f"{table.recipe.name}, {label}", title_of(method), summary.accuracy(table, row, method, name),
                         "–" if paper is None else summary.spread(*paper),
                         "–" if gap is None else f"{signed(gap.found.mean)} ({_interval(gap)})",
                         "–" if gap is None or gap.published is None else signed(gap.published),
@@ -162,15 +164,15 @@ def verdicts(found: Collection) -> str:
         "Not resolved at this n": _differences(found, "not resolved"),
     }
     lists["Diverged"] = [
-        f"{group.recipe.name}, {row}: {words}"
-        for group in _of_the_paper(found)
-        for row in group.rows
-        if (words := summary.diverged(group, row, group.recipe.methods))
+        f"{table.recipe.name}, {row}: {words}"
+        for table in _of_the_paper(found)
+        for row in table.rows
+        if (words := summary.diverged(table, row, table.recipe.methods))
     ]
     lists["Not counted"] = [words for run in found.others if (words := _not_counted(run))]
-    lists["Under way"] = [words for group in _of_the_paper(found) for words in _not_finished(group)]
+    lists["Under way"] = [words for table in _of_the_paper(found) for words in _not_finished(table)]
     recipes = [make() for make in RECIPES.values()]
-    lists["Not run"] = [words for recipe in recipes if (words := _not_run(recipe, found.groups))]
+    lists["Not run"] = [words for recipe in recipes if (words := _not_run(recipe, found.tables))]
     lists["No recipe yet"] = sorted(_tables_of_accuracies() - {recipe.published for recipe in recipes})
     told = {title: items for title, items in lists.items() if items or title.startswith("Resolved, with the")}
     return "\n".join(f"- **{title}**: {'; '.join(items) or 'nothing yet'}." for title, items in told.items())
@@ -179,24 +181,24 @@ def verdicts(found: Collection) -> str:
 def _differences(found: Collection, outcome: str) -> list[str]:
     """The differences that came out like this, those of a row together."""
     rows: dict[tuple[str, str], list[str]] = {}
-    for group in _of_the_paper(found):
-        for one in summary.comparisons(group):
+    for table in _of_the_paper(found):
+        for one in summary.comparisons(table):
             if _outcome(one) == outcome:
                 runs = f"{one.found.n}; {one.diverged}" if one.diverged else one.found.n
-                rows.setdefault((f"{group.recipe.name}, {one.row}", runs), []).append(one.label)
+                rows.setdefault((f"{table.recipe.name}, {one.row}", runs), []).append(one.label)
     return [f"{row}: {', '.join(labels)} ({runs})" for (row, runs), labels in rows.items()]
 
 
 def levels_list(found: Collection) -> str:
     """Which accuracies are apart from the paper's, and which are not."""
     lists: dict[str, dict[str, list[str]]] = {"Apart from the paper": {}, "Not apart": {}, "One run, no interval": {}}
-    for group in _of_the_paper(found):
-        for one in levels(group):
+    for table in _of_the_paper(found):
+        for one in levels(table):
             title = "Apart from the paper" if one.found.resolved else "Not apart"
             rows = lists["One run, no interval" if one.found.low is None else title]
             interval = f" ({one.found.interval})" if one.found.interval else ""
             text = f"{title_of(one.method)} {signed(one.found.mean)}{interval}"
-            rows.setdefault(f"{group.recipe.name}, {one.row}", []).append(text)
+            rows.setdefault(f"{table.recipe.name}, {one.row}", []).append(text)
     shown = {title: "; ".join(f"{row}: {', '.join(of)}" for row, of in rows.items()) for title, rows in lists.items()}
     return "\n".join(f"- **{title}**: {text}." for title, text in shown.items() if text)
 
@@ -217,15 +219,15 @@ def _not_counted(run: Run) -> str:
     return f"`{command(run)}` ({reason})" if reason and command(run) else ""
 
 
-def _not_finished(group: Group) -> Iterator[str]:
+def _not_finished(table: ResultTable) -> Iterator[str]:
     """A text for each row that has runs under way."""
-    for row in group.rows:
-        runs = [run for run in group.of_row(row) if run.record.result is None]
+    for row in table.rows:
+        runs = [run for run in table.of_row(row) if run.record.result is None]
         if runs:
             methods = ", ".join(dict.fromkeys(title_of(run.config.method) for run in runs))
             furthest = max(runs, key=lambda run: len(run.record.metrics))
             count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
-            yield f"{group.recipe.name}, {row} with {methods}: {count}, up to {furthest.status}"
+            yield f"{table.recipe.name}, {row} with {methods}: {count}, up to {furthest.status}"
 
 
 def _tables_of_accuracies() -> set[str]:
@@ -233,11 +235,11 @@ def _tables_of_accuracies() -> set[str]:
     return {name for name, table in published.tables().items() if "seconds" not in (table.get("metric") or "")}
 
 
-def _not_run(recipe: Recipe, groups: Iterable[Group]) -> str:
+def _not_run(recipe: Recipe, tables: Iterable[ResultTable]) -> str:
     """The cells of a table of the paper without a run, in as few words as it takes."""
     if recipe.published is None:
         return ""
-    own = next((group for group in groups if group.name == recipe.name), Group(recipe, ""))
+    own = next((table for table in tables if table.name == recipe.name), ResultTable(recipe, ""))
     missing = {row: [m for r, m in recipe.cells if r == row and not own.of(row, m)] for row in recipe.rows}
     if all(missing[row] == recipe.methods for row in recipe.rows):
         return f"{recipe.name}, all of it"
@@ -251,7 +253,7 @@ def _not_run(recipe: Recipe, groups: Iterable[Group]) -> str:
 
 def all_tables(found: Collection) -> str:
     """Each table that has runs, with its differences."""
-    return "\n\n".join(sheet.markdown() for sheet in sheets(found.groups, found.runs))
+    return "\n\n".join(sheet.markdown() for sheet in sheets(found.tables, found.runs))
 
 
 def all_runs(found: Collection) -> str:
@@ -303,11 +305,11 @@ def _ranges(seeds: Iterable[int]) -> str:
 def flips_table(found: Collection) -> str:
     """Mean flips per batch in each quarter of the training on CIFAR-10."""
     recipe = RECIPES["cifar10"]()
-    group = next((group for group in _of_the_paper(found) if group.recipe.name == recipe.name), Group(recipe, ""))
+    table = next((table for table in _of_the_paper(found) if table.recipe.name == recipe.name), ResultTable(recipe, ""))
     whole = recipe.cells["vgg19bn", "sam"].epochs
     rows, ends = [], [whole * quarter // 4 for quarter in range(5)]
     for model, method in product(recipe.rows, recipe.methods):
-        done = [run for run in group.of(model, method) if run.status == "done" and run.last("flips") is not None]
+        done = [run for run in table.of(model, method) if run.status == "done" and run.last("flips") is not None]
         runs = [[row["flips"] for row in run.record.metrics] for run in done]
         if runs:
             means = [statistics.fmean(x for flips in runs for x in flips[a:b]) for a, b in pairwise(ends)]
@@ -315,8 +317,8 @@ def flips_table(found: Collection) -> str:
     return markdown(["model", "method", *(f"epochs {a + 1} to {b}" for a, b in pairwise(ends)), "n"], rows)
 
 
-def _of_the_paper(found: Collection) -> list[Group]:
-    return [group for group in found.groups if group.recipe.published and not group.changes]
+def _of_the_paper(found: Collection) -> list[ResultTable]:
+    return [table for table in found.tables if table.recipe.published and not table.changes]
 
 
 def _interval(gap: summary.MethodDifference) -> str:

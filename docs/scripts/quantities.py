@@ -24,7 +24,7 @@ import frontier
 
 from bisam.lab.recipes import frontier_row
 from bisam.lab.tables import published
-from bisam.lab.tables.cells import Collection, Group
+from bisam.lab.tables.cells import Collection, ResultTable
 from bisam.lab.tables.statistics import Difference, Moments, difference, difference_of_means
 
 FRONTIERS = {
@@ -50,13 +50,13 @@ class Tables:
     """The ledger's tables by name; those of the frontier have equal runs of other tables too."""
 
     def __init__(self, collection: Collection) -> None:
-        self._groups = {group.name.replace(" ", ""): group for group in collection.groups}
-        self._groups |= {name: frontier.filled(collection, name) for name, _, _ in FRONTIERS.values()}
+        self._tables = {table.name.replace(" ", ""): table for table in collection.tables}
+        self._tables |= {name: frontier.filled(collection, name) for name, _, _ in FRONTIERS.values()}
 
-    def __getitem__(self, name: str) -> Group:
-        if name not in self._groups:
-            raise ValueError(f"the ledger has no table {name!r}, but {', '.join(self._groups)}")
-        return self._groups[name]
+    def __getitem__(self, name: str) -> ResultTable:
+        if name not in self._tables:
+            raise ValueError(f"the ledger has no table {name!r}, but {', '.join(self._tables)}")
+        return self._tables[name]
 
 
 class Asked:
@@ -74,7 +74,7 @@ class Asked:
     def signed(self, value: float) -> str:
         return f"{value:+.{self.digits}f}".replace("-", "−")
 
-    def cell(self, place: int = 0) -> tuple[Group, str, str, str]:
+    def cell(self, place: int = 0) -> tuple[ResultTable, str, str, str]:
         """Table, row, method of an argument, and what follows its @."""
         path, at, chosen = self.arguments[place].partition("@")
         parts = path.split("/")
@@ -86,10 +86,10 @@ class Asked:
         if table in FRONTIERS:
             table, model, noise = FRONTIERS[table]
             row = frontier_row(model, noise, row.replace("all", ""))
-        group = self.tables[table]
-        if (row, method) not in group.recipe.cells:
-            raise ValueError(f"{table} has no cell {row}/{method}: its rows are {', '.join(group.recipe.rows)}")
-        return group, row, method, chosen
+        result_table = self.tables[table]
+        if (row, method) not in result_table.recipe.cells:
+            raise ValueError(f"{table} has no cell {row}/{method}: its rows are {', '.join(result_table.recipe.rows)}")
+        return result_table, row, method, chosen
 
     def values(self, place: int = 0) -> dict[int, float]:
         """The accuracy of each of the cell's runs, in per cent, by seed."""
@@ -97,9 +97,9 @@ class Asked:
         if path.startswith(MEASURED):
             found = dict(enumerate(_measured(path.removeprefix(MEASURED))))
         else:
-            group, row, method, chosen = self.cell(place)
-            primary = f"test_{group.recipe.cells[row, method].primary}"
-            found = group.measured(row, method, MEASURES.get(chosen, primary))
+            result_table, row, method, chosen = self.cell(place)
+            primary = f"test_{result_table.recipe.cells[row, method].primary}"
+            found = result_table.measured(row, method, MEASURES.get(chosen, primary))
         values = _chosen(found, chosen)
         if not values:
             raise ValueError(f"no run of {self.arguments[place]} is finished")
@@ -109,10 +109,10 @@ class Asked:
         """What the paper prints, if the argument means that."""
         if self.arguments[place].startswith(MEASURED):
             return None
-        group, row, method, chosen = self.cell(place)
+        result_table, row, method, chosen = self.cell(place)
         if chosen != "paper":
             return None
-        table = published.of(group.recipe)
+        table = published.of(result_table.recipe)
         printed = table.moments(row, method) if table else None
         if printed is None:
             raise ValueError(f"the paper does not print {self.arguments[place]}")
@@ -265,22 +265,22 @@ def unresolved(asked: Asked) -> str:
 def radius(asked: Asked) -> str:
     """ρ of the first ÷ that of the second."""
     ours, theirs = (
-        group.recipe.cells[row, method].rho for group, row, method, _ in (asked.cell(place) for place in (0, 1))
+        table.recipe.cells[row, method].rho for table, row, method, _ in (asked.cell(place) for place in (0, 1))
     )
     return asked.number(ours / theirs)
 
 
 def loss(asked: Asked) -> str:
     """The training loss of the last epoch, the mean over seeds."""
-    group, row, method, _ = asked.cell()
-    runs = group.runs.get((row, method), {}).values()
+    table, row, method, _ = asked.cell()
+    runs = table.runs.get((row, method), {}).values()
     return asked.number(statistics.fmean(loss for run in runs if (loss := run.last("loss")) is not None))
 
 
 def stuck(asked: Asked) -> str:
     """Epochs before the training loss of a run, such as @seed0, is below that of ten equal logits."""
-    group, row, method, chosen = asked.cell()
-    runs = group.runs.get((row, method), {})
+    table, row, method, chosen = asked.cell()
+    runs = table.runs.get((row, method), {})
     epochs = {seed: _epochs_before(MOVED, run.record.metrics) for seed, run in runs.items()}
     (found,) = _chosen(epochs, chosen).values()
     return f"{found:.0f}"
@@ -297,8 +297,8 @@ def times(asked: Asked) -> str:
 
 def time(asked: Asked) -> str:
     """Time of the training relative to 200 epochs of SGD, of a cell of the frontier."""
-    group, row, method, _ = asked.cell()
-    config = group.recipe.cells[row, method]
+    table, row, method, _ = asked.cell()
+    config = table.recipe.cells[row, method]
     found = frontier.relative_time(config, frontier.timing()[config.model]["ratio"])
     if found is None:
         raise ValueError("it was not timed")

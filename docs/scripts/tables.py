@@ -21,7 +21,7 @@ import bisam
 from bisam import variants
 from bisam.lab import records
 from bisam.lab.methods import title_of
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.tables import published, summary
 from bisam.lab.tables.cells import Collection
 from bisam.lab.tables.statistics import difference
@@ -393,7 +393,7 @@ def cutout_table() -> str:
     rows = []
     for entry in measured("cutout_h200")["table"]:
         table, row, method = entry["cell"].split("/")
-        printed = published.table(find(table).published).cells[row][method]
+        printed = published.table(find_recipe(table).published).cells[row][method]
         without = "–" if entry["without"] is None else f"{entry['without']:.2f}"
         rows.append([f"{table}, {row}", title_of(method), without, f"{entry['with']:.2f}", summary.spread(*printed)])
     return markdown(["table, row", "method", "without cutout", "with cutout", "paper's"], rows)

@@ -26,10 +26,10 @@ APART = 1.1
 def rows(found: Collection, tables: tuple[str, ...]) -> list[dict[str, Any]]:
     """A row for each rate and method with runs, and the 95 % interval of its mean if it has one."""
     made = []
-    for group in (group for group in found.groups if group.name in tables):
+    for table in (table for table in found.tables if table.name in tables):
         for place, method in enumerate(FOUR_METHODS):
-            for row in group.rows:
-                accuracies = [*group.measured(row, method).values()]
+            for row in table.rows:
+                accuracies = [*table.measured(row, method).values()]
                 if accuracies:
                     low, high = interval_of_mean(accuracies)
                     span = {} if low is None else {"low": max(low, 0.0), "high": min(high, 100.0)}

@@ -18,9 +18,9 @@ WIDTH = 120
 
 def answered(seeds: Sequence[int]) -> Answer:
     """The answer with these seeds alone."""
-    (group,) = cells.collect(records.find(RUNS)).groups
-    kept = {cell: {seed: run for seed, run in runs.items() if seed in seeds} for cell, runs in group.runs.items()}
-    return answer(replace(group, runs=kept))
+    (table,) = cells.collect(records.find_records(RUNS)).tables
+    kept = {cell: {seed: run for seed, run in runs.items() if seed in seeds} for cell, runs in table.runs.items()}
+    return answer(replace(table, runs=kept))
 
 
 def ending() -> str:
@@ -38,7 +38,7 @@ def ending() -> str:
 
 def with_ten_seeds() -> str:
     """With seven seeds more, of each method."""
-    done = f"9 of {len(records.find(RUNS))} runs are done already"
+    done = f"9 of {len(records.find_records(RUNS))} runs are done already"
     return _block("$ bisam fit cancer.csv --seeds 0-9", "…", done, "…", answered(range(10)).sentence)
 
 

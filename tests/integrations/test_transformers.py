@@ -100,20 +100,20 @@ def assert_identical(found, expected):
 @pytest.mark.parametrize("method", ["sam", "bisam-log"])
 @pytest.mark.parametrize("name", TASKS)
 def test_accumulation_clipping_and_schedule_equal_two_passes_by_hand(name, method, tmp_path):
-    task = TASKS[name]
-    exact = not task.shifted and not task.smoothing  # these losses are float32 in the Trainer, whatever the model is
-    model = task.model().to(torch.float64 if exact else torch.float32)
+    case = TASKS[name]
+    exact = not case.shifted and not case.smoothing  # these losses are float32 in the Trainer, whatever the model is
+    model = case.model().to(torch.float64 if exact else torch.float32)
     by_hand = copy.deepcopy(model)
-    options = {"label_smoothing_factor": task.smoothing, "max_grad_norm": task.most}
-    trainer = trainer_of(model, tmp_path, task.samples, method=method, rho=RHO, options=options)
+    options = {"label_smoothing_factor": case.smoothing, "max_grad_norm": case.most}
+    trainer = trainer_of(model, tmp_path, case.samples, method=method, rho=RHO, options=options)
     trainer.train()
-    schedule = trainer_by_hand.updates(task.samples, size=2, accumulated=2)
-    found = trainer_by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
+    schedule = trainer_by_hand.updates(case.samples, size=2, accumulated=2)
+    found = trainer_by_hand.train(by_hand, case, schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
     assert_close(weights(model), weights(by_hand), 1e-10 if exact else 1e-6)
     assert logged(trainer, "loss") == pytest.approx(found.losses, rel=1e-5)  # summed in float32
     assert logged(trainer, "grad_norm") == pytest.approx(found.norms, rel=1e-5)
     assert trainer.sharpness_aware.telemetry.ascent_norm.item() == pytest.approx(found.lengths[-1], rel=1e-5)
-    assert min(found.norms) < task.most < max(found.norms)
+    assert min(found.norms) < case.most < max(found.norms)
 
 
 def test_a_trainer_that_divides_the_loss_itself_divides_q_alike(tmp_path):
@@ -123,13 +123,13 @@ def test_a_trainer_that_divides_the_loss_itself_divides_q_alike(tmp_path):
         loss_is_scaled_for_ga = False
 
     first, second, third, *others = TASKS["tokens"].samples
-    task = replace(TASKS["tokens"], samples=[first, third, second, *others], divides=True)
-    model = task.model().double()
+    case = replace(TASKS["tokens"], samples=[first, third, second, *others], divides=True)
+    model = case.model().double()
     by_hand = copy.deepcopy(model)
-    options = {"max_grad_norm": task.most}
-    trainer_of(model, tmp_path, task.samples, cls=Divides, method="bisam-log", rho=RHO, options=options).train()
-    schedule = trainer_by_hand.updates(task.samples, size=2, accumulated=2)
-    trainer_by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=True, rho=RHO)
+    options = {"max_grad_norm": case.most}
+    trainer_of(model, tmp_path, case.samples, cls=Divides, method="bisam-log", rho=RHO, options=options).train()
+    schedule = trainer_by_hand.updates(case.samples, size=2, accumulated=2)
+    trainer_by_hand.train(by_hand, case, schedule, sgd(by_hand), bilevel=True, rho=RHO)
     assert_close(weights(model), weights(by_hand), 1e-10)
 
 
@@ -199,7 +199,7 @@ def test_evaluation_sees_the_weights_and_each_sample_once(tmp_path):
     assert logged(trainer, "eval_loss")[-1] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("method", methods.METHODS)
+@pytest.mark.parametrize("method", methods.CLOSURE_METHODS)
 def test_every_method_trains(method, tmp_path):
     model = classifier()
     before = weights(model)
@@ -249,7 +249,7 @@ def test_the_lines_of_the_page_train(tmp_path):
     options = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "max_steps": 1}
     exec(code, {"model": model, "data": of_sequences(), "folder": str(tmp_path), "options": options})
     assert any(not torch.equal(before[name], value) for name, value in weights(model).items())
-    assert set(methods.METHODS) <= set(re.findall(r"`([a-z-]+)`", section))
+    assert set(methods.CLOSURE_METHODS) <= set(re.findall(r"`([a-z-]+)`", section))
 
 
 def test_telemetry_is_there_for_a_callback(tmp_path):
@@ -271,16 +271,16 @@ def test_telemetry_is_there_for_a_callback(tmp_path):
 
 @pytest.mark.parametrize("method", ["sam", "bisam-log"])
 def test_bfloat16_equals_two_passes_under_autocast(method, tmp_path):
-    task = TASKS["sequences"]
-    model = task.model()
+    case = TASKS["sequences"]
+    model = case.model()
     by_hand = copy.deepcopy(model)
     forward = by_hand.forward
     by_hand.forward = lambda **batch: _in_float32(torch.autocast("cpu", torch.bfloat16)(forward)(**batch))
     trainer_of(
-        model, tmp_path, task.samples, method=method, rho=RHO, options={"bf16": True, "max_grad_norm": task.most}
+        model, tmp_path, case.samples, method=method, rho=RHO, options={"bf16": True, "max_grad_norm": case.most}
     ).train()
-    schedule = trainer_by_hand.updates(task.samples, size=2, accumulated=2)
-    trainer_by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
+    schedule = trainer_by_hand.updates(case.samples, size=2, accumulated=2)
+    trainer_by_hand.train(by_hand, case, schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
     assert_close(weights(model), weights(by_hand))
 
 
@@ -390,12 +390,12 @@ def test_an_interrupted_run_leaves_nothing_for_the_next(tmp_path):
 )
 def test_with_adapters_only_their_weights_are_perturbed_and_trained(name, kind, layers, tmp_path):
     peft = pytest.importorskip("peft")
-    task = TASKS[name]
+    case = TASKS[name]
 
     def adapted():
         torch.manual_seed(3)
         config = peft.LoraConfig(task_type=kind, r=2, lora_dropout=0.0, target_modules=layers)
-        return peft.get_peft_model(task.model(), config)
+        return peft.get_peft_model(case.model(), config)
 
     model, by_hand = adapted().double(), adapted().double()
     frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
@@ -409,11 +409,11 @@ def test_with_adapters_only_their_weights_are_perturbed_and_trained(name, kind, 
             )
             return super().compute_loss(*args, **kwargs)
 
-    options = {"max_grad_norm": task.most}
-    trainer_of(model, tmp_path, task.samples, cls=Watched, method="bisam-log", rho=RHO, options=options).train()
-    schedule = trainer_by_hand.updates(task.samples, size=2, accumulated=2)
-    trainer_by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=True, rho=RHO)
-    assert_close(weights(model), weights(by_hand), 1e-6 if task.shifted else 1e-10)
+    options = {"max_grad_norm": case.most}
+    trainer_of(model, tmp_path, case.samples, cls=Watched, method="bisam-log", rho=RHO, options=options).train()
+    schedule = trainer_by_hand.updates(case.samples, size=2, accumulated=2)
+    trainer_by_hand.train(by_hand, case, schedule, sgd(by_hand), bilevel=True, rho=RHO)
+    assert_close(weights(model), weights(by_hand), 1e-6 if case.shifted else 1e-10)
     assert {at_weights for at_weights, _ in moved} == {True, False}
     assert all(same for _, same in moved)
 
@@ -463,15 +463,15 @@ def test_a_stream_without_a_length_is_accumulated_as_a_list_is(tmp_path):
 @pytest.mark.parametrize("method", ["sam", "bisam-log"])
 def test_what_a_stream_leaves_at_its_end_counts_in_the_next_update_as_in_the_trainer(method, tmp_path):
     """Three micro-batches, two an update: the Trainer adds the gradient of the third to the next update."""
-    task = TASKS["own"]
-    samples = task.samples[:6]
-    model = task.model().double()
+    case = TASKS["own"]
+    samples = case.samples[:6]
+    model = case.model().double()
     by_hand = copy.deepcopy(model)
-    options = {"max_steps": 2, "max_grad_norm": task.most}
+    options = {"max_steps": 2, "max_grad_norm": case.most}
     trainer_of(model, tmp_path, Endless(samples, rounds=1), method=method, rho=RHO, options=options).train()
     one, two, three = [batch for [[batch]] in trainer_by_hand.updates(samples, size=2, accumulated=1)]
 
-    class Left(trainer_by_hand.Task):
+    class Left(trainer_by_hand.Case):
         def descent(self, model, batch, update):  # the third came alone
             return super().descent(model, batch, [batch] if batch is three else [one, two])
 
@@ -479,7 +479,7 @@ def test_what_a_stream_leaves_at_its_end_counts_in_the_next_update_as_in_the_tra
             return super().bound(model, batch, [batch] if batch is three else [one, two])
 
     schedule = [[[one, two]], [[three, one, two]]]
-    trainer_by_hand.train(by_hand, Left(**vars(task)), schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
+    trainer_by_hand.train(by_hand, Left(**vars(case)), schedule, sgd(by_hand), bilevel=method != "sam", rho=RHO)
     assert_close(weights(model), weights(by_hand), 1e-10)
 
 
@@ -497,12 +497,12 @@ def test_minilm_on_reviews_equals_two_passes_by_hand(tmp_path):
     options = {"num_labels": 2, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = BertForSequenceClassification.from_pretrained(folder, **options)
     by_hand, before = copy.deepcopy(model), weights(model)
-    task = trainer_by_hand.Task(lambda: model, samples, most=2.0, of_means=True)
-    given = {"num_train_epochs": 1, "max_grad_norm": task.most}
+    case = trainer_by_hand.Case(lambda: model, samples, most=2.0, of_means=True)
+    given = {"num_train_epochs": 1, "max_grad_norm": case.most}
     trainer = trainer_of(model, tmp_path, samples, method="bisam-log", rho=0.05, options=given)
     trainer.train()
     schedule = trainer_by_hand.updates(samples, size=2, accumulated=2)
-    found = trainer_by_hand.train(by_hand, task, schedule, sgd(by_hand), bilevel=True, rho=0.05)
+    found = trainer_by_hand.train(by_hand, case, schedule, sgd(by_hand), bilevel=True, rho=0.05)
     moved = {name: value - before[name] for name, value in weights(model).items()}
     expected = {name: value - before[name] for name, value in weights(by_hand).items()}
     for name, value in expected.items():
@@ -556,12 +556,12 @@ def test_q_over_a_vocabulary_needs_no_more_memory_than_cross_entropy(dtype, tmp_
 
 
 def train_on_a_rank(method, sharpness, folder):
-    task = TASKS["causal"]
-    model = task.model()
-    options = {"max_grad_norm": task.most, "per_device_train_batch_size": 1}
+    case = TASKS["causal"]
+    model = case.model()
+    options = {"max_grad_norm": case.most, "per_device_train_batch_size": 1}
     given = {"method": method, "rho": RHO, "method_options": {"sharpness": sharpness}}
     with ranks.launched():
-        trainer = trainer_of(model, folder, task.samples[:8], options=options, **given)
+        trainer = trainer_of(model, folder, case.samples[:8], options=options, **given)
         trainer.train()
     assert isinstance(trainer.model_wrapped, nn.parallel.DistributedDataParallel)
     length = trainer.sharpness_aware.telemetry.ascent_norm.item()
@@ -572,11 +572,11 @@ def train_on_a_rank(method, sharpness, folder):
 def test_two_processes_equal_two_passes_by_hand(method, sharpness, tmp_path):
     found, other = ranks.run(train_on_a_rank, method, sharpness, str(tmp_path))
     assert_identical(found[0], other[0])
-    task = TASKS["causal"]
-    model = task.model()
-    schedule = trainer_by_hand.updates(task.samples[:8], size=1, accumulated=2, ranks=2)
+    case = TASKS["causal"]
+    model = case.model()
+    schedule = trainer_by_hand.updates(case.samples[:8], size=1, accumulated=2, ranks=2)
     bilevel, together = method != "sam", sharpness == "global"
-    expected = trainer_by_hand.train(model, task, schedule, sgd(model), bilevel=bilevel, rho=RHO, together=together)
+    expected = trainer_by_hand.train(model, case, schedule, sgd(model), bilevel=bilevel, rho=RHO, together=together)
     assert_close(found[0], weights(model))
     assert found[1] == pytest.approx(expected.losses, rel=1e-5)
     assert found[2] == pytest.approx(expected.norms, rel=1e-5)

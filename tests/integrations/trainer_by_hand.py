@@ -128,7 +128,7 @@ def rows(model: nn.Module, batch: Batch, *, shifted: bool) -> tuple[Tensor, Tens
 
 
 @dataclass
-class Task:
+class Case:
     model: Callable[[], nn.Module]
     samples: list[Batch]
     most: float
@@ -164,14 +164,14 @@ class Task:
 
 
 TASKS = {
-    "sequences": Task(lambda: bert(BertForSequenceClassification), of_sequences(), most=0.95, of_means=True),
-    "tokens": Task(lambda: bert(BertForTokenClassification), of_tokens(CLASSES)[4:], most=1.7, of_means=True),
-    "masked": Task(lambda: bert(BertForMaskedLM), of_tokens(VOCABULARY)[4:], most=1.6, of_means=True),
-    "causal": Task(llama, of_tokens(VOCABULARY), most=0.95, shifted=True),
-    "unshifted": Task(bart, of_tokens(VOCABULARY)[4:], most=1.0, of_means=True, is_causal=True),
-    "own": Task(Own, of_sequences(), most=0.9, of_means=True, divides=True),
-    "smoothed": Task(lambda: bert(BertForSequenceClassification), of_sequences(), most=0.45, smoothing=0.1),
-    "smoothed-causal": Task(llama, of_tokens(VOCABULARY), most=0.8, shifted=True, smoothing=0.1),
+    "sequences": Case(lambda: bert(BertForSequenceClassification), of_sequences(), most=0.95, of_means=True),
+    "tokens": Case(lambda: bert(BertForTokenClassification), of_tokens(CLASSES)[4:], most=1.7, of_means=True),
+    "masked": Case(lambda: bert(BertForMaskedLM), of_tokens(VOCABULARY)[4:], most=1.6, of_means=True),
+    "causal": Case(llama, of_tokens(VOCABULARY), most=0.95, shifted=True),
+    "unshifted": Case(bart, of_tokens(VOCABULARY)[4:], most=1.0, of_means=True, is_causal=True),
+    "own": Case(Own, of_sequences(), most=0.9, of_means=True, divides=True),
+    "smoothed": Case(lambda: bert(BertForSequenceClassification), of_sequences(), most=0.45, smoothing=0.1),
+    "smoothed-causal": Case(llama, of_tokens(VOCABULARY), most=0.8, shifted=True, smoothing=0.1),
 }
 
 
@@ -197,7 +197,7 @@ class Trained:
 
 def train(
     model: nn.Module,
-    task: Task,
+    case: Case,
     schedule: list[list[Update]],
     base: torch.optim.Optimizer,
     *,
@@ -223,15 +223,15 @@ def train(
         update = [batch for ours in of_ranks for batch in ours]
         weights = [param.detach().clone() for param in params]
         with torch.no_grad():
-            trained.losses.append(sum(task.descent(model, batch, update).item() for batch in update))
+            trained.losses.append(sum(case.descent(model, batch, update).item() for batch in update))
         descent = [torch.zeros_like(param) for param in params]
         for ours in of_ranks:
-            ascent = gradient(task.bound if bilevel else task.descent, update if together else ours, update)
+            ascent = gradient(case.bound if bilevel else case.descent, update if together else ours, update)
             length = torch.cat([one.flatten() for one in ascent]).norm()
             with torch.no_grad():
                 for param, slope in zip(params, ascent, strict=True):
                     param += rho * slope / length
-            descent = [total + own for total, own in zip(descent, gradient(task.descent, ours, update), strict=True)]
+            descent = [total + own for total, own in zip(descent, gradient(case.descent, ours, update), strict=True)]
             with torch.no_grad():
                 for param, weight in zip(params, weights, strict=True):
                     param.copy_(weight)
@@ -239,7 +239,7 @@ def train(
         trained.norms.append(norm)
         trained.lengths.append(length.item())
         for param, slope in zip(params, descent, strict=True):
-            param.grad = slope * min(1.0, task.most / (norm + 1e-6))
+            param.grad = slope * min(1.0, case.most / (norm + 1e-6))
         base.param_groups[0]["lr"] = rate * (1 - number / len(schedule))
         base.step()
     return trained

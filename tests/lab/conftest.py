@@ -11,7 +11,7 @@ from PIL import Image
 
 from bisam.lab import records
 from bisam.lab.data import DATA_SETS, DataSet
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.records import Record
 
 SIDE, CLASSES = 6, 4
@@ -143,7 +143,7 @@ def record_of(
     cell, seed=0, accuracy=90.0, *, trained=2, status="done", result=None, receipt=None, folder=None, **fields
 ):
     """Of a cell such as demo/40%/sam, with other values in some fields. Without an accuracy it is under way."""
-    (config,) = find(cell).cells.values()
+    (config,) = find_recipe(cell).cells.values()
     config = replace(config, seed=seed, **fields)
     metrics = [
         {"epoch": epoch, "lr": 0.1, "loss": 2.0 - 0.1 * epoch, "validation_accuracy": 50.0 + epoch, "seconds": 1.0,

@@ -39,12 +39,12 @@ def run_snippets(tmp_path, monkeypatch):
 
 def test_a_data_set_a_model_a_method_and_a_table_are_one_entry_each(run_snippets, capsys):
     assert all(name in registry for registry, name in REGISTERED)
-    found = collect(records.find(run_snippets / "runs"))
-    (group,) = found.groups
-    assert (group.title, group.recipe.methods, found.others, found.unreadable) == (
+    found = collect(records.find_records(run_snippets / "runs"))
+    (table,) = found.tables
+    assert (table.title, table.recipe.methods, found.others, found.unreadable) == (
         "Stripes", ["sgd", "gsam", "gbisam"], [], [],
     )  # fmt: skip
-    assert [*group.measured("linear8", "gbisam")] == [0, 1]
+    assert [*table.measured("linear8", "gbisam")] == [0, 1]
     assert {run.config.data for run in found.runs} == {"stripes"}
     assert len({run.record.receipt["data_checksum"] for run in found.runs}) == 1
     page = (run_snippets / "runs" / "report.html").read_text()

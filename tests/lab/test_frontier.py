@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.tables.cells import collect
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def by_setting(table):
 
 
 def test_the_time_of_a_training_is_that_of_its_plain_steps_and_its_perturbed_ones(frontier):
-    cells, ratios = find("frontier").cells, TIMES["resnet32"]["ratio"]
+    cells, ratios = find_recipe("frontier").cells, TIMES["resnet32"]["ratio"]
     expected = {
         ("resnet32-200epochs", "sgd"): 1.0, ("resnet32", "sgd"): 2.0, ("resnet32", "sam"): 2.1,
         ("resnet32-every5", "sam"): 1.3, ("resnet32-late10", "sam"): 0.9 + 0.1 * 2.1,

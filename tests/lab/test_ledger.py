@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bisam.lab.data import DATA_SETS
-from bisam.lab.recipes import RECIPES, find
+from bisam.lab.recipes import RECIPES, find_recipe
 from bisam.lab.tables.cells import collect, command
 from bisam.lab.training.jobs import jobs_of
 
@@ -227,17 +227,17 @@ def test_every_run_of_the_ledger_tells_where_it_is_from_and_can_be_run_again(run
         return  # of data of one's own: docs/results.md has the command
     _, _, name, _, seed, *options = shlex.split(command(run))
     changes = dict(option.split("=") for option in options if option != "--set")
-    (job,) = jobs_of(find(name), [int(seed)], changes, tmp_path)
+    (job,) = jobs_of(find_recipe(name), [int(seed)], changes, tmp_path)
     assert job.config == run.config
     if WITHOUT_CUTOUT not in run.record.folder.parents:  # whose folders have the names of their time
         assert job.folder.name == run.record.folder.name
 
 
 def test_runs_made_without_cutout_count_in_tables_of_their_own():
-    for group in ledger.read().groups:
-        for run in (run for runs in group.runs.values() for run in runs.values()):
+    for table in ledger.read().tables:
+        for run in (run for runs in table.runs.values() for run in runs.values()):
             is_old = WITHOUT_CUTOUT in run.record.folder.parents
-            assert (group.changes == "label_smoothing=0.1, cutout=0") == is_old
+            assert (table.changes == "label_smoothing=0.1, cutout=0") == is_old
 
 
 def test_the_first_measure_of_a_run_is_that_of_its_best_epoch():

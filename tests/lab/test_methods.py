@@ -111,8 +111,8 @@ def test_the_optimizer_has_every_setting_of_the_configuration(method):
     base = "adamw" if method == "adamw" else "sgd"
     config = Config(method=method, optimizer=base, lr=0.3, momentum=0.7, weight_decay=0.02, label_smoothing=0.2)
     made = methods.optimizer(nn.Linear(2, 2), replace(config, clip_norm=0.5), "global")
-    (group,) = made.base.param_groups
-    assert (group["lr"], group["weight_decay"], group.get("momentum", 0.7)) == (0.3, 0.02, 0.7)
+    (table,) = made.base.param_groups
+    assert (table["lr"], table["weight_decay"], table.get("momentum", 0.7)) == (0.3, 0.02, 0.7)
     assert (made.criterion.descent.label_smoothing, made.clip_norm) == (0.2, 0.5)
     assert (made.autocast, made.sharpness) == (torch.bfloat16, "global")
     assert methods.optimizer(nn.Linear(2, 2), replace(config, precision="fp32")).autocast is None

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from bisam.lab import records
 from bisam.lab.cli import app
-from bisam.lab.recipe_files import find, is_file
+from bisam.lab.recipe_files import find_recipe, is_file
 from bisam.lab.tables.cells import collect
 
 TOML = """
@@ -63,14 +63,14 @@ def bisam(*arguments):
 
 
 def test_a_toml_file_is_a_table(toml):
-    recipe = find(toml)
+    recipe = find_recipe(toml)
     assert (recipe.name, recipe.title, recipe.rows, recipe.seeds) == (
         "mine", "Digits, clean and noisy", ["clean", "noisy labels"], 2,
     )  # fmt: skip
     sgd, sam = recipe.cells["clean", "sgd"], recipe.cells["noisy labels", "sam"]
     assert (sgd.epochs, sgd.noise, sam.epochs, sam.noise) == (2, 0.0, 1, 0.4)
     assert (sam.title, sam.row, sam.recipe, sam.method) == (recipe.title, "noisy labels", "mine", "sam")
-    assert [*find(f"{toml}/noisy labels/sam").cells] == [("noisy labels", "sam")]
+    assert [*find_recipe(f"{toml}/noisy labels/sam").cells] == [("noisy labels", "sam")]
 
 
 def test_it_trains_and_its_report_needs_nothing_but_the_records(toml):
@@ -78,11 +78,11 @@ def test_it_trains_and_its_report_needs_nothing_but_the_records(toml):
     assert trained.exit_code == 0, trained.output
     assert "noisy labels, macro F1" in trained.output
     Path(toml).unlink()
-    (group,) = collect(records.find(Path("runs"))).groups
-    assert (group.title, group.rows, group.recipe.methods) == (
+    (table,) = collect(records.find_records(Path("runs"))).tables
+    assert (table.title, table.rows, table.recipe.methods) == (
         "Digits, clean and noisy", ["clean", "noisy labels"], ["sgd", "sam"],
     )  # fmt: skip
-    assert [*group.measured("clean", "sam", "test_macro_f1")] == [3]
+    assert [*table.measured("clean", "sam", "test_macro_f1")] == [3]
     reported = bisam("report", "runs")
     assert reported.exit_code == 0, reported.output
     assert "clean, accuracy: SAM − SGD" in reported.output
@@ -95,8 +95,8 @@ def test_another_title_changes_no_run(toml):
         done = bisam("train", f"{toml}/clean", "--seeds", 1, "--device", "cpu")
         assert done.exit_code == 0, done.output
     assert "2 of 2 runs are done already" in done.output
-    (group,) = collect(records.find(Path("runs"))).groups
-    assert (group.changes, group.recipe.methods) == ("", ["sgd", "sam"])
+    (table,) = collect(records.find_records(Path("runs"))).tables
+    assert (table.changes, table.recipe.methods) == ("", ["sgd", "sam"])
 
 
 def test_runs_of_both_titles_are_compared(toml):
@@ -105,8 +105,8 @@ def test_runs_of_both_titles_are_compared(toml):
         Path(toml).write_text(TOML.replace("Digits, clean and noisy", title))
         done = bisam("train", f"{toml}/clean", "--seeds", seed, "--device", "cpu")
         assert done.exit_code == 0, done.output
-    (group,) = collect(records.find(Path("runs"))).groups
-    assert ([*group.measured("clean", "sam")], group.changes) == ([0, 1], "")
+    (table,) = collect(records.find_records(Path("runs"))).tables
+    assert ([*table.measured("clean", "sam")], table.changes) == ([0, 1], "")
     bisam("sweep", f"{toml}/clean/sam", "--over", "rho", "--values", "0.05,0.1", "--seeds", "0-1", "--device", "cpu")
     swept = bisam("sweep", f"{toml}/clean/sam", "--over", "rho", "--values", "0.05,0.1", "--seeds", "0-1")
     assert "at most half of the points have them" not in swept.output
@@ -114,7 +114,7 @@ def test_runs_of_both_titles_are_compared(toml):
 
 def test_an_empty_title_and_a_mark_of_bytes_are_no_faults(toml):
     Path(toml).write_text(TOML.replace('"Digits, clean and noisy"', '""'), encoding="utf-8-sig")
-    assert find(toml).title == "mine"
+    assert find_recipe(toml).title == "mine"
 
 
 def test_two_files_of_one_name_are_not_mixed(toml):
@@ -131,13 +131,13 @@ def test_what_was_changed_by_hand_is_a_table_of_its_own(toml):
     for options in ([], ["--set", "lr=0.01"]):
         done = bisam("train", f"{toml}/clean/sam", "--device", "cpu", *options)
         assert done.exit_code == 0, done.output
-    own, changed = collect(records.find(Path("runs"))).groups
+    own, changed = collect(records.find_records(Path("runs"))).tables
     assert (own.changes, changed.changes) == ("", "lr=0.01")
 
 
 def test_a_python_file_is_a_table(tmp_path):
     (tmp_path / "by_noise.py").write_text(PYTHON)
-    recipe = find(f"{tmp_path}/by_noise.py")
+    recipe = find_recipe(f"{tmp_path}/by_noise.py")
     assert (recipe.name, recipe.title, recipe.rows) == ("by_noise", "By noise", ["0.0", "0.2"])
     assert recipe.cells["0.2", "sam"].title == "By noise"
 
@@ -171,12 +171,12 @@ def test_a_file_that_is_wrong_has_one_line_with_the_remedy(before, after, messag
 def test_files_that_cannot_be_recipes(tmp_path):
     (tmp_path / "cifar10.toml").write_text(TOML)
     with pytest.raises(ValueError, match="is a recipe of the lab"):
-        find(str(tmp_path / "cifar10.toml"))
+        find_recipe(str(tmp_path / "cifar10.toml"))
     (tmp_path / "no.py").write_text("recipe = 3\n")
     with pytest.raises(ValueError, match="needs a function recipe"):
-        find(str(tmp_path / "no.py"))
+        find_recipe(str(tmp_path / "no.py"))
     with pytest.raises(ValueError, match="is not a file"):
-        find(str(tmp_path / "missing.toml"))
+        find_recipe(str(tmp_path / "missing.toml"))
     assert not is_file("cifar10/resnet56/sam")
 
 
@@ -195,7 +195,7 @@ def test_runs_of_a_network_whose_code_has_changed_are_not_mixed(tmp_path, monkey
         assert refused.exit_code == 1, refused.output
         assert "net.py has changed since the runs in runs/own/clean-sam-seed0 began" in refused.stderr
         assert "give another folder with --runs" in refused.stderr
-    assert len(records.find(Path("runs"))) == 2
+    assert len(records.find_records(Path("runs"))) == 2
     assert bisam("train", *command[1:], "1", "--runs", "apart").exit_code == 0
     Path("apart/own/clean-sam-seed1").rename("runs/own/clean-sam-seed1")  # as an older version trained it
     told = "Not all of these runs were trained with the same net.py:net"

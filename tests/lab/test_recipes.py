@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import bisam
 from bisam.lab.cli import app
 from bisam.lab.config import rate
-from bisam.lab.recipes import RECIPES, find
+from bisam.lab.recipes import RECIPES, find_recipe
 from bisam.lab.tables import published
 from bisam.lab.tables.cells import collect, training_of
 from bisam.lab.tables.summary import sheet
@@ -63,7 +63,7 @@ def folder(tmp_path, hub_layout):
 @pytest.mark.parametrize(("table", "classes"), [("cifar10", 10), ("cifar100", 100)])
 def test_label_smoothing_is_that_of_the_authors_code(table, classes):
     """Which has 0.1/(K − 1) on each wrong class and 0.9 on the right one."""
-    (config,) = find(f"{table}/vgg19bn/sam").cells.values()
+    (config,) = find_recipe(f"{table}/vgg19bn/sam").cells.values()
     logits, labels = torch.randn(7, classes, dtype=torch.float64), torch.randint(classes, (7,))
     targets = torch.full_like(logits, 0.1 / (classes - 1)).scatter(1, labels[:, None], 0.9)
     expected = -(targets * logits.log_softmax(1)).sum(1).mean()
@@ -73,11 +73,11 @@ def test_label_smoothing_is_that_of_the_authors_code(table, classes):
 
 @pytest.mark.parametrize("table", ["cifar10", "cifar100", "adaptive", "efficient", "label_noise", "frontier"])
 def test_the_tables_of_cifar_cut_16_by_16_out_of_half_of_the_images(table):
-    assert {(config.cutout, config.cutout_probability) for config in find(table).cells.values()} == {(16, 0.5)}
+    assert {(config.cutout, config.cutout_probability) for config in find_recipe(table).cells.values()} == {(16, 0.5)}
 
 
 def test_the_frontier_has_one_protocol_and_its_settings_differ_in_one_field_or_two():
-    cells = find("frontier").cells
+    cells = find_recipe("frontier").cells
     for (row, method), config in cells.items():
         model, *rest = row.split("-")
         noise, setting = rest[0] == "noise40" if rest else False, rest[-1] if rest and rest[-1] != "noise40" else ""
@@ -89,16 +89,16 @@ def test_the_frontier_has_one_protocol_and_its_settings_differ_in_one_field_or_t
         assert config.start == starts.get(steps, 0.0)
         assert config.stop == {"early50": 0.5, "early25": 0.25}.get(steps, 1.0)
         assert config.rho == (float(rho) if rho else 0.3 if method == "msam" else 0.05)
-    theirs = find("label_noise").cells["40%", "bisam-log"]
+    theirs = find_recipe("label_noise").cells["40%", "bisam-log"]
     assert training_of(cells["resnet32-noise40", "bisam-log"]) == training_of(theirs)
-    assert training_of(cells["vgg19bn", "sgd"]) == training_of(find("cifar10").cells["vgg19bn", "sgd"])
+    assert training_of(cells["vgg19bn", "sgd"]) == training_of(find_recipe("cifar10").cells["vgg19bn", "sgd"])
     assert len(cells) == 4 * (8 + 1 + 8 * 2 + 6)
 
 
 def test_other_rates_of_wrong_digits_are_the_demo_s_training_with_the_rho_that_validated_best():
-    demo = find("demo").cells
+    demo = find_recipe("demo").cells
     searched = json.loads((Path(__file__).parents[2] / "benchmarks/results/digits_noise_rho.json").read_text())["rates"]
-    for (row, method), config in [*find("label_noise_digits").cells.items(), *demo.items()]:
+    for (row, method), config in [*find_recipe("label_noise_digits").cells.items(), *demo.items()]:
         own = replace(demo["40%", method], noise=float(row.rstrip("%")) / 100, rho=config.rho)
         assert training_of(config) == training_of(own)
         if method != "sgd":
@@ -113,8 +113,8 @@ def best_on_validation(by_rho):
 
 def test_each_setting_of_the_frontier_on_digits_has_the_rho_that_validated_best():
     searched = json.loads((Path(__file__).parents[2] / "benchmarks/results/digits_rho.json").read_text())["cells"]
-    compared, demo = set(), find("demo").methods
-    for (row, method), config in find("frontier_digits").cells.items():
+    compared, demo = set(), find_recipe("demo").methods
+    for (row, method), config in find_recipe("frontier_digits").cells.items():
         setting = row.removeprefix("digitsnet-noise40").removeprefix("-")
         if config.method != "sgd" and "rho" not in setting and (setting or method not in demo):
             name = setting or method
@@ -125,7 +125,7 @@ def test_each_setting_of_the_frontier_on_digits_has_the_rho_that_validated_best(
 
 
 def test_the_frontier_on_digits_is_the_demo_s_training_with_a_rho_for_each_setting():
-    cells, demo = find("frontier_digits").cells, find("demo").cells
+    cells, demo = find_recipe("frontier_digits").cells, find_recipe("demo").cells
     for method in ("sgd", "sam", "bisam-log"):
         assert training_of(cells["digitsnet-noise40", method]) == training_of(demo["40%", method])
     for (row, method), config in cells.items():
@@ -141,7 +141,7 @@ def test_the_frontier_on_digits_is_the_demo_s_training_with_a_rho_for_each_setti
 
 
 def test_the_fine_tuning_tables_have_the_paper_s_settings():
-    for (data, method), config in find("finetune").cells.items():
+    for (data, method), config in find_recipe("finetune").cells.items():
         assert (config.optimizer, config.weight_decay, config.schedule, config.clip_norm) == (
             "adamw",
             0.0,
@@ -152,7 +152,7 @@ def test_the_fine_tuning_tables_have_the_paper_s_settings():
         assert (steps, round(config.warmup * steps), config.lr, config.batch) == (500, 100, 1e-4, 512)
         mu = {("flowers", "bisam-log"): 4, ("pets", "bisam-log"): 6, "bisam-tanh": 20}
         assert config.mu == mu.get((data, method), mu.get(method))
-    cells = find("glue").cells
+    cells = find_recipe("glue").cells
     for (task, _), config in cells.items():
         assert (config.optimizer, config.schedule, config.clip_norm) == ("adamw", "linear", 1.0)
         assert (config.lr, config.batch) == (2e-5, 32)
@@ -166,7 +166,7 @@ def test_the_fine_tuning_tables_have_the_paper_s_settings():
 
 @pytest.mark.parametrize("table", ["cifar10", "cifar100", "adaptive", "efficient", "label_noise"])
 def test_the_tables_of_cifar_have_the_paper_s_settings(table):
-    recipe = find(table)
+    recipe = find_recipe(table)
     for (row, method), config in recipe.cells.items():
         assert (config.data, config.model) == (
             "cifar100" if table == "cifar100" else "cifar10",
@@ -183,7 +183,7 @@ def test_the_tables_of_cifar_have_the_paper_s_settings(table):
 
 
 def test_imagenet_has_the_paper_s_settings():
-    recipe = find("imagenet")
+    recipe = find_recipe("imagenet")
     for (_, method), config in recipe.cells.items():
         assert (config.epochs, config.lr, config.batch, config.micro_batch) == (90, 0.2, 512, 128)
         assert (config.mu, config.rho) == ({"bisam-log": 5.0, "bisam-tanh": 20.0}.get(method), 0.05)
@@ -194,28 +194,28 @@ def test_imagenet_has_the_paper_s_settings():
 
 def test_the_weights_of_the_last_epoch_count_in_the_fine_tuning_tables():
     for table, validation in (("finetune", 0.1), ("glue", 0.05)):
-        recipe = find(table)
+        recipe = find_recipe(table)
         assert {(one.select, one.validation) for one in recipe.cells.values()} == {("last", validation)}
         assert {one.label_smoothing for one in recipe.cells.values()} == {0.0}
         assert recipe.stands_in
-    assert (find("glue").seeds, find("finetune").seeds) == (10, 3)
+    assert (find_recipe("glue").seeds, find_recipe("finetune").seeds) == (10, 3)
 
 
 def test_the_lines_of_a_part_are_those_of_its_rows():
-    assert find("glue/mrpc").lines == [("mrpc_acc", "mrpc", "test_accuracy"), ("mrpc_f1", "mrpc", "test_f1")]
-    one = replace(find("glue/mrpc"), labels={})  # as in a table that is not the paper's
+    assert find_recipe("glue/mrpc").lines == [("mrpc_acc", "mrpc", "test_accuracy"), ("mrpc_f1", "mrpc", "test_f1")]
+    one = replace(find_recipe("glue/mrpc"), labels={})  # as in a table that is not the paper's
     assert one.lines == [("mrpc, accuracy", "mrpc", "test_accuracy"), ("mrpc, F1", "mrpc", "test_f1")]
     assert one.measure == "test results"
 
 
 def test_a_recipe_has_at_most_a_row_and_a_method():
-    assert find("label-noise/80%").rows == ["80%"]
+    assert find_recipe("label-noise/80%").rows == ["80%"]
     with pytest.raises(ValueError, match=r"a recipe is table, table/row or table/row/method, got 'demo/40%/sam/0'"):
-        find("demo/40%/sam/0")
+        find_recipe("demo/40%/sam/0")
 
 
 def test_a_linear_schedule_rises_and_falls_step_by_step():
-    (config, *_) = find("finetune/flowers/sam").cells.values()
+    (config, *_) = find_recipe("finetune/flowers/sam").cells.values()
     rates = [rate(config, step // 50, step % 50, 50) for step in range(500)]
     assert rates[0] == pytest.approx(1e-6)
     assert rates[99] == rates[100] == pytest.approx(1e-4)
@@ -225,10 +225,10 @@ def test_a_linear_schedule_rises_and_falls_step_by_step():
 
 def test_the_average_of_glue_is_the_paper_s():
     """Of tasks, each the mean of its measures: so the published average follows from the published cells."""
-    paper = published.of(find("glue"))
+    paper = published.of(find_recipe("glue"))
     for method, average in paper.average.items():
         means = {}
-        for label, row, _ in find("glue").lines:
+        for label, row, _ in find_recipe("glue").lines:
             means.setdefault(row, []).append(paper.cells[label][method].mean)
         assert np.mean([np.mean(values) for values in means.values()]) == pytest.approx(average.mean, abs=0.0051)
 
@@ -236,8 +236,8 @@ def test_the_average_of_glue_is_the_paper_s():
 def test_a_stand_in_is_named_beside_the_paper_s_numbers(recorded):
     result = {"test_mcc": 40.0, "validation_mcc": 41.0}
     records = [recorded("glue/cola/sam", seed, result=result, model="transformers:minilm") for seed in (0, 1)]
-    (group,) = collect(records).groups
-    table = sheet(group)
+    (result_table,) = collect(records).tables
+    table = sheet(result_table)
     assert table.title == (
         "Fine-tuning on GLUE, with model=transformers:minilm: test results in per cent, the paper's (bert-base) below"
     )
@@ -247,13 +247,13 @@ def test_a_stand_in_is_named_beside_the_paper_s_numbers(recorded):
 
 def test_the_average_of_our_runs_has_each_task_once(recorded):
     records = []
-    for task in find("glue").rows:
-        names = find(f"glue/{task}/sam").lines
+    for task in find_recipe("glue").rows:
+        names = find_recipe(f"glue/{task}/sam").lines
         values = {name: 60.0 if name == "test_f1" else 80.0 for _, _, name in names}
         accuracy = values.pop("test_accuracy", 1.0)
         records.append(recorded(f"glue/{task}/sam", 0, accuracy, result=values))
-    (group,) = collect(records).groups
-    (average,) = (row for row in sheet(group).rows if row[0] == "average")
+    (table,) = collect(records).tables
+    (average,) = (row for row in sheet(table).rows if row[0] == "average")
     assert average[2] == "77.50\n75.60"  # six tasks of 80, two of 70
 
 
@@ -265,7 +265,7 @@ def test_every_recipe_has_a_family_here():
 def test_a_family_trains(family, folder, tiny_networks, tmp_path, monkeypatch):
     monkeypatch.setenv("BISAM_CACHE", str(tmp_path / "cache"))
     name, changes = FAMILIES[family]
-    recipe = find(name)
+    recipe = find_recipe(name)
     (data,) = {config.data for config in recipe.cells.values()}
     arguments = ["train", name, "--runs", str(tmp_path / "runs"), "--device", "cpu", "--set", "epochs=1"]
     if data != "digits":

@@ -244,7 +244,7 @@ class BorrowedTelemetry(Telemetry):
 
     def __init__(self, recording: Recording) -> None:
         self._recording, self._replay = recording, recording.replays.count
-        self._players = recording.telemetry._players
+        self._pair = recording.telemetry._pair
 
     def _captured(self) -> Telemetry:
         if self._recording.replays.count != self._replay:
@@ -255,7 +255,7 @@ class BorrowedTelemetry(Telemetry):
         return self._recording.telemetry
 
     def __reduce__(self) -> Any:
-        return Telemetry, (self._players,)  # a copy has no graph to read from
+        return Telemetry, (self._pair,)  # a copy has no graph to read from
 
     @property
     def _at_weights(self) -> list[Observation]:  # type: ignore[override]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bisam.diagnostics.arguments import Data, Progress, batches_of, kind, plain, to_device
-from bisam.diagnostics.tally import Mean, Predictions, scalar
+from bisam.diagnostics.tally import CountedPredictions, Mean, scalar
 from bisam.engine.criterion import Criterion
 from bisam.objectives import CrossEntropy, LowerBound, Objective, logits_of
 from bisam.plan import Batch
@@ -125,7 +125,7 @@ class Probe:
         """The loss and what goes with it at w + offset."""
         self._move(offset)
         loss, ascended, bound = Mean(self.objective), Mean(self.ascent), Mean(self.ascent)
-        predicted = Predictions([self.objective, self.ascent])
+        predicted = CountedPredictions([self.objective, self.ascent])
         lower = self.ascent if isinstance(self.ascent, LowerBound) else None
         slope = torch.zeros(self.size if gradient else 0, dtype=self.dtype, device=self.device)
         for batch in self._pass():

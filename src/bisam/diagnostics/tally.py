@@ -37,7 +37,7 @@ class Mean:
         return self._sum / self.divisor
 
 
-class Predictions:
+class CountedPredictions:
     """Which samples are right, and their labels, over all batches; None unless every batch is a classification."""
 
     def __init__(self, objectives: Sequence[Objective]) -> None:

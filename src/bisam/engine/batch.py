@@ -78,7 +78,7 @@ class Planned:
     pieces: int
     share: float | Tensor
     is_whole: bool
-    unweighted = False
+    needs_label_weights = False
     _scores: list[Tensor] = field(default_factory=list)
 
     @property

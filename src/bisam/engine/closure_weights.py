@@ -26,14 +26,14 @@ class ClosureWeights:
         self._are_sums = False
 
     def begin_closure(self) -> None:
-        self._criterion.parts = []
+        self._criterion.label_counts = []
 
     def end_closure(self, found: Gradients) -> Gradients:
-        parts, self._criterion.parts = self._criterion.parts or [], None
-        if parts and not self._found:
-            self._unit = parts[0].labels  # weights near 1: gradients in half precision overflow easily
-        self._are_sums = any(part.is_sum for part in parts)
-        weight = sum(part.kept for part in parts) / len(parts) / self._unit if parts else None
+        counts, self._criterion.label_counts = self._criterion.label_counts or [], None
+        if counts and not self._found:
+            self._unit = counts[0].labels  # weights near 1: gradients in half precision overflow easily
+        self._are_sums = any(count.is_sum for count in counts)
+        weight = sum(count.kept for count in counts) / len(counts) / self._unit if counts else None
         self._found.append(weight)
         return found if weight is None else gradients.scale_(found, weight)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bisam.engine import objective_options
-from bisam.engine.telemetry import MOST_CALLS, Players, Telemetry
+from bisam.engine.telemetry import MOST_CALLS, ObjectivePair, Telemetry
 from bisam.objectives import CrossEntropy, LowerBound, Objective, logits_of
 
 Phase = Literal["ascent", "descent", "plain"]
@@ -38,7 +38,7 @@ _PHASES: dict[Pass, Phase] = {
 _NOT_OBSERVED = (Pass.DESCENT_OBSERVED, Pass.EXTRA)
 
 
-class Part(NamedTuple):
+class LabelCount(NamedTuple):
     """How many labels a call of the criterion had, and kept (by class weights, if any)."""
 
     labels: float
@@ -46,7 +46,7 @@ class Part(NamedTuple):
     is_sum: bool
 
     @classmethod
-    def of(cls, objective: Objective, target: Any) -> Part:
+    def of(cls, objective: Objective, target: Any) -> LabelCount:
         kept = objective_options.divisor(objective, target)
         labels = float(target.numel()) if isinstance(kept, Tensor) else kept  # kept is a tensor only if the target is
         return cls(labels, kept, objective_options.is_sum(objective))
@@ -72,11 +72,11 @@ class Criterion:
         self.current = Pass.NONE
         """The pass of the current step. The engine sets it."""
         of_labels = [objective_options.is_of_labels(objective) for objective in (self.ascent, self.descent)]
-        self._knows_the_task = not any(of_labels)
+        self._targets_checked = not any(of_labels)
         """Whether the targets need no check, because no objective takes labels, or because the first were checked."""
-        self._players = Players.of(self.ascent, self.descent)
-        self.telemetry = Telemetry(self._players)
-        self.parts: list[Part] | None = None
+        self._pair = ObjectivePair.of(self.ascent, self.descent)
+        self.telemetry = Telemetry(self._pair)
+        self.label_counts: list[LabelCount] | None = None
         """The calls of a closure, where the engine has to weigh the closures of a list."""
         self.bilevel = self.ascent is not self.descent
         """Whether the two players have different objectives."""
@@ -87,14 +87,14 @@ class Criterion:
             return self.descent(logits, target)
         if isinstance(logits, Tensor) and logits.numel() == 0:
             raise ValueError(f"the batch is empty: the model's output has shape {tuple(logits.shape)}")
-        if not self._knows_the_task:
+        if not self._targets_checked:
             self.check_task(target)
         if self.current is Pass.NONE:
             self.begin()
         loss = self.objective(logits, target)
         check_loss(loss, self.objective)
-        if self.parts is not None:
-            self.parts.append(Part.of(self.objective, target))
+        if self.label_counts is not None:
+            self.label_counts.append(LabelCount.of(self.objective, target))
         if self.current not in _NOT_OBSERVED:
             self.record(logits, target, loss)
         return loss
@@ -114,7 +114,7 @@ class Criterion:
 
     def begin(self, most_calls: float = MOST_CALLS) -> None:
         """Begin a step, with new telemetry and the ascent pass. The old telemetry keeps its values."""
-        self.telemetry = Telemetry(self._players, most_calls)
+        self.telemetry = Telemetry(self._pair, most_calls)
         self.current = Pass.ASCENT
 
     def finish(self) -> None:
@@ -138,7 +138,7 @@ class Criterion:
 
         Where the descent takes several labels a sample, as binary cross entropy does, those of every batch are read.
         """
-        if self._knows_the_task or not (isinstance(target, Tensor) and target.is_floating_point()):
+        if self._targets_checked or not (isinstance(target, Tensor) and target.is_floating_point()):
             return
         if target.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # the eager steps before were checked
@@ -153,7 +153,7 @@ class Criterion:
                 "give the model two logits and class indices; for several labels a sample, or a regression, use a "
                 "variant without Q, such as SAM, with descent=torch.nn.BCEWithLogitsLoss() or another loss"
             )
-        self._knows_the_task = not objective_options.takes_several_labels(self.descent)
+        self._targets_checked = not objective_options.takes_several_labels(self.descent)
 
 
 def check_loss(loss: Any, objective: Objective) -> None:

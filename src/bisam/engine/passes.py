@@ -90,7 +90,7 @@ class TwoPasses(Moves):
             for check in (buffer_watch, replica_check):
                 if check is not None:
                     check.stop()
-            self._stale, self._running, self.criterion.parts, self._gradients_of_others = None, False, None, None
+            self._stale, self._running, self.criterion.label_counts, self._gradients_of_others = None, False, None, None
             self.criterion.finish()
         return values
 
@@ -281,7 +281,7 @@ class TwoPasses(Moves):
         wanted = [*params, *self._others] if of_others else params
         total: Gradients | None = None
         values = []
-        closure_weights = ClosureWeights(self.criterion) if part.unweighted else None
+        closure_weights = ClosureWeights(self.criterion) if part.needs_label_weights else None
         replicas = self._sync.replicas
         # DistributedDataParallel averages one closure's gradients while they are computed; of several, the sum
         during = averaged and not part.in_pieces and (not replicas or self._sync.overlaps)

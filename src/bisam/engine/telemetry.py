@@ -18,7 +18,7 @@ MOST_CALLS = 1000
 
 
 @dataclass(frozen=True)
-class Players:
+class ObjectivePair:
     """The two objectives, and what telemetry needs of them."""
 
     ascent: Objective
@@ -28,7 +28,7 @@ class Players:
     ignore_index: int
 
     @classmethod
-    def of(cls, ascent: Objective, descent: Objective) -> Players:
+    def of(cls, ascent: Objective, descent: Objective) -> ObjectivePair:
         is_classification = any(objective_options.is_of_labels(objective) for objective in (ascent, descent))
         ignore_index = setting(descent, "ignore_index", setting(ascent, "ignore_index", -100))
         return cls(ascent, descent, is_classification, ignore_index)
@@ -53,11 +53,11 @@ class Observation:
     propagated: bool | None = None
     """Whether `backward` has run through the loss; None where that is not noted, as of a compiled criterion."""
 
-    def weigh(self, players: Players) -> None:
+    def weigh(self, pair: ObjectivePair) -> None:
         """Compute the weight of this part. Needed only where there are several parts."""
         if self.target is not None:
-            self.loss_divisor = objective_options.divisor(players.descent, self.target)
-            self.ascent_divisor = objective_options.divisor(players.ascent, self.target)
+            self.loss_divisor = objective_options.divisor(pair.descent, self.target)
+            self.ascent_divisor = objective_options.divisor(pair.ascent, self.target)
             self.target = None
 
     def wait_for_backward(self, loss: Tensor) -> None:
@@ -82,8 +82,8 @@ class Telemetry:
     descent_norm: Tensor | None = None
     """‖g‖ of the gradient that reached the base optimizer, before clipping; known when `clip_norm` is set."""
 
-    def __init__(self, players: Players, most_calls: float = MOST_CALLS) -> None:
-        self._players = players
+    def __init__(self, pair: ObjectivePair, most_calls: float = MOST_CALLS) -> None:
+        self._pair = pair
         self._most_calls = most_calls
         self._at_weights: list[Observation] = []
         self._at_perturbed: list[Observation] = []
@@ -99,12 +99,12 @@ class Telemetry:
     @property
     def loss(self) -> Tensor | None:
         """The descent's loss (cross entropy) at w."""
-        return _merged(self._players.descent, [(o.loss, o.loss_divisor) for o in self._at_weights])
+        return _merged(self._pair.descent, [(o.loss, o.loss_divisor) for o in self._at_weights])
 
     @property
     def perturbed_loss(self) -> Tensor | None:
         """The descent's loss (cross entropy) at w + ε: what the update minimises."""
-        return _merged(self._players.descent, [(o.loss, o.loss_divisor) for o in self._at_perturbed])
+        return _merged(self._pair.descent, [(o.loss, o.loss_divisor) for o in self._at_perturbed])
 
     @property
     def surrogate_gap(self) -> Tensor | None:
@@ -115,7 +115,7 @@ class Telemetry:
     @property
     def ascent(self) -> Tensor | None:
         """The ascent's objective at w: Q for the bilevel variants, else the loss."""
-        return _merged(self._players.ascent, [(o.ascent, o.ascent_divisor) for o in self._at_weights])
+        return _merged(self._pair.ascent, [(o.ascent, o.ascent_divisor) for o in self._at_weights])
 
     @property
     def bound(self) -> Tensor | None:
@@ -124,7 +124,7 @@ class Telemetry:
         None if Q has class weights or the targets are probabilities: the bound is then below another error than
         `error`, which counts each sample once and takes the most probable class as its label.
         """
-        return _merged(self._players.ascent, [(o.bound, o.ascent_divisor) for o in self._at_weights])
+        return _merged(self._pair.ascent, [(o.bound, o.ascent_divisor) for o in self._at_weights])
 
     @property
     def error(self) -> Tensor | None:
@@ -167,30 +167,30 @@ class Telemetry:
             return
         # cloned: the caller may change the loss in place, such as divide it
         value = loss.detach().clone()
-        descent = self._players.descent(logits, target) if of_ascent and self._players.bilevel else value
+        descent = self._pair.descent(logits, target) if of_ascent and self._pair.bilevel else value
         # labels of its own: the caller may put the next part's into the same tensor
         observation = Observation(descent, target.clone() if _are_labels(target) else target)
         if loss.requires_grad and not torch.compiler.is_compiling():
             observation.wait_for_backward(loss)
         if of_ascent:
             observation.ascent, observation.bound = value, self._bound_of(value, logits, target)
-        if self._players.is_classification and isinstance(target, Tensor):
+        if self._pair.is_classification and isinstance(target, Tensor):
             observation.right, observation.wrong = self._right_and_wrong(logits, target)
         passes.append(observation)
         if not _are_labels(target):  # of which the shape is enough
-            observation.weigh(self._players)
+            observation.weigh(self._pair)
         if len(passes) > 1:
             for part in passes[-2:]:
-                part.weigh(self._players)
+                part.weigh(self._pair)
 
     def _bound_of(self, value: Tensor, logits: Tensor, target: Any) -> Tensor | None:
-        ascent = self._players.ascent
+        ascent = self._pair.ascent
         if not isinstance(ascent, LowerBound) or ascent.reduction != "mean" or ascent.weight is not None:
             return None
         return value - ascent.slack(logits) if _are_labels(target) else None
 
     def _right_and_wrong(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        ignore_index = self._players.ignore_index
+        ignore_index = self._pair.ignore_index
         right = objectives.correct(logits, target, ignore_index=ignore_index)
         if target.is_floating_point():
             return right, ~right

@@ -26,7 +26,7 @@ class Work(Protocol):
         """Whether it has a list of closures, be it of one."""
 
     @property
-    def unweighted(self) -> bool:
+    def needs_label_weights(self) -> bool:
         """Whether its closures are still to be weighted, by their labels."""
 
     def ascent(self) -> Sequence[Closure]: ...
@@ -44,7 +44,7 @@ class Given:
     is_whole = True
 
     @property
-    def unweighted(self) -> bool:
+    def needs_label_weights(self) -> bool:
         return len(self.closures) > 1
 
     def ascent(self) -> Sequence[Closure]:

@@ -84,7 +84,7 @@ class SharpnessAwareMixin(Mixed):
     `compile` takes three arguments beside those of Keras:
 
     Args:
-        method: a name of `bisam.integrations.methods.METHODS`. Default: "bisam-log".
+        method: a name of `bisam.integrations.methods.CLOSURE_METHODS`. Default: "bisam-log".
         rho: the radius of the perturbation. Default: the variant's own.
         method_options: more options of the variant, such as `{"mu": 4}`.
     """
@@ -101,7 +101,7 @@ class SharpnessAwareMixin(Mixed):
     ) -> None:
         if not isinstance(method, str):
             raise TypeError(f"method must be a name, which is saved with the model, got {method!r}")
-        methods.find(method)
+        methods.find_variant(method)
         if method == "msam":
             raise ValueError("MSAM perturbs by the momentum of a torch optimizer, and Keras keeps its own: use another")
         for option, reason in WITHOUT_EFFECT.items():

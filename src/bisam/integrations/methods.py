@@ -55,16 +55,16 @@ VARIANTS: dict[str, Build] = {
 CHOOSING = ("esam", "ebisam-log", "ebisam-tanh", "ksam")
 """Those that choose samples and need `minimize`."""
 
-METHODS = {name: variant for name, variant in VARIANTS.items() if name not in CHOOSING}
+CLOSURE_METHODS = {name: variant for name, variant in VARIANTS.items() if name not in CHOOSING}
 """Variants that see a batch through closures alone, as frameworks run them."""
 
 
-def find(method: str | Build) -> Build:
+def find_variant(method: str | Build) -> Build:
     """The variant of that name, or the variant itself.
 
-    >>> find("sam").__name__
+    >>> find_variant("sam").__name__
     'SAM'
-    >>> find("esam")
+    >>> find_variant("esam")
     Traceback (most recent call last):
     ValueError: esam chooses samples of a batch, which a framework does not show: write a loop with minimize(x, y)
     """
@@ -72,11 +72,11 @@ def find(method: str | Build) -> Build:
         raise ValueError(
             f"{method} chooses samples of a batch, which a framework does not show: write a loop with minimize(x, y)"
         )
-    if isinstance(method, str) and method not in METHODS:
-        raise ValueError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
+    if isinstance(method, str) and method not in CLOSURE_METHODS:
+        raise ValueError(f"unknown method {method!r}: choose from {', '.join(CLOSURE_METHODS)}")
     if not isinstance(method, str) and not callable(method):
         raise TypeError(f"method must be a name such as 'bisam-log', or a variant such as bisam.GSAM, got {method!r}")
-    return METHODS[method] if isinstance(method, str) else method
+    return CLOSURE_METHODS[method] if isinstance(method, str) else method
 
 
 def build(
@@ -85,6 +85,6 @@ def build(
     """The variant around a base optimizer, for a framework that wraps the model later and sets `optimizer.model`."""
     given = {**options, **({} if rho is None else {"rho": rho})}
     sharpness = given.pop("sharpness", None)
-    optimizer = find(method)(base, **given)
+    optimizer = find_variant(method)(base, **given)
     optimizer.sharpness = sharpness  # checked with the model: without one, "local" is refused where there are ranks
     return optimizer

@@ -46,9 +46,9 @@ class SharpnessAwareMixin(Mixed):
     """Sharpness-aware steps for any Trainer: `class MyTrainer(SharpnessAwareMixin, Seq2SeqTrainer)`.
 
     Args:
-        method: a name of `bisam.integrations.methods.METHODS`, or a variant such as `bisam.GSAM`. It wraps the base
-            optimizer, which is the Trainer's (`args.optim`) or a plain one in `optimizers=`. Default: "bisam-log". An
-            optimizer of this library in `optimizers=` is used as it is, and takes no method.
+        method: a name of `bisam.integrations.methods.CLOSURE_METHODS`, or a variant such as `bisam.GSAM`. It wraps the
+            base optimizer, which is the Trainer's (`args.optim`) or a plain one in `optimizers=`. Default: "bisam-log".
+            An optimizer of this library in `optimizers=` is used as it is, and takes no method.
         rho: the radius of the perturbation. Default: the variant's own.
         method_options: more options of the variant, such as `{"same_dropout": True, "sharpness": "global"}`.
     """
@@ -68,7 +68,7 @@ class SharpnessAwareMixin(Mixed):
         self._has_shifted: bool | None = None
         """Whether the model's loss has been that of shifted labels; None until it is known."""
         if method is not None:
-            methods.find(method)
+            methods.find_variant(method)
         super().__init__(*args, **kwargs)
         _refuse_parallel(self)
         if self.optimizer is not None:

@@ -125,7 +125,7 @@ class Config:
                 listed = " or ".join(f'"{word}"' for word in words)
                 raise ValueError(f"{name} must be {listed}, got {getattr(self, name)!r}")
         for name in self.measured:
-            known_measures.find(name)
+            known_measures.find_measure(name)
 
     @property
     def measured(self) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ MEASURES = {
 }
 
 
-def find(name: str) -> Measure:
+def find_measure(name: str) -> Measure:
     """The measure of that name; ValueError with the names that there are if there is none."""
     if name not in MEASURES:
         raise ValueError(f"unknown measure {name!r}: choose from {', '.join(MEASURES)}")
@@ -97,7 +97,7 @@ def computed(names: tuple[str, ...], counts: Tensor) -> dict[str, float]:
     {'accuracy': 83.33333333333334, 'mcc': 66.66666666666666}
     """
     exact = counts.double().cpu()
-    return {name: find(name).compute(exact) for name in names}
+    return {name: find_measure(name).compute(exact) for name in names}
 
 
 def title_of(name: str) -> str:

@@ -14,7 +14,7 @@ import bisam
 from bisam.integrations.methods import VARIANTS
 from bisam.lab.config import Config, suggestion
 
-Build = Callable[[torch.optim.Optimizer, nn.Module, Config, dict[str, Any]], bisam.SharpnessAware]
+BuildOptimizer = Callable[[torch.optim.Optimizer, nn.Module, Config, dict[str, Any]], bisam.SharpnessAware]
 """Wraps the base optimizer of a model. The last argument has the options that all methods share, as keywords."""
 
 OF_ALL_VARIANTS = ("micro_batch", "every", "start", "stop")
@@ -39,7 +39,7 @@ class Method:
 
     name: str
     title: str
-    build: Build
+    build: BuildOptimizer
     baseline: str | None = None
     """Name of the method that it is compared with; None for no comparison. See `baseline_of`."""
     fields: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-def find(name: str) -> Method:
+def find_method(name: str) -> Method:
     """The method of that name; ValueError with the names that there are if there is none."""
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}: {suggestion(name, METHODS, cutoff=0.4)}")
@@ -244,7 +244,7 @@ def optimizer(
 
     `steps` are those of the whole run. They may be left out where it perturbs from its first step on.
     """
-    method = find(config.method)
+    method = find_method(config.method)
     if method.name in BASES and method.name != config.optimizer:
         raise ValueError(
             f"the method {method.name} is the base optimizer alone, and the configuration has "

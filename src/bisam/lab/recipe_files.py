@@ -25,7 +25,7 @@ def is_file(name: str) -> bool:
     return any(part.endswith((".toml", ".py")) for part in name.split("/"))
 
 
-def find(name: str) -> Recipe:
+def find_recipe(name: str) -> Recipe:
     """The recipe of a file; `file.toml/row/method` is a part of it."""
     path, rest = split(name)
     if len(rest) > 2:
@@ -80,7 +80,7 @@ def _from_toml(path: Path, name: str) -> Recipe:
     if not isinstance(of_methods, Mapping):
         raise ValueError(f"{path}: method must be tables [method.NAME], got {of_methods!r}")
     for method in (*wanted, *of_methods):
-        known_methods.find(str(method))
+        known_methods.find_method(str(method))
     unused = [method for method in of_methods if method not in wanted]
     if unused:
         raise ValueError(

@@ -385,10 +385,10 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 }
 
 
-def find(name: str) -> Recipe:
+def find_recipe(name: str) -> Recipe:
     """The recipe of that name; `table/row/method` is a part of it.
 
-    >>> [*find("label_noise/80%/sam").cells]
+    >>> [*find_recipe("label_noise/80%/sam").cells]
     [('80%', 'sam')]
     """
     first, *rest = name.split("/")

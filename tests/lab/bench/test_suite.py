@@ -18,7 +18,7 @@ from bisam.lab.bench import tables as bench_tables
 from bisam.lab.bench.bars import BARS, judged
 from bisam.lab.bench.timing import take_turns
 from bisam.lab.models import MODELS
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.records import receipt
 from bisam.lab.tables import costs
 from bisam.lab.tables.published import PublishedCell, table, tables
@@ -247,4 +247,6 @@ def test_what_recipes_cost_follows_from_the_measured_steps():
     measured["resnet32"] = record_of("frontier_h200")["models"]["resnet32"]["ms"]["sgd"]
     assert {name: round(value, 2) for name, value in measured.items()} == costs.PLAIN_STEP_MS
     plain_steps = 4 * 400 * 351 * 6  # four methods with 400 epochs of plain steps each, or 200 of two, and six seeds
-    assert costs.hours(find("cifar10/resnet56")) == pytest.approx(plain_steps * costs.PLAIN_STEP_MS["resnet56"] / 3.6e6)
+    assert costs.hours(find_recipe("cifar10/resnet56")) == pytest.approx(
+        plain_steps * costs.PLAIN_STEP_MS["resnet56"] / 3.6e6
+    )

@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from bisam.lab.data import DATA_SETS, Images, ImageSplits, Stream, find, load
+from bisam.lab.data import DATA_SETS, Images, ImageSplits, Stream, find_dataset, load
 
 
 def images(pixels=0, label=0, count=3):
@@ -30,12 +30,12 @@ def test_a_name_like_no_other_is_told_all_names():
 
 @pytest.mark.parametrize("name", [name for name in DATA_SETS if name != "digits"])
 def test_the_hubs_name_is_a_name(name):
-    assert find(DATA_SETS[name].hub) is find(name)
+    assert find_dataset(DATA_SETS[name].hub) is find_dataset(name)
 
 
 def test_cifar100_has_statistics_of_its_own():
-    assert find("cifar100").mean != find("cifar10").mean
-    assert find("cifar100").std != find("cifar10").std
+    assert find_dataset("cifar100").mean != find_dataset("cifar10").mean
+    assert find_dataset("cifar100").std != find_dataset("cifar10").std
 
 
 def test_what_does_not_fit_into_memory_is_sent_to_the_stream():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bisam.lab.config import Config
 from bisam.lab.data import split, with_noise
-from bisam.lab.data.held_out import stratified
+from bisam.lab.data.held_out import stratified_split
 from bisam.lab.data.own import from_parts
 from bisam.lab.data.own_source import OwnData
 from tiny import tiny_images
@@ -82,7 +82,7 @@ def test_split_and_noise_are_those_of_the_published_runs():
     assert split(range(30), 0.2, seed=0)[1].tolist() == [0, 10, 22, 25, 26, 28]
     noisy = with_noise(torch.arange(20) % 10, 0.4, 10, seed=0)
     assert noisy.tolist() == [0, 1, 9, 3, 5, 5, 8, 3, 8, 9, 0, 7, 8, 3, 4, 5, 4, 7, 8, 8]
-    assert stratified(torch.tensor([0] * 8 + [1] * 12), 0.25)[1].tolist() == [2, 4, 11, 14, 19]
+    assert stratified_split(torch.tensor([0] * 8 + [1] * 12), 0.25)[1].tolist() == [2, 4, 11, 14, 19]
 
 
 def test_more_noise_keeps_what_less_noise_moved():
@@ -130,8 +130,8 @@ def test_labels_that_are_none_are_refused():
 
 def labels_of(source, **changes):
     """Labels of the training and of the validation samples."""
-    parts = source.parts(Config(batch=1, validation=0.5, **changes), torch.device("cpu"))
-    return [torch.cat([labels for _, labels in part.epoch(0)]) for part in (parts.train, parts.validation)]
+    loaders = source.loaders(Config(batch=1, validation=0.5, **changes), torch.device("cpu"))
+    return [torch.cat([labels for _, labels in part.epoch(0)]) for part in (loaders.train, loaders.validation)]
 
 
 def test_validation_labels_are_noisy_unless_they_are_to_stay_clean():
@@ -145,7 +145,7 @@ def test_validation_labels_are_noisy_unless_they_are_to_stay_clean():
 
 def test_validation_labels_of_ones_own_data_stay_clean_too():
     source = OwnData(from_parts("x", {"train": (torch.randn(100, 2), torch.arange(100) % 4)}, "x"))
-    clean = source.task.train.labels[source._rows(Config(noise=0.8, validation=0.5))[1]]
+    clean = source.dataset.train.labels[source._rows(Config(noise=0.8, validation=0.5))[1]]
     noisy, spared = (labels_of(source, noise=0.8, validation_noise=choice) for choice in (True, False))
     assert torch.equal(spared[1], clean)
     assert not torch.equal(noisy[1], clean)

@@ -1,4 +1,4 @@
-"""One's own data: every form of the same samples is the same task; parts, columns, images and tokens."""
+"""One's own data: every form of the same samples is the same data set; parts, columns, images and tokens."""
 
 import json
 import struct
@@ -17,15 +17,15 @@ from bisam.lab.config import Config
 from bisam.lab.data import duplicates
 from bisam.lab.data.batches import Rounds, TensorBatches
 from bisam.lab.data.columns import choose, values
-from bisam.lab.data.held_out import roles, stratified
+from bisam.lab.data.held_out import roles, stratified_split
 from bisam.lab.data.images import DataError
-from bisam.lab.data.named import NAMED, SAMPLES, deviation, place_of
-from bisam.lab.data.own import from_parts, open_task
+from bisam.lab.data.named import NAMED, SAMPLES, deviation, locate
+from bisam.lab.data.own import from_parts, open_dataset
+from bisam.lab.data.own_dataset import DataSplit
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.pictures import EncodedImage, decode
 from bisam.lab.data.sources import open_source
 from bisam.lab.data.tabular import read_hub
-from bisam.lab.data.task import Part
 from bisam.lab.data.tokens import tokenize, tokenizer
 
 CPU = torch.device("cpu")
@@ -42,9 +42,9 @@ def test_the_columns_that_are_named_are_the_inputs_in_that_order(numbers, tmp_pa
     x, y = numbers
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"day": ["monday"] * 30, "a": x[:, 0], "b": x[:, 1], "label": y}), path)
-    task = open_task(f"{path}?columns=b,a")
-    assert (task.kind, task.features) == ("rows", 2)
-    seen = {tuple(row) for row in torch.cat([task.train.inputs, task.test.inputs]).tolist()}
+    dataset = open_dataset(f"{path}?columns=b,a")
+    assert (dataset.kind, dataset.features) == ("rows", 2)
+    seen = {tuple(row) for row in torch.cat([dataset.train.inputs, dataset.test.inputs]).tolist()}
     assert seen == {(b, a) for a, b, _ in x.tolist()}
 
 
@@ -60,19 +60,21 @@ def test_csv_jsonl_parquet_npz_and_a_function_are_the_same_task(numbers, tmp_pat
     code = "import numpy as np\ndef data():\n    a = np.load(PATH)\n    return {'train': (a['x'], a['y'])}\n"
     (tmp_path / "t.py").write_text(code.replace("PATH", repr(str(tmp_path / "t.npz"))))
     names = ["t.parquet", "t.jsonl", "t.csv", "t.npz", "t.py:data"]
-    tasks = [open_task(str(tmp_path / name)) for name in names]
-    assert len({task.checksum for task in tasks}) == 1
-    assert {(task.kind, task.features, tuple(task.classes)) for task in tasks} == {("rows", 3, ("0", "1", "2"))}
+    datasets = [open_dataset(str(tmp_path / name)) for name in names]
+    assert len({dataset.checksum for dataset in datasets}) == 1
+    assert {(dataset.kind, dataset.features, tuple(dataset.classes)) for dataset in datasets} == {
+        ("rows", 3, ("0", "1", "2"))
+    }
 
 
 def test_names_of_arrays_may_be_in_upper_case(numbers, tmp_path):
     x, y = numbers
     np.savez(tmp_path / "small.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     np.savez(tmp_path / "large.npz", X_train=x, Y_train=y, X_test=x, y_test=y)
-    small, large = (open_task(str(tmp_path / f"{name}.npz")) for name in ("small", "large"))
+    small, large = (open_dataset(str(tmp_path / f"{name}.npz")) for name in ("small", "large"))
     assert small.checksum == large.checksum
     np.savez(tmp_path / "both.npz", x=x, X=x + 1, y=y)
-    assert open_task(str(tmp_path / "both.npz")).train.inputs.max() == x.max()
+    assert open_dataset(str(tmp_path / "both.npz")).train.inputs.max() == x.max()
 
 
 def test_names_of_columns_may_have_commas(numbers, tmp_path):
@@ -80,27 +82,27 @@ def test_names_of_columns_may_have_commas(numbers, tmp_path):
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"a, in m": x[:, 0], "b": x[:, 1], "c": x[:, 2], "kind, final": y}), path)
     for columns, expected in {'"a, in m",b': ["a, in m", "b"], "a, in m": ["a, in m"], "c, b": ["c", "b"]}.items():
-        task = open_task(f"{path}?" + urlencode({"columns": columns, "label": "kind, final"}))
-        assert task.columns.inputs.names == expected
+        dataset = open_dataset(f"{path}?" + urlencode({"columns": columns, "label": "kind, final"}))
+        assert dataset.columns.inputs.names == expected
     with pytest.raises(DataError, match="no column 'a'"):
-        open_task(f"{path}?" + urlencode({"columns": "a, in m,b", "label": "kind, final"}))
+        open_dataset(f"{path}?" + urlencode({"columns": "a, in m,b", "label": "kind, final"}))
 
 
 def test_names_of_columns_travel_in_the_name_of_the_data(tmp_path):
     pq.write_table(pa.table({"what": ["a", "b"] * 5, "size": [1.0] * 10, "kind": [0, 1] * 5}), tmp_path / "t.parquet")
-    task = open_task(f"{tmp_path / 't.parquet'}?text=what&label=kind")
-    assert task.kind == "text"
-    assert task.train.inputs[0] in [("a",), ("b",)]
+    dataset = open_dataset(f"{tmp_path / 't.parquet'}?text=what&label=kind")
+    assert dataset.kind == "text"
+    assert dataset.train.inputs[0] in [("a",), ("b",)]
 
 
 def test_images_in_a_column_as_the_hub_has_them(hub_layout, tmp_path):
     hub_layout.write_split(tmp_path, "train")
     hub_layout.write_split(tmp_path, "test")
-    task = open_task(f"{tmp_path}?image=img")
-    source = OwnData(task)
+    dataset = open_dataset(f"{tmp_path}?image=img")
+    source = OwnData(dataset)
     pixels, labels = hub_layout.contents("test")
-    shown, y = next(iter(source.parts(Config(size=8, padding=0, pixels="half"), CPU).test.epoch(0)))
-    assert task.kind == "image"
+    shown, y = next(iter(source.loaders(Config(size=8, padding=0, pixels="half"), CPU).test.epoch(0)))
+    assert dataset.kind == "image"
     assert y.tolist() == labels.tolist()
     scaled = [
         np.asarray(Image.fromarray(one.transpose(1, 2, 0)).resize((8, 8), Image.Resampling.BILINEAR)) for one in pixels
@@ -114,8 +116,8 @@ def test_images_of_any_size_become_squares_of_one(tmp_path):
         (tmp_path / label).mkdir()
         for number in range(4):
             Image.new("L" if number else "RGBA", size).save(tmp_path / label / f"{number}.png")
-    source = OwnData(open_task(str(tmp_path)))
-    x, _ = next(iter(source.parts(Config(size=16, padding=2, batch=2, validation=0.3), CPU).train.epoch(0)))
+    source = OwnData(open_dataset(str(tmp_path)))
+    x, _ = next(iter(source.loaders(Config(size=16, padding=2, batch=2, validation=0.3), CPU).train.epoch(0)))
     assert tuple(x.shape) == (2, 3, 16, 16)
 
 
@@ -125,8 +127,8 @@ def test_folders_of_parts_are_parts(tmp_path):
             (tmp_path / part / label).mkdir(parents=True)
             for number in range(count):
                 Image.new("RGB", (8, 8), (number * 20, 0, 0)).save(tmp_path / part / label / f"{number}.png")
-    task = open_task(str(tmp_path))
-    assert (len(task.train), len(task.validation), len(task.test)) == (12, 4, 6)
+    dataset = open_dataset(str(tmp_path))
+    assert (len(dataset.train), len(dataset.validation), len(dataset.test)) == (12, 4, 6)
 
 
 def write_pictures(folder, count):
@@ -139,7 +141,7 @@ def test_a_class_may_have_the_name_of_a_part(tmp_path):
     for label in ("bus", "car", "train"):
         write_pictures(tmp_path / label, 5)
     (tmp_path / "train" / ".ipynb_checkpoints").mkdir()
-    assert open_task(str(tmp_path)).classes == ["bus", "car", "train"]
+    assert open_dataset(str(tmp_path)).classes == ["bus", "car", "train"]
 
 
 @pytest.mark.parametrize("names", [("training_set", "test_set"), ("train.v1", "val-data"), ("Train", "Dev")])
@@ -147,31 +149,31 @@ def test_folders_of_parts_may_have_longer_names(names, tmp_path):
     for name, count in zip(names, (6, 3), strict=True):
         for label in ("cat", "dog"):
             write_pictures(tmp_path / name / label, count)
-    task = open_task(str(tmp_path))
-    assert (task.classes, len(task.train), len(task.test)) == (["cat", "dog"], 12, 6)
+    dataset = open_dataset(str(tmp_path))
+    assert (dataset.classes, len(dataset.train), len(dataset.test)) == (["cat", "dog"], 12, 6)
     write_pictures(tmp_path / f"{names[0]}-2" / "cat", 1)
     if names[0] != "Train":  # which is a part's own name
         with pytest.raises(DataError, match="has two folders of its train part"):
-            open_task(str(tmp_path))
+            open_dataset(str(tmp_path))
 
 
 def test_folders_beside_those_of_parts_are_not_read_and_two_of_one_part_are_refused(tmp_path):
     for part, count in {"train": 6, "train_masks": 2, "test": 3}.items():
         for label in ("cat", "dog"):
             write_pictures(tmp_path / part / label, count)
-    task = open_task(str(tmp_path))
-    assert (len(task.train), len(task.test)) == (12, 6)
+    dataset = open_dataset(str(tmp_path))
+    assert (len(dataset.train), len(dataset.test)) == (12, 6)
     write_pictures(tmp_path / "Training" / "cat", 1)
     with pytest.raises(DataError, match="has two folders of its train part, Training and train: join them, or move"):
-        open_task(str(tmp_path))
+        open_dataset(str(tmp_path))
 
 
 def test_files_of_one_part_that_are_read_together_are_named(tmp_path):
     for name in ("train", "train_old", "test"):
         (tmp_path / f"{name}.csv").write_text("x,y\n1.5,a\n2.5,b\n" * 1)
-    task = open_task(f"{tmp_path}?label=y")
-    assert len(task.train) == 4
-    assert "train: 2 files together, train.csv, train_old.csv" in task.notes
+    dataset = open_dataset(f"{tmp_path}?label=y")
+    assert len(dataset.train) == 4
+    assert "train: 2 files together, train.csv, train_old.csv" in dataset.notes
 
 
 @pytest.mark.parametrize("form", ["folder", "npz", "function"])
@@ -192,13 +194,13 @@ def test_the_part_that_is_named_is_tested_in_every_form(form, tmp_path):
         returned = "{part: (arrays['x_' + part], arrays['y_' + part]) for part in ('train', 'validation', 'test')}"
         (tmp_path / "mine.py").write_text("\n".join([*lines, f"    return {returned}", ""]))
         place = f"{tmp_path / 'mine.py'}:data"
-    tested = open_task(f"{place}?test=validation")
+    tested = open_dataset(f"{place}?test=validation")
     assert (len(tested.train), tested.validation, len(tested.test)) == (8, None, 4)
-    assert len(open_task(f"{place}?test=test").validation) == 4
+    assert len(open_dataset(f"{place}?test=test").validation) == 4
     with pytest.raises(DataError, match="has no part 'holdout' to test, only t"):
-        open_task(f"{place}?test=holdout")
+        open_dataset(f"{place}?test=holdout")
     with pytest.raises(DataError, match="has no columns, which --label names: remove it, or give a table"):
-        open_task(f"{place}?label=stars")
+        open_dataset(f"{place}?label=stars")
 
 
 def saved(image, path, **options):
@@ -248,7 +250,7 @@ def test_pixels_without_a_range_are_refused(tmp_path):
         for number in range(3):
             Image.fromarray(np.full((4, 4), 0.1 * number, np.float32)).save(tmp_path / label / f"{number}.tif")
     with pytest.raises(DataError, match="its pixels are 32-bit numbers, whose range is not known: save it with 8 or"):
-        open_task(str(tmp_path))
+        open_dataset(str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["rows", "texts", "pictures"])
@@ -259,18 +261,18 @@ def test_samples_of_two_parts_are_counted(kind, tmp_path):
                 (tmp_path / part / label).mkdir(parents=True)
                 for number in numbers:
                     Image.new("RGB", (4, 4), (number, 0, blue)).save(tmp_path / part / label / f"{number}.png")
-        task = open_task(str(tmp_path))
+        dataset = open_dataset(str(tmp_path))
     else:
         inputs = torch.arange(16.0).view(8, 2) if kind == "rows" else [f"text {number}" for number in range(8)]
-        task = from_parts("x", {"train": (inputs[:6], [0, 1] * 3), "test": (inputs[4:], [0, 1] * 2)}, "x")
-    (line,) = duplicates.notes(task)
+        dataset = from_parts("x", {"train": (inputs[:6], [0, 1] * 3), "test": (inputs[4:], [0, 1] * 2)}, "x")
+    (line,) = duplicates.notes(dataset)
     shared, whole = (4, 8) if kind == "pictures" else (2, 4)
     assert line.startswith(f"{shared} of {whole} test samples have the same inputs as a training sample")
-    assert line in OwnData(task).described()
+    assert line in OwnData(dataset).described()
 
 
 def part(count, classes=2):
-    return Part(torch.arange(float(count)).view(-1, 1), torch.arange(count) % classes)
+    return DataSplit(torch.arange(float(count)).view(-1, 1), torch.arange(count) % classes)
 
 
 def test_what_is_tested():
@@ -288,7 +290,7 @@ def test_what_is_tested():
 
 def test_seeds_validate_on_other_samples_and_test_on_the_same():
     source = OwnData(from_parts("x", {"train": (torch.randn(100, 2), torch.arange(100) % 4)}, "x"))
-    found = [source.parts(Config(seed=seed, batch=8), CPU) for seed in (0, 1, 1)]
+    found = [source.loaders(Config(seed=seed, batch=8), CPU) for seed in (0, 1, 1)]
     validated = [torch.cat([x for x, _ in parts.validation.epoch(0)]) for parts in found]
     tested = [torch.cat([x for x, _ in parts.test.epoch(0)]) for parts in found]
     assert torch.equal(validated[1], validated[2])
@@ -298,7 +300,7 @@ def test_seeds_validate_on_other_samples_and_test_on_the_same():
 
 def test_every_class_is_held_out_and_kept():
     labels = torch.tensor([0] * 50 + [1] * 3)
-    kept, held = stratified(labels, 0.1)
+    kept, held = stratified_split(labels, 0.1)
     assert labels[held].bincount().tolist() == [5, 1]
     assert labels[kept].bincount().tolist() == [45, 2]
 
@@ -339,11 +341,11 @@ def test_the_last_samples_are_a_smaller_batch_or_are_dropped(drop_last, sizes):
 
 def test_named_data_are_found_in_a_folder(tmp_path):
     with pytest.raises(DataError, match="has neither tables of glue/rte nor a folder rte with them: correct --data"):
-        place_of("glue/rte", tmp_path)
+        locate("glue/rte", tmp_path)
     (tmp_path / "rte").mkdir()
-    assert place_of("glue/rte", tmp_path) == f"{tmp_path}/rte?text=sentence1,sentence2&label=label&test=validation"
+    assert locate("glue/rte", tmp_path) == f"{tmp_path}/rte?text=sentence1,sentence2&label=label&test=validation"
     with pytest.raises(ValueError, match="remove --data"):
-        place_of("reviews.csv", tmp_path)
+        locate("reviews.csv", tmp_path)
 
 
 def test_a_data_set_of_the_hub_with_columns_as_the_pets_have_them(tmp_path, monkeypatch):
@@ -377,15 +379,17 @@ def test_parts_of_another_size_than_the_official_ones_are_noted(hub_layout, tmp_
         path = tmp_path / "flowers" / f"{part}-00000-of-00001.parquet"
         hub_layout.write_file(path, [hub_layout.encoded(one) for one in images], labels, image="image")
     lines = []
-    task = open_source("flowers", log=lines.append, folder=tmp_path).task
+    dataset = open_source("flowers", log=lines.append, folder=tmp_path).dataset
     here = ", ".join(f"{part} {len(labels)}" for part in ("test", "train", "validation"))
     assert lines == [
         f"flowers has {here} samples here, and officially test 6,149, train 1,020, validation 1,020: the published "
         "numbers are of the official parts"
     ]
-    whole = replace(task, **{part: task.test.rows(torch.zeros(n, dtype=torch.long)) for part, n in OFFICIAL.items()})
+    whole = replace(
+        dataset, **{part: dataset.test.rows(torch.zeros(n, dtype=torch.long)) for part, n in OFFICIAL.items()}
+    )
     assert deviation("flowers", whole) is None
-    assert deviation("my.csv", task) is None
+    assert deviation("my.csv", dataset) is None
 
 
 def test_every_data_set_of_the_tables_has_its_official_sizes():
@@ -397,8 +401,8 @@ def test_secret_labels_have_a_remedy(tmp_path):
         table = {"sentence": ["a text"] * len(labels), "label": labels}
         pq.write_table(pa.table(table), tmp_path / f"{part}.parquet")
     with pytest.raises(DataError, match="they are secret: test another part, as in --test validation"):
-        open_task(str(tmp_path))
-    assert len(open_task(f"{tmp_path}?test=validation").test) == 2
+        open_dataset(str(tmp_path))
+    assert len(open_dataset(f"{tmp_path}?test=validation").test) == 2
 
 
 def test_parquet_needs_no_datasets_and_other_tables_name_what_to_install(numbers, tmp_path, monkeypatch):
@@ -406,13 +410,13 @@ def test_parquet_needs_no_datasets_and_other_tables_name_what_to_install(numbers
     pq.write_table(pa.table({"a": x[:, 0], "label": y}), tmp_path / "t.parquet")
     (tmp_path / "t.csv").write_text("a,label\n" + "1.0,0\n2.0,1\n" * 6)
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
-    assert len(open_task(str(tmp_path / "t.parquet")).train) == 24
+    assert len(open_dataset(str(tmp_path / "t.parquet")).train) == 24
     for name in (str(tmp_path / "t.csv"), "owner/name"):
         with pytest.raises(DataError, match="pip install datasets, or give Parquet files"):
-            open_task(name)
+            open_dataset(name)
 
 
 def test_columns_of_views_are_read_as_texts(tmp_path):
     columns = {"x": pa.array(["a", "b"] * 20).cast(pa.string_view()), "label": ["u", "u", "v", "v"] * 10}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    assert open_task(f"{tmp_path / 't.parquet'}?label=label").features == 2
+    assert open_dataset(f"{tmp_path / 't.parquet'}?label=label").features == 2

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from bisam.lab.data import DataError, load
-from bisam.lab.data.parquet import Shard
+from bisam.lab.data.parquet import ParquetShard
 
 
 def silent(_):
@@ -194,7 +194,7 @@ def test_the_size_of_an_image_is_checked_before_it_is_decoded(side, told, hub_la
     ]
     hub_layout.write_file(path, [b"\x89PNG\r\n\x1a\n" + b"".join(chunks)], [0])
     monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("it was decoded"))
-    shard = Shard(path, replace(hub_layout.dataset, size=side))
+    shard = ParquetShard(path, replace(hub_layout.dataset, size=side))
     with pytest.raises(DataError, match=f"row 0: the image is 13000×13000.*{told}"):
         next(shard.samples(0))
 

@@ -136,11 +136,11 @@ def test_epochs_of_a_run_have_the_steps_that_were_chosen(folder, steps, monkeypa
     """Two epochs of 2 steps are the first 4 of 6 batches; 9 begin the data again."""
     monkeypatch.setattr(sources, "Stream", partial(Stream, size=SIZE, workers=0))
     config = Config(data="tinynet", batch=6, validation=0.1, padding=0, epoch_steps=steps)
-    parts = sources.OnDisk("tinynet", folder).parts(config, torch.device("cpu"))
-    whole = sources.OnDisk("tinynet", folder).parts(replace(config, epoch_steps=None), torch.device("cpu"))
-    found = [batch for epoch in range(2) for batch in parts.train.epoch(epoch)]
+    loaders = sources.OnDisk("tinynet", folder).loaders(config, torch.device("cpu"))
+    whole = sources.OnDisk("tinynet", folder).loaders(replace(config, epoch_steps=None), torch.device("cpu"))
+    found = [batch for epoch in range(2) for batch in loaders.train.epoch(epoch)]
     expected = [batch for epoch in range(3) for batch in whole.train.epoch(epoch)]
-    assert len(parts.train) == (steps or 6)
+    assert len(loaders.train) == (steps or 6)
     assert equal(found, expected[: 2 * (steps or 6)])
 
 

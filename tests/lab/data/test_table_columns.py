@@ -13,7 +13,7 @@ import torch
 from bisam.lab.config import Config
 from bisam.lab.data.images import DataError
 from bisam.lab.data.new_samples import open_new
-from bisam.lab.data.own import from_parts, open_task
+from bisam.lab.data.own import from_parts, open_dataset
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.table_columns import CategoryColumn, column_of
 from bisam.lab.data.table_reading import TableReading
@@ -37,58 +37,62 @@ def csv(path, columns):
     return str(path)
 
 
-def said(task):
-    return "\n".join(OwnData(task).described())
+def said(dataset):
+    return "\n".join(OwnData(dataset).described())
 
 
 def test_a_column_of_few_texts_is_one_input_for_each_category_of_the_training_part(tmp_path):
     train = {"x": range(0, 24, 2), "city": CITIES * 4}
-    task = open_task(parts(tmp_path, train=train, test={"x": [1, 2, 3, 4], "city": ["Rome", "Bern", "Paris", None]}))
-    assert task.train.inputs[:3].tolist() == [[0, 1, 0, 0], [2, 0, 1, 0], [4, 0, 0, 1]]
-    assert task.test.inputs.tolist() == [[1, 0, 0, 1], [2, 1, 0, 0], [3, 0, 0, 0], [4, 0, 0, 0]]
-    assert task.columns.inputs.names == ["x", "city=Bern", "city=Oslo", "city=Rome"]
-    assert task.features == 4
+    dataset = open_dataset(
+        parts(tmp_path, train=train, test={"x": [1, 2, 3, 4], "city": ["Rome", "Bern", "Paris", None]})
+    )
+    assert dataset.train.inputs[:3].tolist() == [[0, 1, 0, 0], [2, 0, 1, 0], [4, 0, 0, 1]]
+    assert dataset.test.inputs.tolist() == [[1, 0, 0, 1], [2, 1, 0, 0], [3, 0, 0, 0], [4, 0, 0, 0]]
+    assert dataset.columns.inputs.names == ["x", "city=Bern", "city=Oslo", "city=Rome"]
+    assert dataset.features == 4
 
 
 def test_a_missing_category_is_a_category_of_its_own(tmp_path):
     city = ["Bern", None, "Oslo", None] * 3
-    task = open_task(parts(tmp_path, train={"city": city}, test={"city": [None, "Oslo"]}))
-    assert task.columns.inputs.names == ["city=Bern", "city=Oslo", "city missing"]
-    assert task.test.inputs.tolist() == [[0, 0, 1], [0, 1, 0]]
-    assert "missing in training rows: city in 6 (a category of its own)" in said(task)
+    dataset = open_dataset(parts(tmp_path, train={"city": city}, test={"city": [None, "Oslo"]}))
+    assert dataset.columns.inputs.names == ["city=Bern", "city=Oslo", "city missing"]
+    assert dataset.test.inputs.tolist() == [[0, 0, 1], [0, 1, 0]]
+    assert "missing in training rows: city in 6 (a category of its own)" in said(dataset)
 
 
 def test_a_missing_number_is_the_median_of_the_training_part_and_is_marked(tmp_path):
     age = [10.0, 20.0, 90.0, None, 20.0, float("nan"), None, 20.0]
-    task = open_task(parts(tmp_path, train={"age": age}, test={"age": [None, 500.0]}))
-    assert task.columns.inputs.names == ["age", "age missing"]
-    assert task.train.inputs.tolist() == [[10, 0], [20, 0], [90, 0], [20, 1], [20, 0], [20, 1], [20, 1], [20, 0]]
-    assert task.test.inputs.tolist() == [[20, 1], [500, 0]]
-    assert "missing in training rows: age in 3 (filled with the median 20, and marked)" in said(task)
+    dataset = open_dataset(parts(tmp_path, train={"age": age}, test={"age": [None, 500.0]}))
+    assert dataset.columns.inputs.names == ["age", "age missing"]
+    assert dataset.train.inputs.tolist() == [[10, 0], [20, 0], [90, 0], [20, 1], [20, 0], [20, 1], [20, 1], [20, 0]]
+    assert dataset.test.inputs.tolist() == [[20, 1], [500, 0]]
+    assert "missing in training rows: age in 3 (filled with the median 20, and marked)" in said(dataset)
 
 
 def test_a_number_that_only_test_data_lack_is_filled_and_not_marked(tmp_path):
     """A mark that is 0 in all of the training would be an input with untrained weights."""
-    task = open_task(parts(tmp_path, train={"age": [1.0, 2.0, 6.0, 2.0]}, test={"age": [None, 5.0]}))
-    assert task.columns.inputs.names == ["age"]
-    assert task.test.inputs.tolist() == [[2], [5]]
+    dataset = open_dataset(parts(tmp_path, train={"age": [1.0, 2.0, 6.0, 2.0]}, test={"age": [None, 5.0]}))
+    assert dataset.columns.inputs.names == ["age"]
+    assert dataset.test.inputs.tolist() == [[2], [5]]
 
 
 def test_what_fewer_than_three_training_rows_have_is_no_input_of_its_own(tmp_path):
     """A seed may validate on all of these rows: the input would then have untrained weights, and decide at random."""
     age, city = [1.0, 2.0, 6.0, 2.0] * 4, ["Bern", "Oslo"] * 8
     age[3:5], city[0], city[1:3] = [None, None], "Rome", [None, None]
-    task = open_task(parts(tmp_path, train={"age": age, "city": city}, test={"age": [None, 5], "city": ["Rome", None]}))
-    assert task.columns.inputs.names == ["age", "city=Bern", "city=Oslo"]
-    assert task.test.inputs.tolist() == [[2, 0, 0], [5, 0, 0]]
-    assert "age in 2 (filled with the median 2), city in 2 (0 in all inputs)" in said(task)
+    dataset = open_dataset(
+        parts(tmp_path, train={"age": age, "city": city}, test={"age": [None, 5], "city": ["Rome", None]})
+    )
+    assert dataset.columns.inputs.names == ["age", "city=Bern", "city=Oslo"]
+    assert dataset.test.inputs.tolist() == [[2, 0, 0], [5, 0, 0]]
+    assert "age in 2 (filled with the median 2), city in 2 (0 in all inputs)" in said(dataset)
 
 
 def test_booleans_and_whole_numbers_may_lack_some_too(tmp_path):
     columns = {"b": ["True", "", "False", "True", "False", "True"], "n": [1, 2, "", 4, 5, 7], "label": list("xyxyxy")}
-    task = open_task(csv(tmp_path / "t.csv", columns))
-    assert {"b", "n"} <= {*task.columns.inputs.names}
-    assert "numbers b, n" in said(task)
+    dataset = open_dataset(csv(tmp_path / "t.csv", columns))
+    assert {"b", "n"} <= {*dataset.columns.inputs.names}
+    assert "numbers b, n" in said(dataset)
 
 
 @pytest.mark.parametrize(
@@ -112,17 +116,19 @@ def test_booleans_and_whole_numbers_may_lack_some_too(tmp_path):
     ],
 )
 def test_what_cannot_be_an_input_is_left_out_with_the_reason(values, why, tmp_path):
-    task = open_task(parts(tmp_path, train={"x": [1, 3] * 6, "other": values}, test={"x": [1, 2], "other": values[:2]}))
-    assert task.columns.inputs.names == ["x"]
-    assert f"left out: other ({why})" in said(task)
+    dataset = open_dataset(
+        parts(tmp_path, train={"x": [1, 3] * 6, "other": values}, test={"x": [1, 2], "other": values[:2]})
+    )
+    assert dataset.columns.inputs.names == ["x"]
+    assert f"left out: other ({why})" in said(dataset)
 
 
 def test_the_most_categories_and_one_more(tmp_path):
     fifty = [f"c{number % 50}" for number in range(300)]
     one_more = [f"c{number % 51}" for number in range(300)]
-    task = open_task(parts(tmp_path, train={"a": fifty, "b": one_more}, test={"a": ["c1"] * 2, "b": ["c1"] * 2}))
-    assert len(task.columns.inputs.names) == 50
-    assert "left out: b (51 different texts in 300 rows)" in said(task)
+    dataset = open_dataset(parts(tmp_path, train={"a": fifty, "b": one_more}, test={"a": ["c1"] * 2, "b": ["c1"] * 2}))
+    assert len(dataset.columns.inputs.names) == 50
+    assert "left out: b (51 different texts in 300 rows)" in said(dataset)
 
 
 def test_texts_that_are_dictionaries_and_decimals_are_read_as_what_they_hold(tmp_path):
@@ -132,8 +138,8 @@ def test_texts_that_are_dictionaries_and_decimals_are_read_as_what_they_hold(tmp
         "city": pa.array(CITIES * 4).dictionary_encode(),
         "price": [decimal.Decimal("1.50"), decimal.Decimal("2.25")] * 6,
     }
-    task = open_task(parts(tmp_path, train=columns, test={name: values[:2] for name, values in columns.items()}))
-    assert task.test.inputs.tolist() == [[1, 0, 0, 1.5], [0, 1, 0, 2.25]]
+    dataset = open_dataset(parts(tmp_path, train=columns, test={name: values[:2] for name, values in columns.items()}))
+    assert dataset.test.inputs.tolist() == [[1, 0, 0, 1.5], [0, 1, 0, 2.25]]
 
 
 @pytest.mark.parametrize(
@@ -151,12 +157,12 @@ def test_texts_that_are_dictionaries_and_decimals_are_read_as_what_they_hold(tmp
 )
 def test_a_column_that_looks_like_an_identifier_is_used_with_a_note_how_to_leave_it_out(name, values, noted, tmp_path):
     columns = {name: values, "x": [0.5, 1.5, 2.5] * 4, "the city": ["Bern", "Oslo"] * 6, "label": [0, 0, 1] * 4}
-    task = open_task(csv(tmp_path / "t.csv", columns))
-    assert name in task.columns.inputs.names
-    assert ("looks like an identifier" in said(task)) == noted
+    dataset = open_dataset(csv(tmp_path / "t.csv", columns))
+    assert name in dataset.columns.inputs.names
+    assert ("looks like an identifier" in said(dataset)) == noted
     if noted:
-        assert f"{name} looks like an identifier: to leave it out, give --columns 'x,the city'" in said(task)
-        assert name not in open_task(f"{tmp_path / 't.csv'}?columns=x,the city").columns.inputs.names
+        assert f"{name} looks like an identifier: to leave it out, give --columns 'x,the city'" in said(dataset)
+        assert name not in open_dataset(f"{tmp_path / 't.csv'}?columns=x,the city").columns.inputs.names
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -178,15 +184,15 @@ def test_a_column_that_only_numbers_the_rows_is_left_out_unless_it_is_named(name
     columns = {name: values, "x": [0.5, 1.5, 2.5] * 4}
     frame = pandas.DataFrame({**columns, "label": [0, 0, 1] * 4})
     if in_memory:
-        task = from_parts("x", {"train": (frame.drop(columns="label"), frame["label"])}, "x")
+        dataset = from_parts("x", {"train": (frame.drop(columns="label"), frame["label"])}, "x")
     else:
         frame.to_csv(tmp_path / "t.csv", index=False)
-        task = open_task(str(tmp_path / "t.csv"))
+        dataset = open_dataset(str(tmp_path / "t.csv"))
         named = f"{tmp_path / 't.csv'}?" + urlencode({"columns": f"{name},x"})
-        assert open_task(named).columns.inputs.names == [name, "x"]
-    assert task.columns.inputs.names == (["x"] if why else [name, "x"])
+        assert open_dataset(named).columns.inputs.names == [name, "x"]
+    assert dataset.columns.inputs.names == (["x"] if why else [name, "x"])
     remedy = "give it as float" if in_memory else "name it in --columns"
-    assert (f"left out: {name} ({why}: to use it, {remedy})" in said(task)) == bool(why)
+    assert (f"left out: {name} ({why}: to use it, {remedy})" in said(dataset)) == bool(why)
 
 
 def leaking(path, rows, held):
@@ -199,11 +205,12 @@ def leaking(path, rows, held):
 
 
 def test_rows_that_are_held_out_for_the_test_change_nothing_that_is_learnt(tmp_path):
-    from bisam.lab.data.held_out import TEST, stratified
+    from bisam.lab.data.held_out import TEST, stratified_split
 
-    _, held = stratified(torch.arange(60) % 2, TEST)
+    _, held = stratified_split(torch.arange(60) % 2, TEST)
     plain, other = (
-        open_task(leaking(tmp_path / f"{name}.csv", 60, rows)) for name, rows in {"a": [], "b": held.tolist()}.items()
+        open_dataset(leaking(tmp_path / f"{name}.csv", 60, rows))
+        for name, rows in {"a": [], "b": held.tolist()}.items()
     )
     assert torch.equal(plain.train.inputs, other.train.inputs)
     assert plain.columns == other.columns
@@ -217,7 +224,7 @@ def test_a_test_or_validation_part_changes_nothing_that_is_learnt(tmp_path):
     strange = {"x": [1e6, None] * 4, "city": ["Paris", None] * 4}
     alike = {"x": [1.0, 2.0] * 4, "city": ["Bern", "Oslo"] * 4}
     found = [
-        open_task(parts(tmp_path / str(number), train=train, validation=other, test=other))
+        open_dataset(parts(tmp_path / str(number), train=train, validation=other, test=other))
         for number, other in enumerate((strange, alike))
     ]
     assert torch.equal(found[0].train.inputs, found[1].train.inputs)
@@ -228,11 +235,11 @@ def test_a_test_or_validation_part_changes_nothing_that_is_learnt(tmp_path):
 def test_the_same_file_and_options_give_the_same_checksum_and_other_values_another(tmp_path):
     columns = {"x": [1, "", 3] * 8, "city": CITIES * 8, "label": [0, 1] * 12}
     path = csv(tmp_path / "t.csv", columns)
-    first, again = open_task(path), open_task(path)
+    first, again = open_dataset(path), open_dataset(path)
     assert first.checksum == again.checksum
-    assert first.checksum != open_task(f"{path}?columns=x").checksum
+    assert first.checksum != open_dataset(f"{path}?columns=x").checksum
     columns["city"][0] = "Rome"
-    assert first.checksum != open_task(csv(tmp_path / "u.csv", columns)).checksum
+    assert first.checksum != open_dataset(csv(tmp_path / "u.csv", columns)).checksum
 
 
 def test_a_table_of_numbers_is_read_as_ever_and_csv_jsonl_and_parquet_alike(tmp_path):
@@ -246,8 +253,8 @@ def test_a_table_of_numbers_is_read_as_ever_and_csv_jsonl_and_parquet_alike(tmp_
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     csv(tmp_path / "t.csv", {name: ["" if v is None else v for v in values] for name, values in columns.items()})
-    found = [open_task(str(tmp_path / f"t.{ending}")) for ending in ("parquet", "jsonl", "csv")]
-    assert len({task.checksum for task in found}) == 1
+    found = [open_dataset(str(tmp_path / f"t.{ending}")) for ending in ("parquet", "jsonl", "csv")]
+    assert len({dataset.checksum for dataset in found}) == 1
     assert found[0].columns == found[1].columns == found[2].columns
 
 
@@ -256,7 +263,7 @@ def test_the_summary_names_numbers_categories_and_what_is_left_out_once(tmp_path
         "age": [20, 30, ""] * 8, "city": CITIES * 8, "name": [f"n{row}" for row in range(24)],
         "day": ["2020-01-01"] * 24, "tier": ["gold", "silver"] * 12,
     }  # fmt: skip
-    lines = OwnData(open_task(csv(tmp_path / "t.csv", columns) + "?label=tier")).described()
+    lines = OwnData(open_dataset(csv(tmp_path / "t.csv", columns) + "?label=tier")).described()
     assert lines.count("5 inputs: numbers age; categories city") == 1
     assert any(line.startswith("missing in training rows: age in ") for line in lines)
     (left,) = (line for line in lines if line.startswith("left out: "))
@@ -267,35 +274,35 @@ def test_the_summary_names_numbers_categories_and_what_is_left_out_once(tmp_path
 def test_columns_that_are_named_may_be_categories_but_not_what_no_input_can_be(tmp_path):
     columns = {"x": range(12), "city": CITIES * 4, "day": ["2020-01-01"] * 12, "label": [0, 1] * 6}
     path = csv(tmp_path / "t.csv", columns)
-    task = open_task(f"{path}?columns=city,x")
-    assert task.columns.inputs.names == ["city=Bern", "city=Oslo", "city=Rome", "x"]
+    dataset = open_dataset(f"{path}?columns=city,x")
+    assert dataset.columns.inputs.names == ["city=Bern", "city=Oslo", "city=Rome", "x"]
     with pytest.raises(DataError, match="column 'day' cannot be an input \\(dates\\): remove it from --columns"):
-        open_task(f"{path}?columns=x,day")
+        open_dataset(f"{path}?columns=x,day")
 
 
 def test_a_table_without_any_input_has_a_remedy(tmp_path):
     path = csv(tmp_path / "t.csv", {"review": [f"text {row}" for row in range(12)], "label": [0, 1] * 6})
     with pytest.raises(DataError, match=r"no column can be an input: review .* name a column of texts by --text"):
-        open_task(path)
+        open_dataset(path)
     with pytest.raises(DataError, match="has no column beside the label"):
-        open_task(csv(tmp_path / "u.csv", {"label": [0, 1] * 6}))
+        open_dataset(csv(tmp_path / "u.csv", {"label": [0, 1] * 6}))
 
 
 def test_a_part_that_lacks_a_column_or_has_another_kind_of_it_is_refused(tmp_path):
     train = {"x": range(0, 24, 2), "city": CITIES * 4}
     with pytest.raises(DataError, match="test: there is no column 'city', which the training part has"):
-        open_task(parts(tmp_path / "a", train=train, test={"x": [1, 2]}))
+        open_dataset(parts(tmp_path / "a", train=train, test={"x": [1, 2]}))
     with pytest.raises(DataError, match="test: column 'x' has texts, and numbers in the training part"):
-        open_task(parts(tmp_path / "b", train=train, test={"x": ["one", "two"], "city": CITIES[:2]}))
+        open_dataset(parts(tmp_path / "b", train=train, test={"x": ["one", "two"], "city": CITIES[:2]}))
     folder = parts(tmp_path / "c", train=train)
     pq.write_table(pa.table(train), tmp_path / "c" / "test.parquet")
     with pytest.raises(DataError, match="test: there is no column 'label', which the training part has"):
-        open_task(folder)
+        open_dataset(folder)
 
 
 def test_an_infinite_number_is_refused(tmp_path):
     with pytest.raises(DataError, match="column 'x' has an infinite number in row 3"):
-        open_task(parts(tmp_path, train={"x": [0.0, 1.0, 2.0, float("inf")]}, test={"x": [1.0, 2.0]}))
+        open_dataset(parts(tmp_path, train={"x": [0.0, 1.0, 2.0, float("inf")]}, test={"x": [1.0, 2.0]}))
 
 
 def test_a_data_frame_in_memory_is_read_as_the_same_table_in_a_file(tmp_path):
@@ -306,7 +313,7 @@ def test_a_data_frame_in_memory_is_read_as_the_same_table_in_a_file(tmp_path):
     inputs = mixed.drop(columns="label")
     inputs.index = [f"row {row}" for row in range(24)]  # what pandas would add as a column
     in_memory = from_parts("data", {"train": (inputs, mixed["label"].to_numpy())}, "the data")
-    in_a_file = open_task(str(tmp_path / "t.csv"))
+    in_a_file = open_dataset(str(tmp_path / "t.csv"))
     assert in_memory.checksum == in_a_file.checksum
     assert in_memory.columns.inputs == in_a_file.columns.inputs
     assert (in_memory.columns.label, in_a_file.columns.label) == (None, "label")
@@ -317,10 +324,10 @@ def test_a_data_frame_in_memory_is_read_as_the_same_table_in_a_file(tmp_path):
 def test_inputs_that_were_written_read_new_rows_in_the_same_way(tmp_path):
     train = {"age": [1.0, None, 3.0] * 4, "city": [*CITIES, None] * 3}
     test = {"age": [None, 7.0], "city": ["Oslo", "Paris"]}
-    task = open_task(parts(tmp_path, train=train, test=test))
-    again = TableReading.from_dict(json.loads(json.dumps(task.columns.as_dict())))
-    assert again == task.columns
-    assert torch.equal(again.inputs.read(pa.table(test)), task.test.inputs)
+    dataset = open_dataset(parts(tmp_path, train=train, test=test))
+    again = TableReading.from_dict(json.loads(json.dumps(dataset.columns.as_dict())))
+    assert again == dataset.columns
+    assert torch.equal(again.inputs.read(pa.table(test)), dataset.test.inputs)
     assert np.isfinite(again.inputs.read(pa.table(test)).numpy()).all()
 
 
@@ -361,21 +368,21 @@ def test_what_no_training_writes_is_no_reading_of_a_table(wrong):
 
 def test_a_named_index_of_a_data_frame_is_no_input():
     frame = pandas.DataFrame({"x": np.arange(20.0), "id": np.random.default_rng(0).permutation(20)}).set_index("id")
-    task = from_parts("data", {"train": (frame, [0, 1] * 10)}, "the data")
-    assert task.columns.names == ["x"]
+    dataset = from_parts("data", {"train": (frame, [0, 1] * 10)}, "the data")
+    assert dataset.columns.names == ["x"]
 
 
 def test_the_index_that_pandas_saves_is_left_out_and_named(tmp_path):
     folder = parts(tmp_path / "t", train={"x": [1.0, 2.0] * 6, "__index_level_0__": [*range(0, 24, 2)]})
-    task = open_task(folder)
-    assert task.train.inputs.shape[1] == 1
-    assert "__index_level_0__ (the index of a data frame)" in said(task)
+    dataset = open_dataset(folder)
+    assert dataset.train.inputs.shape[1] == 1
+    assert "__index_level_0__ (the index of a data frame)" in said(dataset)
 
 
 def test_a_constant_number_with_a_gap_is_constant_whether_the_gap_is_null_or_nan(tmp_path):
     for gap in (None, float("nan")):
         folder = parts(tmp_path / str(gap), train={"x": [1.0, 2.0] * 6, "one": [1.0] * 11 + [gap]})
-        assert "one (always 1)" in said(open_task(folder))
+        assert "one (always 1)" in said(open_dataset(folder))
 
 
 def test_a_table_with_two_columns_of_one_name_is_refused():
@@ -386,9 +393,9 @@ def test_a_table_with_two_columns_of_one_name_is_refused():
 
 def test_spaces_around_the_names_of_a_header_are_no_part_of_them(tmp_path):
     (tmp_path / "t.csv").write_text(" x , the city , label \n" + "0.5,Bern,no\n1.5,Oslo,yes\n" * 6)
-    task = open_task(f"{tmp_path / 't.csv'}?columns=the city,x&label=label")
-    assert task.columns.inputs.names == ["the city=Bern", "the city=Oslo", "x"]
-    assert task.columns.label == "label"
+    dataset = open_dataset(f"{tmp_path / 't.csv'}?columns=the city,x&label=label")
+    assert dataset.columns.inputs.names == ["the city=Bern", "the city=Oslo", "x"]
+    assert dataset.columns.label == "label"
 
 
 def test_a_data_frame_with_two_columns_of_one_name_is_refused():
@@ -424,9 +431,9 @@ def test_tables_with_semicolons_or_tabs_are_read_as_those_with_commas(ending, te
     (tmp_path / "plain.csv").write_text("x,who,label\n" + '1.5,"Meyer, Hans",a\n-2.5,Otto,b\n' * 6)
     path = tmp_path / f"t.{ending}"
     path.write_bytes(text.encode())
-    task = open_task(str(path))
-    assert task.checksum == open_task(str(tmp_path / "plain.csv")).checksum
+    dataset = open_dataset(str(path))
+    assert dataset.checksum == open_dataset(str(tmp_path / "plain.csv")).checksum
     line = f"t.csv: columns are separated by semicolons, decimals are written with {decimals}"
-    assert (line in said(task)) == (decimals is not None)
-    like = OwnData(task).preparation(Config(data=task.name, model="perceptron"))
+    assert (line in said(dataset)) == (decimals is not None)
+    like = OwnData(dataset).preparation(Config(data=dataset.name, model="perceptron"))
     assert open_new(str(path), like).notes == ([line] if decimals else [])

@@ -5,7 +5,7 @@ from PIL import Image
 
 from bisam.lab.data.images import DataError
 from bisam.lab.data.new_samples import open_new
-from bisam.lab.data.own import open_task
+from bisam.lab.data.own import open_dataset
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.preparation import Preparation
 
@@ -36,42 +36,42 @@ def photos(tmp_path):
 def test_hidden_files_are_no_samples_for_a_training_or_a_prediction(hidden, content, photos):
     (photos / hidden).parent.mkdir(parents=True, exist_ok=True)
     (photos / hidden).write_bytes(content or (photos / "rose/1.png").read_bytes())
-    task, new = open_task(str(photos)), open_new(str(photos), LIKE)
-    assert (len(task.train) + len(task.test), task.classes) == (12, ["rose", "tulip"])
+    dataset, new = open_dataset(str(photos)), open_new(str(photos), LIKE)
+    assert (len(dataset.train) + len(dataset.test), dataset.classes) == (12, ["rose", "tulip"])
     assert (len(new), new.unread, new.notes) == (12, {}, [])
-    assert not any("not" in note and "image" in note for note in task.notes)
+    assert not any("not" in note and "image" in note for note in dataset.notes)
 
 
 def test_a_hidden_table_is_no_part(tmp_path):
     (tmp_path / "flowers.csv").write_text("x,label\n" + "1.5,a\n2.5,b\n" * 6)
     (tmp_path / "._flowers.csv").write_bytes(b"\0\5\26\7")
-    assert len(open_task(str(tmp_path)).train) == 10
+    assert len(open_dataset(str(tmp_path)).train) == 10
 
 
 def test_files_of_other_types_are_counted(photos):
     for name in ("rose/6.heic", "rose/7.HEIC", "tulip/6.avif"):
         (photos / name).write_bytes(b"")
     line = "3 files are not read: 2 .heic, 1 .avif. Images end in .png"
-    assert any(note.startswith(line) for note in OwnData(open_task(str(photos))).described())
+    assert any(note.startswith(line) for note in OwnData(open_dataset(str(photos))).described())
     assert any(note.startswith(line) for note in open_new(str(photos), LIKE).notes)
     for path in photos.rglob("*.png"):
         path.unlink()
     with pytest.raises(DataError, match=r"has no images \(3 files are not read: 2 \.heic, 1 \.avif\. Images end in"):
-        open_task(str(photos))
+        open_dataset(str(photos))
 
 
 def test_one_broken_image_of_few_is_left_out_and_of_more_all_are_named(photos):
     (photos / "rose/1.png").write_bytes(b"no image")
-    task = open_task(str(photos))
-    assert len(task.train) + len(task.test) == 11
-    assert any("1 of 12 images do not decode: rose/1.png (it is damaged" in note for note in task.notes)
+    dataset = open_dataset(str(photos))
+    assert len(dataset.train) + len(dataset.test) == 11
+    assert any("1 of 12 images do not decode: rose/1.png (it is damaged" in note for note in dataset.notes)
     (photos / "tulip/4.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"2 of 12 images .* rose/1\.png \(.*\), tulip/4\.png \(.*At most one"):
-        open_task(str(photos))
+        open_dataset(str(photos))
     for path in photos.rglob("*.png"):
         path.write_bytes(b"")
     with pytest.raises(DataError, match=r"tulip/3\.png \([^()]*\) and 2 more\. At most one is left out"):
-        open_task(str(photos))
+        open_dataset(str(photos))
 
 
 def test_a_prediction_leaves_out_broken_images_and_names_them(photos):
@@ -87,4 +87,4 @@ def test_a_prediction_leaves_out_broken_images_and_names_them(photos):
 def test_a_folder_around_the_folder_of_classes_names_the_inner_one(photos):
     (photos.parent / "__MACOSX").mkdir()
     with pytest.raises(DataError, match=r"folder, photos, whose images are in folders of its own: give \S+/photos$"):
-        open_task(str(photos.parent))
+        open_dataset(str(photos.parent))

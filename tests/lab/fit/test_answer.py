@@ -18,7 +18,7 @@ from bisam.lab.tables.power import seeds_to_resolve
 OWN = Config(recipe="mine", title="Mine", row="net", data="a.csv", model="perceptron", epochs=1, batch=10)
 
 
-def group(accuracies, validation=None, measures="accuracy"):
+def table(accuracies, validation=None, measures="accuracy"):
     """From test values of each method, by seed; validation values are by method, one for all seeds or each its own."""
     own = replace(OWN, measures=measures)
     recipe = Recipe("mine", "Mine", None, 3, {("net", method): replace(own, method=method) for method in accuracies})
@@ -47,7 +47,7 @@ def group(accuracies, validation=None, measures="accuracy"):
     [([91.0, 92.1, 93.2], "Yes"), ([89.0, 90.1, 91.2], "No"), ([90.5, 90.0, 93.0], "Inconclusive")],
 )
 def test_the_verdict_is_that_of_the_interval(sam, verdict):
-    found = answer(group({"sgd": [90.0, 91.0, 92.0], "sam": sam}))
+    found = answer(table({"sgd": [90.0, 91.0, 92.0], "sam": sam}))
     assert found.sentence.startswith(f"{verdict}: in test accuracy, SAM with ρ = 0.05 is ")
     assert ("would resolve a difference of this size" in found.sentence) == (verdict == "Inconclusive")
     assert found.sheet.rows[0][0] == "SGD"
@@ -59,7 +59,7 @@ NO_SCATTER = "Without an interval the scatter is not known: it takes two seeds o
 
 
 def test_the_table_has_a_row_for_each_method_and_its_difference_to_the_base_wherever_that_stands():
-    found = answer(group({"sam": [90.5, 90.0, 94.0], "sgd": [90.0, 91.0, 92.0], "bisam-log": [91.0]}))
+    found = answer(table({"sam": [90.5, 90.0, 94.0], "sgd": [90.0, 91.0, 92.0], "bisam-log": [91.0]}))
     # differences of SAM: 0.5, −1 and 2, of deviation 1.5, and t of two degrees of freedom is 4.303
     assert found.sheet.head == [
         "", "ρ", "seeds", "accuracy", "− SGD", "95 % interval", "resolved", "more seeds", "ms per step",
@@ -73,7 +73,7 @@ def test_the_table_has_a_row_for_each_method_and_its_difference_to_the_base_wher
 
 
 def test_without_a_base_there_is_no_answer():
-    found = answer(group({"sam": [90.5, 90.0, 94.0], "bisam-log": [91.0]}))
+    found = answer(table({"sam": [90.5, 90.0, 94.0], "bisam-log": [91.0]}))
     assert found.sentence.startswith("No answer: ")
     assert found.sheet.head[4] == "difference"
     assert [row[4:8] for row in found.sheet.rows] == [["–"] * 4] * 2
@@ -82,41 +82,41 @@ def test_without_a_base_there_is_no_answer():
 
 def test_the_validation_data_choose_the_method_and_not_the_test_data():
     values = {"sgd": [90.0, 91.0], "sam": [95.0, 97.0], "bisam-log": [80.0, 82.0]}
-    found = answer(group(values, validation={"sam": 70.0, "bisam-log": 71.0}))
+    found = answer(table(values, validation={"sam": 70.0, "bisam-log": 71.0}))
     assert found.method == "bisam-log"
     assert "BiSAM (-log)" in found.sentence
 
 
 def test_the_best_run_is_that_of_the_best_validation_value_and_not_of_the_best_test_value():
     values = {"sgd": [90.0, 91.0, 92.0], "sam": [97.0, 93.0, 95.0]}
-    found = answer(group(values, validation={"sgd": [99.0, 99.0, 99.0], "sam": [60.0, 72.0, 70.0]}))
+    found = answer(table(values, validation={"sgd": [99.0, 99.0, 99.0], "sam": [60.0, 72.0, 70.0]}))
     assert (found.best.config.method, found.best.config.seed) == ("sam", 1)
 
 
 def test_a_base_that_does_better_on_validation_data_is_named():
     values = {"sgd": [90.0, 91.0, 92.0], "sam": [93.0, 94.0, 95.0]}
-    better = answer(group(values, validation={"sgd": [71.0, 73.0, 72.0], "sam": [60.0, 79.0, 70.0]}))
+    better = answer(table(values, validation={"sgd": [71.0, 73.0, 72.0], "sam": [60.0, 79.0, 70.0]}))
     assert (better.better_base.config.method, better.better_base.config.seed) == ("sgd", 1)
     assert (better.best.config.method, better.best.config.seed) == ("sam", 1)
-    equal = answer(group(values, validation={"sgd": [70.0] * 3, "sam": [69.0, 70.0, 71.0]}))
+    equal = answer(table(values, validation={"sgd": [70.0] * 3, "sam": [69.0, 70.0, 71.0]}))
     assert equal.better_base is None
-    assert answer(group({"sgd": [90.0]})).better_base is None
+    assert answer(table({"sgd": [90.0]})).better_base is None
 
 
 def test_another_measure_may_be_the_one_that_counts():
-    found = answer(group({"sgd": [-5.0, 1.0, 3.0], "sam": [20.0, 27.0, 29.0]}, measures="mcc"))
+    found = answer(table({"sgd": [-5.0, 1.0, 3.0], "sam": [20.0, 27.0, 29.0]}, measures="mcc"))
     assert found.sentence.startswith("Yes: in test Matthews correlation, SAM")
     assert found.sheet.rows[0][3] == "−0.33 ± 4.16"
 
 
 def test_one_seed_and_equal_differences_have_no_interval():
-    assert "two seeds or more that differ are needed" in answer(group({"sgd": [90.0], "sam": [91.0]})).sentence
-    same = answer(group({"sgd": [90.0, 91.0], "sam": [91.0, 92.0]}))
+    assert "two seeds or more that differ are needed" in answer(table({"sgd": [90.0], "sam": [91.0]})).sentence
+    same = answer(table({"sgd": [90.0, 91.0], "sam": [91.0, 92.0]}))
     assert "two seeds or more that differ are needed" in same.sentence
 
 
 def test_equal_results_with_every_seed_need_other_test_samples():
-    found = answer(group({"sgd": [100.0, 100.0], "sam": [100.0, 100.0]}))
+    found = answer(table({"sgd": [100.0, 100.0], "sam": [100.0, 100.0]}))
     assert "both have the same result with every seed: if it is that of always naming one class" in found.sentence
     assert "else more test samples, or harder ones" in found.sentence
 
@@ -126,7 +126,7 @@ def test_the_seeds_of_the_sentence_and_of_the_table_are_those_of_a_plan_for_this
     sgd, sam = [90.0, 91.0, 92.0], [90.5, 90.0, 94.0]
     gaps = [ours - theirs for ours, theirs in zip(sam, sgd, strict=True)]
     more = seeds_to_resolve(statistics.fmean(gaps), statistics.stdev(gaps)) - 3
-    found = answer(group({"sgd": sgd, "sam": sam}))
+    found = answer(table({"sgd": sgd, "sam": sam}))
     assert f"; about {more} more seeds would resolve a difference of this size with a chance of 80 %." in found.sentence
     assert found.sheet.rows[1][-2] == str(more)
 
@@ -139,13 +139,13 @@ def test_the_seeds_of_the_sentence_and_of_the_table_are_those_of_a_plan_for_this
     ],
 )
 def test_a_difference_of_0_or_far_below_its_scatter_has_no_number_of_seeds(sam, advice):
-    found = answer(group({"sgd": [90.0, 90.0, 90.0], "sam": sam}))
+    found = answer(table({"sgd": [90.0, 90.0, 90.0], "sam": sam}))
     assert found.sentence.endswith(f"not resolved with 3 pairs{advice}")
     assert found.sheet.rows[1][-2] == "too many"
 
 
 def test_runs_without_common_seeds_have_no_plan_but_the_remedy():
-    own = group({"sgd": [90.0, 91.0], "sam": [90.5, 93.0]})
+    own = table({"sgd": [90.0, 91.0], "sam": [90.5, 93.0]})
     shifted = {
         cell: {seed + 2 * (cell[1] == "sam"): run for seed, run in runs.items()} for cell, runs in own.runs.items()
     }

@@ -42,7 +42,7 @@ def refused(bisam, tmp_path):
         assert done.exit_code == 1, done.output
         (line,) = (line for line in done.stderr.splitlines() if line.startswith("Error:"))
         if (tmp_path / "runs").exists():
-            assert records.find(tmp_path / "runs") == []
+            assert records.find_records(tmp_path / "runs") == []
         assert not [*tmp_path.rglob("plan.json")]
         return line
 
@@ -90,10 +90,10 @@ def test_whole_numbers_that_occur_once_are_regression(refused, tmp_path):
 
 
 def test_few_numbers_with_fractions_are_classes(tmp_path):
-    from bisam.lab.data.own import open_task
+    from bisam.lab.data.own import open_dataset
 
-    task = open_task(str(table(tmp_path / "a.csv", {"x": NUMBERS * 2, "label": [0.5, 1.5] * 12})))
-    assert task.classes == ["0.5", "1.5"]
+    dataset = open_dataset(str(table(tmp_path / "a.csv", {"x": NUMBERS * 2, "label": [0.5, 1.5] * 12})))
+    assert dataset.classes == ["0.5", "1.5"]
 
 
 def test_text_without_a_tokenizer(refused, reviews, tmp_path):
@@ -119,16 +119,16 @@ def test_images_that_do_not_decode_are_named_counted_and_refused(refused, images
 def test_a_broken_image_among_many_is_left_out_with_a_note(tmp_path):
     from PIL import Image
 
-    from bisam.lab.data.own import open_task
+    from bisam.lab.data.own import open_dataset
 
     for label in ("a", "b"):
         (tmp_path / label).mkdir()
         for number in range(60):
             Image.new("RGB", (8, 8)).save(tmp_path / label / f"{number}.png")
     (tmp_path / "a" / "7.png").write_bytes(b"")
-    task = open_task(str(tmp_path))
-    assert len(task.train) + len(task.test) == 119
-    assert any("1 of 120 images do not decode" in note and "a/7.png" in note for note in task.notes)
+    dataset = open_dataset(str(tmp_path))
+    assert len(dataset.train) + len(dataset.test) == 119
+    assert any("1 of 120 images do not decode" in note and "a/7.png" in note for note in dataset.notes)
 
 
 @pytest.mark.parametrize(
@@ -342,10 +342,10 @@ def test_labels_that_are_several_numbers(refused, tmp_path):
 
 
 def test_labels_of_shape_n_1_are_labels(tmp_path):
-    from bisam.lab.data.own import open_task
+    from bisam.lab.data.own import open_dataset
 
     np.savez(tmp_path / "a.npz", x=np.ones((12, 2)), y=np.arange(12).reshape(12, 1) % 2)
-    assert open_task(str(tmp_path / "a.npz")).classes == ["0", "1"]
+    assert open_dataset(str(tmp_path / "a.npz")).classes == ["0", "1"]
 
 
 def test_code_of_one_s_own_that_fails_is_one_line_with_its_place(refused, tmp_path, breast_cancer):

@@ -55,7 +55,7 @@ def fitted(bisam, tmp_path):
     def train(*arguments):
         done = bisam("fit", *arguments, *SHORT, "--runs", tmp_path / "runs")
         assert done.exit_code == 0, done.output
-        found = {record.config["method"]: record for record in records.find(tmp_path / "runs")}
+        found = {record.config["method"]: record for record in records.find_records(tmp_path / "runs")}
         return [found.pop("sam"), *found.values()]
 
     return train
@@ -135,7 +135,7 @@ def test_no_sample_for_validation_is_diagnosed(fitted, breast_cancer):
     run, _ = fitted(breast_cancer)
     config = recorded(run.config)
     pool = open_pool(config.data, False, folder=None, log=print)
-    validated = torch.cat([x for x, _ in own_data(config.data).parts(config, CPU).validation.epoch(0)])
+    validated = torch.cat([x for x, _ in own_data(config.data).loaders(config, CPU).validation.epoch(0)])
     assert len(validated) + len(pool.rows(config)) == pool.count == 456
     diagnosed = torch.cat([x for x, _ in pool.training(config, pool.rows(config), CPU)])
     assert {*map(tuple, validated.tolist())}.isdisjoint(map(tuple, diagnosed.tolist()))
@@ -175,4 +175,4 @@ def test_code_that_records_name_is_run_only_where_that_is_allowed(bisam, fitted,
 def test_data_that_were_in_memory_are_a_reason(bisam, tmp_path):
     x, y = torch.randn(60, 4), torch.arange(60) % 2
     fit(lambda: torch.nn.Linear(4, 2), (x, y), methods=["sam"], rho=0.05, seeds=1, epochs=1, runs="kept", quiet=True)
-    assert "they were in the memory of a program" in compared(bisam, records.find(tmp_path / "kept"))
+    assert "they were in the memory of a program" in compared(bisam, records.find_records(tmp_path / "kept"))

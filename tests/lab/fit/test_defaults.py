@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bisam.lab.data.task import Part, Task
+from bisam.lab.data.own_dataset import DataSplit, OwnDataset
 from bisam.lab.fitting.defaults import model_for, settings
 from bisam.lab.models.pretraining import Expected
 
@@ -11,21 +11,21 @@ CPU = torch.device("cpu")
 ANY_SIZE = Expected(None, "data")
 
 
-def task(kind, inputs, counts=(10, 10), validation=None):
-    part = Part(inputs, torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)))
-    return Task("mine", kind, part, part, [*"abcdef"[: len(counts)]], validation)
+def dataset(kind, inputs, counts=(10, 10), validation=None):
+    part = DataSplit(inputs, torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)))
+    return OwnDataset("mine", kind, part, part, [*"abcdef"[: len(counts)]], validation)
 
 
 def rows(**options):
-    return task("rows", torch.zeros(20, 4), **options)
+    return dataset("rows", torch.zeros(20, 4), **options)
 
 
 def images(height=32, width=32):
-    return task("image", torch.zeros(1, 3, height, width, dtype=torch.uint8).expand(20, -1, -1, -1))
+    return dataset("image", torch.zeros(1, 3, height, width, dtype=torch.uint8).expand(20, -1, -1, -1))
 
 
-TEXTS = task("text", [("a",)] * 20)
-ENCODED = task("image", [b""] * 20)
+TEXTS = dataset("text", [("a",)] * 20)
+ENCODED = dataset("image", [b""] * 20)
 
 
 def values(of, model="perceptron", expected=ANY_SIZE, train=100_000, validation=1000, device=CPU, **options):
@@ -123,7 +123,7 @@ def test_a_gpu_trains_in_bfloat16():
 
 
 def test_the_part_for_validation_is_shown_where_the_data_have_none():
-    own = Part(torch.zeros(2, 4), torch.arange(2))
+    own = DataSplit(torch.zeros(2, 4), torch.arange(2))
     assert "validation" in values(rows())
     assert "validation" not in values(rows(validation=own))
 

@@ -21,7 +21,7 @@ from bisam.lab.models import build
 def results(folder):
     """The results of the runs, by method and seed."""
     found = {}
-    for record in records.find(folder):
+    for record in records.find_records(folder):
         assert records.verify(record) == []
         found.setdefault(record.config["method"], {})[record.config["seed"]] = record.result
     return found
@@ -98,7 +98,7 @@ def test_the_page_begins_with_the_answer_and_all_that_the_terminal_has(rows):
 def test_rho_is_chosen_from_a_grid_and_written_into_the_plan(rows):
     folder, _, _ = rows
     plan = json.loads((folder / "plan.json").read_text())
-    configs = {record.config["method"]: record.config["rho"] for record in records.find(folder)}
+    configs = {record.config["method"]: record.config["rho"] for record in records.find_records(folder)}
     for method, rho in plan["rho"].items():
         assert rho in (0.01, 0.02, 0.05, 0.1, 0.2)
         assert configs[method] == rho
@@ -118,7 +118,11 @@ def test_the_best_weights_are_written_and_fit_the_model(rows):
     folder, _, _ = rows
     build("perceptron", 2, features=30).load_state_dict(load_file(folder / "best.safetensors"))
     method = re.search(r"(\S+) = bisam\.(\w+)\(", (folder / "train.py").read_text())[2]
-    runs = [run for run in records.find(folder) if run.config["method"] == {"SAM": "sam", "BiSAM": "bisam-log"}[method]]
+    runs = [
+        run
+        for run in records.find_records(folder)
+        if run.config["method"] == {"SAM": "sam", "BiSAM": "bisam-log"}[method]
+    ]
     best = max(runs, key=lambda run: run.result["validation_accuracy"])
     written, expected = ((where / "best.safetensors").read_bytes() for where in (folder, best.folder))
     assert written == expected
@@ -134,9 +138,11 @@ def test_the_lines_of_python_train(rows):
     names = {"model": model, "loader": [(torch.randn(8, 30), torch.arange(8) % 2)]}
     exec(code, names)
     assert not torch.equal(before, model.weight)
-    config = next(record.config for record in records.find(folder) if record.config["method"] != "sgd")
+    config = next(record.config for record in records.find_records(folder) if record.config["method"] != "sgd")
     assert names["optimizer"].param_groups[0]["momentum"] == config["momentum"]
-    assert re.search(r"rho=(\S+?)[,)]", code)[1] in {f"{record.config['rho']:g}" for record in records.find(folder)}
+    assert re.search(r"rho=(\S+?)[,)]", code)[1] in {
+        f"{record.config['rho']:g}" for record in records.find_records(folder)
+    }
 
 
 def test_the_same_command_trains_nothing_again_and_more_seeds_only_those(rows, bisam, breast_cancer):
@@ -225,7 +231,7 @@ def test_a_folder_comes_before_a_data_set_of_the_lab_of_the_same_name(bisam, ima
     assert done.exit_code == 0, done.output
     assert f"./{name}, train: 24 samples (image), 3 classes" in done.output
     assert "hub" not in done.output
-    found = records.find(tmp_path / "runs")
+    found = records.find_records(tmp_path / "runs")
     assert {record.config["data"] for record in found} == {f"./{name}"}
     assert {record.folder.parent.name.partition("-")[0] for record in found} == {name}
 
@@ -243,7 +249,7 @@ def test_a_csv_of_text_with_a_pretrained_model(bisam, reviews, minilm, tmp_path)
     sentence = done.output.strip().splitlines()[-1]
     assert f"by {abs(gap):.2f} points" in sentence
     assert "two seeds or more" in sentence
-    first = next(record for record in records.find(root) if record.config["method"] == "adamw").metrics[0]
+    first = next(record for record in records.find_records(root) if record.config["method"] == "adamw").metrics[0]
     assert first["loss"] < 0.8  # near log 2: a new head on a network that is loaded
 
 
@@ -259,7 +265,7 @@ def test_minutes_plan_what_fits_and_show_what_is_given_up(bisam, breast_cancer, 
     assert plan["given_up"] == ["3 epochs instead of 50", "2 seeds instead of 3", "no search: ρ is the paper's"]
     assert all(lost in line for lost in plan["given_up"])
     assert line.endswith("; about 8 seconds, one run after the other: it does not count --together 2")
-    assert {record.config["epochs"] for record in records.find(tmp_path)} == {3}
+    assert {record.config["epochs"] for record in records.find_records(tmp_path)} == {3}
     refused = bisam("fit", breast_cancer, "--minutes", 0.01, "--runs", tmp_path, "--device", "cpu")
     assert refused.exit_code == 1
     assert "the least that can be compared" in refused.output

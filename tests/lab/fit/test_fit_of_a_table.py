@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from bisam.lab import fit, load, records
-from bisam.lab.data.own import open_task
+from bisam.lab.data.own import open_dataset
 from bisam.lab.models import build
 from bisam.lab.predicting.predictions import predictions
 from bisam.lab.report.runs import listing
@@ -55,7 +55,7 @@ def fitted(bisam, passengers, tmp_path_factory):
 
 def test_it_trains_and_learns_from_a_category(fitted):
     folder, _ = fitted
-    found = records.find(folder)
+    found = records.find_records(folder)
     assert [records.verify(record) for record in found] == [[], []]
     assert all(record.result["test_accuracy"] > 80 for record in found)  # the larger class has about half of the rows
 
@@ -74,9 +74,9 @@ def test_what_was_read_is_printed_once_and_kept_in_plan_receipts_and_page(fitted
     assert "PassengerId" in identifier
     assert "--columns Pclass,Sex,Age,Fare,Embarked" in identifier
     plan = json.loads((folder / "plan.json").read_text())
-    for record in records.find(folder):
+    for record in records.find_records(folder):
         assert {inputs, missing, left, identifier} <= {*record.receipt["data_notes"]} & {*plan["data"]}
-    shown = listing(cells.collect(records.find(folder)).runs, defaultdict(str), lambda run: {}, ()).runs
+    shown = listing(cells.collect(records.find_records(folder)).runs, defaultdict(str), lambda run: {}, ()).runs
     assert [left in dict(run["receipt"])["data notes"] for run in shown] == [True, True]
 
 
@@ -110,7 +110,7 @@ def test_predictions_for_new_rows_are_the_model_applied_by_hand(fitted, bisam, p
     folder, _ = fitted
     with passengers.open(newline="") as file:
         old = [*csv.DictReader(file)]
-    held_out = {*open_task(f"{passengers}?label=Survived").test.inputs[:, 0].tolist()}
+    held_out = {*open_dataset(f"{passengers}?label=Survived").test.inputs[:, 0].tolist()}
     train = [row for row in old if float(row["PassengerId"]) not in held_out]
     assert len(train) == 240
     new = [{**row} for row in old[:30]]

@@ -56,7 +56,7 @@ def assert_alike(one, other):
     assert one.name == other.name
     plans = [json.loads((folder / "plan.json").read_text()) for folder in (one, other)]
     assert plans[0] == plans[1]
-    found = [{record.folder.name: record for record in records.find(folder)} for folder in (one, other)]
+    found = [{record.folder.name: record for record in records.find_records(folder)} for folder in (one, other)]
     assert found[0].keys() == found[1].keys()
     for name, record in found[0].items():
         assert record.config == found[1][name].config
@@ -140,7 +140,7 @@ def test_a_sweep_trains_each_point_on_all_ranks(tmp_path):
     assert code == 0, text
     assert other == (0, "")
     assert "Chosen: rho =" in text
-    configs = [record.config for record in records.find(tmp_path)]
+    configs = [record.config for record in records.find_records(tmp_path)]
     assert sorted((config["rho"], config["micro_batch"]) for config in configs) == [(0.05, 32), (0.2, 32)]
     for code, text in ranks.run(command, *sweep, "--over", "batch", "--values", "32,64", "--runs", tmp_path):
         assert code == 1

@@ -22,16 +22,16 @@ def snippets(language):
 
 
 def answered(seeds):
-    (group,) = cells.collect(records.find(RUNS)).groups
-    group = replace(
-        group,
-        runs={cell: {seed: run for seed, run in runs.items() if seed in seeds} for cell, runs in group.runs.items()},
+    (table,) = cells.collect(records.find_records(RUNS)).tables
+    table = replace(
+        table,
+        runs={cell: {seed: run for seed, run in runs.items() if seed in seeds} for cell, runs in table.runs.items()},
     )
-    return answer(group)
+    return answer(table)
 
 
 def test_the_records_are_whole():
-    found = records.find(RUNS)
+    found = records.find_records(RUNS)
     assert len(found) == 30
     assert [problem for record in found for problem in records.verify(record)] == []
 

@@ -123,7 +123,7 @@ def refused(bisam, *arguments):
 
 
 def best_run(folder):
-    (found,) = (record for record in records.find(folder) if record.config["method"] == "sam")
+    (found,) = (record for record in records.find_records(folder) if record.config["method"] == "sam")
     return found
 
 
@@ -273,7 +273,7 @@ def test_runs_of_a_table_of_ones_own_predict(bisam, rows, predicted, tmp_path):
     )
     done = bisam("train", tmp_path / "my.toml", "--runs", tmp_path / "runs", "--device", "cpu")
     assert done.exit_code == 0, done.output
-    (run,) = records.find(tmp_path / "runs")
+    (run,) = records.find_records(tmp_path / "runs")
     _, output = predicted(run.folder, data / "test.csv")
     assert f"accuracy {run.result['test_accuracy']:.2f} %" in output
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from bisam.lab.config import Config
-from bisam.lab.data.sources import Parts
-from bisam.lab.fitting.budget import Budget, duration, seconds
+from bisam.lab.data.sources import Loaders
+from bisam.lab.fitting.budget import StudySize, duration, seconds
 from bisam.lab.fitting.rehearsal import Cost, _typical, is_out_of_memory, rehearse
 from bisam.lab.training.loop import Job, train
 from bisam.lab.training.progress import Progress
@@ -65,9 +65,9 @@ class LoadedSlowly:
         self.classes, self.checksum = self._images.classes, self._images.checksum
         self.notes = self._images.notes
 
-    def parts(self, config, device):
-        parts = self._images.parts(config, device)
-        return Parts(Waiting(parts.train, self._clock), parts.validation, parts.test)
+    def loaders(self, config, device):
+        parts = self._images.loaders(config, device)
+        return Loaders(Waiting(parts.train, self._clock), parts.validation, parts.test)
 
     def preparation(self, config):
         return None
@@ -133,7 +133,7 @@ def test_a_validation_of_many_batches_is_measured_by_its_first_ones(monkeypatch)
 def test_the_steps_of_the_search_are_those_of_the_plan():
     cost = Cost(step=1.0, validation=2.0, steps=10, once=5.0, searched_step=3.0)
     # two seeds of ten epochs; 20 steps of the search for each of six trainings
-    assert seconds(Budget(10, 2, 3, 2), {"sam": cost}, {"sam": cost}) == 2 * (5 + 10 * 12) + 6 * (20 * 3 + 2)
+    assert seconds(StudySize(10, 2, 3, 2), {"sam": cost}, {"sam": cost}) == 2 * (5 + 10 * 12) + 6 * (20 * 3 + 2)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_the_steps_of_the_search_are_those_of_the_plan():
     ],
 )
 def test_an_uncertain_time_is_a_range(step, scatter, words):
-    assert duration(Budget(10, 3, 0, 0), {"sam": Cost(step, 0.0, 10, scatter=scatter)}, {}) == words
+    assert duration(StudySize(10, 3, 0, 0), {"sam": Cost(step, 0.0, 10, scatter=scatter)}, {}) == words
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_a_plan_that_is_no_object_has_a_remedy(text, tmp_path):
 
 
 def test_a_run_of_another_file_of_that_name_is_refused_before_the_plan_is_printed(study, source):
-    other = OwnData(replace(source.task, name="rows.parquet"))
+    other = OwnData(replace(source.dataset, name="rows.parquet"))
     plan = study(rho=0.05, changes={"epochs": "1"}).decide(print)
     study(rho=0.05, changes={"epochs": "1"}).train(plan, Progress(quiet_console()))
     lines = []
@@ -165,7 +165,7 @@ def test_another_choice_is_another_folder(study, source):
     }
     for text, options in choices.items():
         assert study(name="", **options).name == f"rows-linear{text}"
-    labelled = replace(source.task, name=spec.data_name("data/rows.csv", {"label": "y", "text": "x"}))
+    labelled = replace(source.dataset, name=spec.data_name("data/rows.csv", {"label": "y", "text": "x"}))
     assert study(name="", data=OwnData(labelled)).name == "rows-linear+label=y+text=x"
 
 

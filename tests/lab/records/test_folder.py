@@ -17,7 +17,7 @@ from torch import nn
 
 from bisam.lab import records
 from bisam.lab.config import Config
-from bisam.lab.records import ConfigMismatch, RecordError, RunFolder, RunInUse, check, checkpoint, find, read
+from bisam.lab.records import ConfigMismatch, RecordError, RunFolder, RunInUse, check, checkpoint, find_records, read
 
 import forked
 
@@ -512,11 +512,11 @@ def test_find_gives_every_run_of_a_tree_by_path(tmp_path):
         with RunFolder.open(tmp_path / place, {"place": place}):
             pass
     (tmp_path / "b" / "no run").mkdir()
-    assert [record.config["place"] for record in find(tmp_path)] == ["a", "b/1/x", "b/2"]
-    assert [record.folder for record in find(tmp_path / "a")] == [tmp_path / "a"]
-    assert find(tmp_path / "b" / "no run") == []
+    assert [record.config["place"] for record in find_records(tmp_path)] == ["a", "b/1/x", "b/2"]
+    assert [record.folder for record in find_records(tmp_path / "a")] == [tmp_path / "a"]
+    assert find_records(tmp_path / "b" / "no run") == []
     with pytest.raises(RecordError, match="is not a folder: give the one that has the runs"):
-        find(tmp_path / "nowhere")
+        find_records(tmp_path / "nowhere")
 
 
 def test_find_follows_links_and_gives_each_folder_once(tmp_path):
@@ -530,8 +530,11 @@ def test_find_follows_links_and_gives_each_folder_once(tmp_path):
     (root / "b" / "loop").symlink_to(root)
     (elsewhere / "back").symlink_to(root)
     (root / "nowhere").symlink_to(tmp_path / "nowhere")
-    assert [record.folder for record in find(root)] == [root / "again" / "c" / "deep", root / "b"]
-    assert [record.folder for record in find(root / "a")] == [root / "a", root / "a" / "loop" / "again" / "c" / "deep"]
+    assert [record.folder for record in find_records(root)] == [root / "again" / "c" / "deep", root / "b"]
+    assert [record.folder for record in find_records(root / "a")] == [
+        root / "a",
+        root / "a" / "loop" / "again" / "c" / "deep",
+    ]
 
 
 def test_environments_and_folders_of_other_programs_are_not_searched_unless_they_are_named(tmp_path):
@@ -540,20 +543,20 @@ def test_environments_and_folders_of_other_programs_are_not_searched_unless_they
         RunFolder.open(folder, CONFIG).close()
     (tmp_path / "env" / "pyvenv.cfg").write_text("home = /usr/bin")
     seen = []
-    assert [record.folder.name for record in find(tmp_path, lambda *counts: seen.append(counts))] == [
+    assert [record.folder.name for record in find_records(tmp_path, lambda *counts: seen.append(counts))] == [
         ".runs",
         "environment",
     ]
     files = sum(len(names(folder)) for folder in (tmp_path / "environment", tmp_path / ".runs"))
     assert seen[-1] == (5 + files + 1, 2)  # tmp_path, web, env and the two, their files and pyvenv.cfg
-    assert [record.folder for record in find(tmp_path / ".git")] == foreign[:1]
+    assert [record.folder for record in find_records(tmp_path / ".git")] == foreign[:1]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "result.json"])
 def test_find_gives_what_has_lost_its_configuration_too(tmp_path, name):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / name).write_text('{"status": "done"}\n' * (name == "result.json"))
-    (record,) = find(tmp_path)
+    (record,) = find_records(tmp_path)
     assert record.problems == ["config.json: it is missing, so the run cannot be identified"]
 
 
@@ -568,7 +571,7 @@ def test_find_gives_a_folder_that_cannot_be_read_with_the_reason():
         try:
             if os.getuid() == 0:
                 os.seteuid(65534)  # root may read anything
-            found = find(root)
+            found = find_records(root)
         finally:
             os.seteuid(os.getuid())
             (root / "shut").chmod(0o755)
@@ -587,7 +590,7 @@ def test_find_says_nothing_of_checkpoints_that_a_run_removes_meanwhile(tmp_path,
         return own(place)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    (record,) = find(tmp_path)
+    (record,) = find_records(tmp_path)
     assert not run.checkpoints.exists()
     assert (record.folder, record.problems) == (tmp_path, [])
 

@@ -182,7 +182,7 @@ def test_a_folder_without_runs_is_refused(tmp_path):
 def test_a_receipt_may_list_anything(tmp_path, recorded, write_run):
     for number, listed in enumerate([3, [], {"../x": "0"}, {"metrics.jsonl": None}]):
         write_run(tmp_path / str(number), recorded("demo/40%/sam", number, receipt={"sha256": listed}))
-    problems = [len(record.problems) for record in records.find(tmp_path)]
+    problems = [len(record.problems) for record in records.find_records(tmp_path)]
     assert problems == [0, 0, 0, 1]
 
 

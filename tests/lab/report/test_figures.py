@@ -355,7 +355,7 @@ def test_dots_are_the_seeds_of_the_records(folder):
 
 
 def test_differences_are_drawn_with_their_intervals(folder):
-    found = {one.title: one for one in verdicts(collect(records.find(LEDGER)).groups)}
+    found = {one.title: one for one in verdicts(collect(records.find_records(LEDGER)).tables)}
     for name, title in (("bisam-vs-sam", "BiSAM vs SAM"), ("sam-vs-sgd", "SAM vs SGD")):
         (path,) = (path for path in folder.iterdir() if path.stem.lower() == f"differences-{name}")
         drawing, differences = Drawing(path), found[title].differences
@@ -383,7 +383,7 @@ def test_the_paper_s_differences_are_drawn_with_their_intervals_beside_ours(tmp_
         for place, method in enumerate(("sgd", "sam", "bisam-log"))
         for seed in (0, 1)
     ]
-    for verdict in verdicts(collect(runs).groups):
+    for verdict in verdicts(collect(runs).tables):
         chart = forest(verdict)
         figures.save(chart, tmp_path / "a.svg")
         (rows,) = chart.data.values()
@@ -399,7 +399,7 @@ def test_an_interval_that_leaves_the_plot_ends_with_an_arrow_and_leaves_the_othe
         for seed in (0, 1):
             runs.append(recorded(f"label_noise/{row}/sgd", seed, 50.0))
             runs.append(recorded(f"label_noise/{row}/sam", seed, 50.2 + noise * seed))
-    (verdict,) = verdicts(collect(runs).groups)
+    (verdict,) = verdicts(collect(runs).tables)
     (rows,) = forest(verdict).data.values()
     ours = [row for row in rows if row.get("kind", "the paper's") != "the paper's"]
     assert [("left" in row, "right_end" in row) for row in ours] == [(False, False)] * 3 + [(True, True)]
@@ -413,7 +413,7 @@ def test_one_large_difference_leaves_the_small_ones_their_width(recorded, tmp_pa
         for seed in (0, 1, 2):
             runs.append(recorded(f"label_noise/{row}/sgd", seed, 50.0 + seed / 10))
             runs.append(recorded(f"label_noise/{row}/sam", seed, 50.0 + seed / 10 + gain + seed / 100))
-    (verdict,) = verdicts(collect(runs).groups)
+    (verdict,) = verdicts(collect(runs).tables)
     figures.save(forest(verdict), tmp_path / "a.svg")
     drawing = Drawing(tmp_path / "a.svg")
     assert "points of test accuracy, symmetric log scale" in drawing.texts
@@ -431,7 +431,7 @@ def test_in_a_narrow_plot_the_numbers_of_a_long_label_have_a_line_of_their_own(r
             for method in ("sam", "bisam-log")
             for seed in (0, 1)
         ]
-        (verdict,) = verdicts(collect(runs).groups)
+        (verdict,) = verdicts(collect(runs).tables)
         (rows,) = forest(verdict).data.values()
         (label,) = (one for one in rows if " − " in one.get("text", ""))
         (numbers,) = (one for one in rows if "right" in one)
@@ -439,7 +439,7 @@ def test_in_a_narrow_plot_the_numbers_of_a_long_label_have_a_line_of_their_own(r
 
 
 def test_one_run_each_is_hollow(recorded):
-    (verdict,) = verdicts(collect([recorded("demo/40%/sam"), recorded("demo/40%/sgd")]).groups)
+    (verdict,) = verdicts(collect([recorded("demo/40%/sam"), recorded("demo/40%/sgd")]).tables)
     (rows,) = forest(verdict).data.values()
     assert [row["kind"] for row in rows if "kind" in row] == ["no interval: too few seeds"]
     assert KINDS["no interval: too few seeds"][1] == "#00000000"
@@ -574,10 +574,10 @@ def test_a_method_has_one_colour_in_all_rows_of_a_table_and_no_other_method_has_
     cells = {"resnet32": ["sam", "msam", "esam"], "resnet32-late10": ["sam", "bisam-log"]}
     cells |= {"resnet32-noise40": ["msam"], "vgg19bn": ["looksam", "ksam", "ebisam-log", "sgd"]}
     runs = [recorded(f"frontier/{row}/{method}", 0) for row, methods in cells.items() for method in methods]
-    (group,) = collect(runs).groups
+    (table,) = collect(runs).tables
     colours = defaultdict(set)
     for row in cells:
-        spec = dots(of_row(group, row), group.recipe.methods).to_dict()
+        spec = dots(of_row(table, row), table.recipe.methods).to_dict()
         scale = next(layer["encoding"]["color"]["scale"] for layer in spec["layer"] if "color" in layer["encoding"])
         for title, colour in zip(scale["domain"], scale["range"], strict=True):
             colours[title].add(colour)
@@ -619,12 +619,12 @@ def test_an_unfinished_table_of_one_s_own_has_a_plot_for_each_row_and_borrows_no
         "mine-a-seeds",
         "mine-b-seeds",
     ]
-    (mine,) = (group for group in collect(runs).groups if group.recipe.name == "mine")
+    (mine,) = (table for table in collect(runs).tables if table.recipe.name == "mine")
     assert with_equal_runs(mine, collect(runs).runs) is mine
     assert sheet(mine).head == ["", "SGD", "SAM"]  # as when it is finished
 
 
 def test_a_plot_of_all_cells_leaves_out_those_without_results(recorded):
     under_way = recorded("frontier/resnet32/esam", accuracy=None)
-    (group,) = collect([recorded("frontier/resnet32-late10/sam"), under_way]).groups
-    assert [line.title for line in of_cells(group)] == ["resnet32-late10: SAM"]
+    (table,) = collect([recorded("frontier/resnet32-late10/sam"), under_way]).tables
+    assert [line.title for line in of_cells(table)] == ["resnet32-late10: SAM"]

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from bisam.lab import records
 from bisam.lab.cli import app
 from bisam.lab.methods import METHODS, title_of
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.records import Record
 from bisam.lab.report import report
 from bisam.lab.tables import curves, exports, summary
@@ -31,7 +31,7 @@ pytestmark = needs_a_browser
 
 LEDGER = Path(__file__).parents[3] / "results"
 LATER = {"more-seeds", "frontier_digits", "label_noise_digits", "rho-0.1", "rho-of-five-seeds"}
-PART = [one for one in records.find(LEDGER) if LATER.isdisjoint(one.folder.parts)]
+PART = [one for one in records.find_records(LEDGER) if LATER.isdisjoint(one.folder.parts)]
 """Of the ledger: three seeds of the demo, which the page is compared with, and tables of CIFAR-10 and GLUE."""
 COUNT = len(PART)
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
@@ -92,7 +92,7 @@ def phone(browser, ledger_page):
 
 def made(row, method, seed, epochs=4, accuracy=None, recipe="label_noise"):
     """A record of a run that nobody trained."""
-    config = replace(find(f"{recipe}/{row}/{method}").cells[row, method], seed=seed)
+    config = replace(find_recipe(f"{recipe}/{row}/{method}").cells[row, method], seed=seed)
     metrics = [
         {"epoch": epoch, "lr": 0.1, "loss": 2.0 - 0.1 * epoch, "validation_accuracy": 50.0 + epoch + seed, "flips": 1.5,
          "perturbed_loss": 2.2 - 0.1 * epoch, "seconds": 1.0, "samples_per_second": 1000.0}
@@ -203,12 +203,12 @@ def test_no_label_of_the_forest_plot_is_cut_and_no_ticks_overlap(screen, request
 
 
 def test_the_forest_plot_has_every_difference_of_every_table_by_its_first_measure(wide):
-    groups = collect(PART).groups
+    tables = collect(PART).tables
     expected = [
         f"{one.row}: {one.label}"
-        for group in groups
-        for one in summary.comparisons(group)
-        if one.row in group.recipe.first_lines
+        for table in tables
+        for one in summary.comparisons(table)
+        if one.row in table.recipe.first_lines
     ]
     fold = wide.page.locator("summary", has_text="differences of changed recipes")
     fold.click()
@@ -217,8 +217,8 @@ def test_the_forest_plot_has_every_difference_of_every_table_by_its_first_measur
     fold.click()
     assert len(expected) > 15
     assert sorted(text for text in texts if " − " in text) == sorted(expected)
-    compared = [group for group in groups if summary.comparisons(group)]
-    assert {group.recipe.title for group in compared} <= {re.sub(r", with .*|…", "", text) for text in texts}
+    compared = [table for table in tables if summary.comparisons(table)]
+    assert {table.recipe.title for table in compared} <= {re.sub(r", with .*|…", "", text) for text in texts}
 
 
 # Curves.
@@ -247,7 +247,7 @@ def recorded_values(name, first, passes=True):
     """Values of the demo's runs from there on, in passes over the data or in epochs."""
     return [
         row[name]
-        for record in records.find(LEDGER / "demo")
+        for record in records.find_records(LEDGER / "demo")
         for row in record.metrics
         if name in row and (row["epoch"] + 1) * (METHODS[record.config["method"]].passes if passes else 1) >= first
     ]
@@ -510,8 +510,8 @@ def test_a_link_opens_the_drawer_of_a_run_with_all_that_is_recorded_of_it(open_p
 
 def test_buttons_copy_a_table_as_the_files_have_it(wide):
     page = wide.page
-    group = next(group for group in collect(PART).groups if group.name == "demo")
-    sheet = summary.sheet(group)
+    table = next(table for table in collect(PART).tables if table.name == "demo")
+    sheet = summary.sheet(table)
     for form, text in (
         ("LaTeX", exports.latex(sheet)),
         ("Markdown", sheet.markdown()),

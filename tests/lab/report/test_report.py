@@ -21,7 +21,7 @@ from bisam.lab import records
 from bisam.lab.cli import app
 from bisam.lab.config import Config
 from bisam.lab.methods import title_of
-from bisam.lab.recipes import RECIPES, find
+from bisam.lab.recipes import RECIPES, find_recipe
 from bisam.lab.report import report as report_page
 from bisam.lab.tables import curves, published
 from bisam.lab.tables.cells import collect
@@ -125,7 +125,7 @@ def write_raw(folder, config, result=None, lines=(), receipt=None):
     return folder
 
 
-SAM = find("demo/40%/sam").cells["40%", "sam"].as_dict()
+SAM = find_recipe("demo/40%/sam").cells["40%", "sam"].as_dict()
 DONE = {"status": "done", "test_accuracy": 90.0}
 
 
@@ -142,7 +142,7 @@ def ledger(tmp_path_factory):
 
 def test_the_page_and_the_terminal_have_every_number_of_the_tables(ledger):
     page, output = ledger
-    made = sheets(collect(records.find(LEDGER / "demo")).groups)
+    made = sheets(collect(records.find_records(LEDGER / "demo")).tables)
     assert len(made) == 2
     for sheet in made:
         short = sheet.title.removeprefix("Handwritten digits, 40 % of the labels wrong: ")
@@ -167,7 +167,7 @@ def test_the_page_answers_first_whether_it_helped_and_whether_that_is_real(ledge
 def test_the_page_lists_every_run_with_its_receipt_and_its_command(ledger):
     page, _ = ledger
     by_name = {run["run"]: run for run in page.runs}
-    found = records.find(LEDGER / "demo")
+    found = records.find_records(LEDGER / "demo")
     assert {*by_name} == {f"demo/{record.folder.name}" for record in found}
     for record in found:
         run = by_name[f"demo/{record.folder.name}"]
@@ -184,7 +184,7 @@ def test_the_page_lists_every_run_with_its_receipt_and_its_command(ledger):
 def test_the_curves_are_the_records_own(ledger):
     page, _ = ledger
     shown = {(point["run"], point["epoch"]): point for point in page.points}
-    found = records.find(LEDGER / "demo")
+    found = records.find_records(LEDGER / "demo")
     assert len(shown) == sum(len(record.metrics) for record in found)
     for record in found:
         name = f"{title_of(record.config['method'])}, seed {record.config['seed']}"
@@ -447,8 +447,8 @@ def test_time_on_a_shared_device_is_not_counted_for_each_run(tmp_path, recorded,
 
 
 def test_many_answers_are_folded(tmp_path, recorded, write_run):
-    for row in find("label_noise").rows:
-        for method in find("label_noise").methods:
+    for row in find_recipe("label_noise").rows:
+        for method in find_recipe("label_noise").methods:
             write_run(tmp_path / f"{row}-{method}", recorded(f"label_noise/{row}/{method}", trained=0))
     assert report(tmp_path).exit_code == 0
     page = Page(tmp_path / "report.html")
@@ -457,7 +457,7 @@ def test_many_answers_are_folded(tmp_path, recorded, write_run):
 
 
 def test_five_hundred_runs_make_a_light_page_with_their_first_and_last_epochs(tmp_path):
-    cells = [*find("label_noise").only(["20%", "40%"]).cells.values()]
+    cells = [*find_recipe("label_noise").only(["20%", "40%"]).cells.values()]
     row = {"lr": 0.04986304, "perturbed_loss": 2.3684489727020264, "flips": 1.4375, "seconds": 0.18987724899852765}
     rest = json.dumps({**row, "validation_accuracy": 26.666666666666668})[1:]
     for number in range(500):
@@ -618,7 +618,7 @@ def test_a_strange_number_anywhere_leaves_a_page_that_a_browser_can_read(value, 
     receipt = dict.fromkeys(("gpu", "cpu", "commit", "date", "torch", "data_checksum", "seconds"), value)
     for seed in (0, 1):  # two, so that they are added up
         for method in ("sgd", "sam"):
-            config = replace(find("demo").cells["40%", method], seed=seed).as_dict()
+            config = replace(find_recipe("demo").cells["40%", method], seed=seed).as_dict()
             write_raw(tmp_path / f"{method}{seed}", config, {**result, **DONE}, lines, receipt)
     write_raw(tmp_path / "no accuracy", {**SAM, "seed": 2}, {**DONE, "test_accuracy": value}, lines, receipt)
     done = report(tmp_path, "--markdown", tmp_path / "tables.md")
@@ -783,9 +783,9 @@ def test_changed_text_that_reads_like_two_changes_is_one(tmp_path):
         write_raw(tmp_path / str(number), {**SAM, **fields}, DONE)
     done = report(tmp_path)
     assert done.exit_code == 0, done.exception
-    found = collect(records.find(tmp_path)).groups
-    assert sorted(group.fields for group in found) == [("model",), ("model",), ("model", "rho")]
-    assert all(len(group.of_method("sam")) == 1 for group in found)
+    found = collect(records.find_records(tmp_path)).tables
+    assert sorted(table.fields for table in found) == [("model",), ("model",), ("model", "rho")]
+    assert all(len(table.of_method("sam")) == 1 for table in found)
 
 
 @pytest.mark.parametrize("epoch", [10**90, 2**64, 2**53])
@@ -893,8 +893,10 @@ def test_the_folders_of_the_runs_are_only_read(tmp_path, recorded, write_run):
 
 
 def test_runs_of_ones_own_data_have_no_tables_of_the_paper_beside_them():
-    own = collect(records.find(LEDGER.parent / "benchmarks/results/your_data"))
-    assert own.groups
+    own = collect(records.find_records(LEDGER.parent / "benchmarks/results/your_data"))
+    assert own.tables
     assert report_page._open_tables(own) == []
-    both = collect([*records.find(LEDGER / "demo"), *records.find(LEDGER.parent / "benchmarks/results/your_data")])
+    both = collect(
+        [*records.find_records(LEDGER / "demo"), *records.find_records(LEDGER.parent / "benchmarks/results/your_data")]
+    )
     assert len(report_page._open_tables(both)) > 5

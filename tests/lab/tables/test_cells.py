@@ -14,10 +14,10 @@ from bisam.lab.cli import app
 from bisam.lab.cli import runs as cli_runs
 from bisam.lab.config import Config
 from bisam.lab.methods import uses
-from bisam.lab.recipes import RECIPES, find
+from bisam.lab.recipes import RECIPES, find_recipe
 from bisam.lab.records import Record
 from bisam.lab.tables import cells
-from bisam.lab.tables.cells import Group, borrow, collect, fill, with_equal_runs
+from bisam.lab.tables.cells import ResultTable, borrow, collect, fill, with_equal_runs
 from bisam.lab.training.jobs import jobs_of
 
 EVERY_CELL = [(name, *cell) for name, make in RECIPES.items() for cell in make().cells]
@@ -27,12 +27,12 @@ every_cell = st.sampled_from(EVERY_CELL)
 def only_group(*records):
     found = collect(records)
     assert (found.others, found.unreadable) == ([], [])
-    (group,) = found.groups
-    return group
+    (table,) = found.tables
+    return table
 
 
-def only_cell(group):
-    (cell,) = group.runs
+def only_cell(table):
+    (cell,) = table.runs
     return cell
 
 
@@ -53,13 +53,13 @@ def why_unreadable(record):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_run_of_a_recipe_lands_in_its_own_cell(name, recorded):
-    recipe = find(name)
+    recipe = find_recipe(name)
     runs = [recorded(f"{name}/{row}/{method}", seed) for row, method in recipe.cells for seed in (3, 0)]
-    group = only_group(*runs)
-    assert (group.name, group.title, group.changes) == (name, recipe.title, "")
-    assert group.rows == recipe.rows
-    assert {*group.runs} == {*recipe.cells}
-    for (row, method), by_seed in group.runs.items():
+    table = only_group(*runs)
+    assert (table.name, table.title, table.changes) == (name, recipe.title, "")
+    assert table.rows == recipe.rows
+    assert {*table.runs} == {*recipe.cells}
+    for (row, method), by_seed in table.runs.items():
         assert [*by_seed] == [0, 3]
         for seed, run in by_seed.items():
             assert run.config == replace(recipe.cells[row, method], seed=seed)
@@ -73,22 +73,22 @@ def test_tables_come_in_the_order_of_the_recipes_and_those_with_changes_last(rec
         recorded("imagenet/resnet50/sam"),
         recorded("demo/40%/sgd"),
     ]
-    names = [group.name for group in collect(runs).groups]
+    names = [table.name for table in collect(runs).tables]
     assert names == ["demo", "imagenet", "label_noise", "demo, lr=0.01", "cifar10, rho=0.1"]
 
 
 def test_a_table_knows_its_runs_by_row_and_by_method(recorded):
     runs = [recorded(f"label_noise/{row}/{method}") for row in ("20%", "80%") for method in ("sgd", "bisam-log")]
-    group = only_group(*runs)
-    assert group.rows == ["20%", "80%"]
-    assert [run.config.method for run in group.of_row("80%")] == ["sgd", "bisam-log"]
-    assert [run.config.noise for run in group.of_method("bisam-log")] == [0.2, 0.8]
-    assert group.of("40%", "sgd") == group.of_row("40%") == group.of_method("sam") == []
+    table = only_group(*runs)
+    assert table.rows == ["20%", "80%"]
+    assert [run.config.method for run in table.of_row("80%")] == ["sgd", "bisam-log"]
+    assert [run.config.noise for run in table.of_method("bisam-log")] == [0.2, 0.8]
+    assert table.of("40%", "sgd") == table.of_row("40%") == table.of_method("sam") == []
 
 
 def test_runs_of_a_cell_come_in_the_order_of_their_seeds(recorded):
-    group = only_group(*(recorded("demo/40%/sam", seed) for seed in (2, 0, 1)))
-    assert [run.config.seed for run in group.of("40%", "sam")] == [0, 1, 2]
+    table = only_group(*(recorded("demo/40%/sam", seed) for seed in (2, 0, 1)))
+    assert [run.config.seed for run in table.of("40%", "sam")] == [0, 1, 2]
 
 
 # Changes.
@@ -96,55 +96,55 @@ def test_runs_of_a_cell_come_in_the_order_of_their_seeds(recorded):
 
 def test_changed_runs_are_a_table_of_their_own_whose_title_says_so(recorded):
     found = collect([recorded("demo/40%/sam"), recorded("demo/40%/sam", lr=0.01, flip=True, mu=2.0)])
-    plain, changed = found.groups
+    plain, changed = found.tables
     assert plain.title == "Handwritten digits, 40 % of the labels wrong"
     assert changed.title == "Handwritten digits, 40 % of the labels wrong, with lr=0.01, mu=2, flip=true"
     assert changed.name == "demo, lr=0.01, mu=2, flip=true"
-    assert [only_cell(group) for group in (plain, changed)] == [("40%", "sam")] * 2
+    assert [only_cell(table) for table in (plain, changed)] == [("40%", "sam")] * 2
 
 
 def test_changes_that_look_alike_in_six_digits_are_two_tables(recorded):
     found = collect(recorded("demo/40%/sam", lr=lr) for lr in (0.0123456781, 0.0123456782))
-    assert [group.changes for group in found.groups] == ["lr=0.0123456781", "lr=0.0123456782"]
+    assert [table.changes for table in found.tables] == ["lr=0.0123456781", "lr=0.0123456782"]
 
 
 @pytest.mark.parametrize("numerics", [{"compile": True}, {"deterministic": True}])
 def test_how_a_run_is_computed_makes_no_other_table(numerics, recorded):
-    group = only_group(recorded("demo/40%/sam", 0), recorded("demo/40%/sam", 1, **numerics))
-    assert group.changes == ""
-    assert [*group.runs["40%", "sam"]] == [0, 1]
+    table = only_group(recorded("demo/40%/sam", 0), recorded("demo/40%/sam", 1, **numerics))
+    assert table.changes == ""
+    assert [*table.runs["40%", "sam"]] == [0, 1]
 
 
 @pytest.mark.parametrize("rho", [0.01, 0.05, 0.1])
-@pytest.mark.parametrize("row", find("label_noise").rows)
+@pytest.mark.parametrize("row", find_recipe("label_noise").rows)
 def test_a_run_stays_in_the_row_of_its_noise_whatever_rho_it_has(row, rho, recorded):
     """At 80 % the recipe has another ρ: with the ρ of the other rows a run is no run of theirs."""
-    group = only_group(recorded(f"label_noise/{row}/sam", rho=rho))
-    assert only_cell(group) == (row, "sam")
+    table = only_group(recorded(f"label_noise/{row}/sam", rho=rho))
+    assert only_cell(table) == (row, "sam")
     own = 0.01 if row == "80%" else 0.05
-    assert group.changes == ("" if rho == own else f"rho={rho}")
+    assert table.changes == ("" if rho == own else f"rho={rho}")
 
 
 def test_another_model_is_the_row_of_that_model(recorded):
-    group = only_group(recorded("cifar10/resnet56/sam", model="vgg19bn"))
-    assert (only_cell(group), group.changes) == (("vgg19bn", "sam"), "")
+    table = only_group(recorded("cifar10/resnet56/sam", model="vgg19bn"))
+    assert (only_cell(table), table.changes) == (("vgg19bn", "sam"), "")
 
 
-@pytest.mark.parametrize("row", find("cifar10").rows)
+@pytest.mark.parametrize("row", find_recipe("cifar10").rows)
 @pytest.mark.parametrize(
     "changed", [{"model": "resnet20"}, {"data": "digits", "model": "digitsnet", "compile": "true"}]
 )
 def test_a_model_of_no_row_stays_in_the_row_that_it_was_trained_as(row, changed):
-    (job,) = jobs_of(find(f"cifar10/{row}/sam"), [1], changed, Path("runs"))
+    (job,) = jobs_of(find_recipe(f"cifar10/{row}/sam"), [1], changed, Path("runs"))
     record = Record(job.folder, job.config.as_dict())
-    group = only_group(record)
-    assert only_cell(group) == (row, "sam")
+    table = only_group(record)
+    assert only_cell(table) == (row, "sam")
     assert command_of(record).startswith(f"bisam train cifar10/{row}/sam --seeds 1 --set ")
     assert trained_by(command_of(record)) == [job.config]
 
 
 def test_a_link_to_a_run_tells_its_row_too(tmp_path):
-    (job,) = jobs_of(find("cifar10/vgg19bn/sam"), [1], {"model": "resnet20"}, tmp_path)
+    (job,) = jobs_of(find_recipe("cifar10/vgg19bn/sam"), [1], {"model": "resnet20"}, tmp_path)
     (tmp_path / "stored").mkdir()
     job.folder.parent.mkdir()
     job.folder.symlink_to(tmp_path / "stored")
@@ -158,8 +158,8 @@ def test_a_link_to_a_run_tells_its_row_too(tmp_path):
 
 
 def test_twice_the_epochs_of_sam_are_no_run_of_sgd(recorded):
-    group = only_group(recorded("cifar10/resnet56/sam", epochs=400))
-    assert (only_cell(group), group.changes) == (("resnet56", "sam"), "epochs=400")
+    table = only_group(recorded("cifar10/resnet56/sam", epochs=400))
+    assert (only_cell(table), table.changes) == (("resnet56", "sam"), "epochs=400")
 
 
 numbers = {
@@ -220,14 +220,14 @@ def test_the_changes_below_are_of_all_fields():
 @given(cell=every_cell, seed=st.integers(0, 2**31), changed=changes(with_row=False))
 def test_whatever_is_changed_a_run_stays_in_its_cell_and_the_title_tells_each_change(cell, seed, changed):
     name, row, method = cell
-    own = find(name).cells[row, method]
+    own = find_recipe(name).cells[row, method]
     config = replace(own, seed=seed, **changed)
-    group = only_group(Record(Path("a"), config.as_dict()))
-    assert only_cell(group) == (row, method)
-    told = dict(change.split("=") for change in group.changes.split(", ")) if group.changes else {}
+    table = only_group(Record(Path("a"), config.as_dict()))
+    assert only_cell(table) == (row, method)
+    told = dict(change.split("=") for change in table.changes.split(", ")) if table.changes else {}
     expected = {field for field in changed if getattr(own, field) != changed[field]} - {"compile", "deterministic"}
     assert {*told} == expected
-    assert group.title.endswith(group.changes)
+    assert table.title.endswith(table.changes)
     assert own.with_changes(told) == replace(config, seed=0, compile=False, deterministic=False)
 
 
@@ -236,7 +236,7 @@ def test_whatever_is_changed_a_run_stays_in_its_cell_and_the_title_tells_each_ch
 @example(cell=("label_noise", "80%", "sgd"), seed=0, changed={"noise": 0.0})  # the ρ of another row, unused by SGD
 def test_the_command_of_a_run_trains_that_very_run_again(cell, seed, changed):
     name, row, method = cell
-    own = find(name).cells[row, method]
+    own = find_recipe(name).cells[row, method]
     config = replace(own, seed=seed, **changed)
     same = {field.name: getattr(own, field.name) for field in fields(Config) if not uses(method, field.name)}
     again = trained_by(command_of(Record(Path("a"), config.as_dict())))
@@ -282,8 +282,8 @@ def test_runs_of_no_table_have_no_command(recorded):
 def test_a_second_run_of_a_cell_and_seed_is_not_counted(recorded):
     first, second = (recorded("demo/40%/sam", accuracy=a, folder=Path(f)) for f, a in [("a", 90.0), ("b", 80.0)])
     found = collect([first, second])
-    (group,) = found.groups
-    assert group.measured("40%", "sam") == {0: 90.0}
+    (table,) = found.tables
+    assert table.measured("40%", "sam") == {0: 90.0}
     assert [run.record for run in found.others] == [second]
     assert len(found.runs) == 2
 
@@ -292,8 +292,8 @@ def test_a_second_run_of_a_cell_and_seed_is_not_counted(recorded):
 def test_a_run_that_has_ended_counts_not_one_that_is_under_way(order, recorded):
     done, under_way = recorded("demo/40%/sam", folder=Path("a")), recorded("demo/40%/sam", accuracy=None)
     found = collect([done, under_way][::order])
-    (group,) = found.groups
-    assert group.measured("40%", "sam") == {0: 90.0}
+    (table,) = found.tables
+    assert table.measured("40%", "sam") == {0: 90.0}
     assert [run.record for run in found.others] == [under_way]
 
 
@@ -301,7 +301,7 @@ def test_a_run_that_has_diverged_is_not_replaced_by_one_that_has_not(recorded):
     """Who repeats until it works counts what came first."""
     diverged = recorded("demo/40%/sam", status="diverged", folder=Path("a"))
     found = collect([diverged, recorded("demo/40%/sam")])
-    assert found.groups[0].of("40%", "sam")[0].record is diverged
+    assert found.tables[0].of("40%", "sam")[0].record is diverged
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -309,18 +309,18 @@ def test_a_run_with_a_reason_not_to_count_is_in_no_table_and_leaves_its_place_to
     faulty = replace(recorded("demo/40%/sam", accuracy=99.0, folder=Path("a")), not_counted="it saw the test data")
     again = recorded("demo/40%/sam", accuracy=90.0)
     found = collect([faulty, again][::order])
-    (group,) = found.groups
-    assert group.measured("40%", "sam") == {0: 90.0}
+    (table,) = found.tables
+    assert table.measured("40%", "sam") == {0: 90.0}
     (run,) = found.others
     assert (run.record, run.status, run.measured()) == (faulty, "not counted", None)
-    assert collect([faulty]).groups == []
-    assert fill(find("demo"), [faulty]).runs == {}
+    assert collect([faulty]).tables == []
+    assert fill(find_recipe("demo"), [faulty]).runs == {}
 
 
 @pytest.mark.parametrize("changed", [{"recipe": "own"}, {"recipe": "later"}, {"method": "asam"}, {"method": "new"}])
 def test_a_run_of_no_table_is_among_the_others(changed, recorded):
     found = collect([recorded("demo/40%/sam", **changed)])
-    assert found.groups == found.unreadable == []
+    assert found.tables == found.unreadable == []
     (run,) = found.others
     assert cells.command(run) == ""
 
@@ -332,10 +332,10 @@ def test_an_older_configuration_has_what_its_version_trained_with(recorded):
     whole = recorded("cifar10/resnet56/sam")
     needed = {"recipe", "data", "model", "method", "seed", "epochs"}
     older = replace(whole, config={name: value for name, value in whole.config.items() if name in needed})
-    group = only_group(older)
-    assert (only_cell(group), group.changes) == (("resnet56", "sam"), "label_smoothing=0.1, cutout=0")
+    table = only_group(older)
+    assert (only_cell(table), table.changes) == (("resnet56", "sam"), "label_smoothing=0.1, cutout=0")
     expected = replace(Config.from_dict(whole.config), label_smoothing=0.1, cutout=0)
-    assert group.of("resnet56", "sam")[0].config == expected
+    assert table.of("resnet56", "sam")[0].config == expected
 
 
 @pytest.mark.parametrize(("cutout", "changes"), [(16, "cutout_probability=1"), (0, "cutout=0")])
@@ -417,8 +417,8 @@ def test_a_field_out_of_its_range_is_named(name, value, recorded):
 def test_a_whole_number_may_stand_where_others_may(recorded):
     record = recorded("adaptive/resnet56/asam")
     record.config.update(rho=2, noise=0, eta=0)
-    group = only_group(record)
-    assert (only_cell(group), group.changes) == (("resnet56", "asam"), "")
+    table = only_group(record)
+    assert (only_cell(table), table.changes) == (("resnet56", "asam"), "")
 
 
 # What a run came to.
@@ -503,9 +503,9 @@ def test_a_run_without_an_epoch_has_no_last_one(recorded):
 
 def test_what_was_trained_fills_its_cells_with_the_changes_in_the_title(recorded):
     runs = [recorded("demo/40%/sgd", lr=0.01), recorded("demo/40%/sam", lr=0.01)]
-    group = fill(find("demo"), runs)
-    assert group.title.endswith(", with lr=0.01")
-    assert {*group.runs} == {("40%", "sgd"), ("40%", "sam")}
+    table = fill(find_recipe("demo"), runs)
+    assert table.title.endswith(", with lr=0.01")
+    assert {*table.runs} == {("40%", "sgd"), ("40%", "sam")}
 
 
 @pytest.mark.parametrize(
@@ -513,24 +513,24 @@ def test_what_was_trained_fills_its_cells_with_the_changes_in_the_title(recorded
     [("label_noise/80%/sam", {"rho": 0.05}), ("cifar10/resnet56/sam", {"model": "vgg19bn"}), ("demo", {"noise": 0.2})],
 )
 def test_what_was_trained_is_in_the_part_of_the_table_that_was_asked_for(part, changed, recorded):
-    recipe = find(part).only(methods=["sam"])
-    group = fill(recipe, [recorded(f"{recipe.name}/{recipe.rows[0]}/sam", **changed)])
-    assert group.rows == recipe.rows
-    assert group.measured(recipe.rows[0], "sam") == {0: 90.0}
-    assert group.changes == "".join(f"{name}={value}" for name, value in changed.items())
+    recipe = find_recipe(part).only(methods=["sam"])
+    table = fill(recipe, [recorded(f"{recipe.name}/{recipe.rows[0]}/sam", **changed)])
+    assert table.rows == recipe.rows
+    assert table.measured(recipe.rows[0], "sam") == {0: 90.0}
+    assert table.changes == "".join(f"{name}={value}" for name, value in changed.items())
 
 
 def test_records_that_cannot_be_shown_fill_nothing(recorded):
-    group = fill(find("demo"), [Record(Path("a")), recorded("demo/40%/sam", method="asam")])
-    assert not group.runs
-    assert not group.changes
+    table = fill(find_recipe("demo"), [Record(Path("a")), recorded("demo/40%/sam", method="asam")])
+    assert not table.runs
+    assert not table.changes
 
 
 def test_a_changed_table_has_the_recipe_s_own_runs_that_have_the_changed_value_anyway(recorded):
     """With `--set epochs=200` only SGD is changed: its table is the one that `bisam reproduce` printed."""
     runs = [recorded("cifar10/resnet56/sgd", epochs=200), recorded("cifar10/resnet56/sam")]
     found = collect([*runs, recorded("cifar10/resnet56/sgd", 1)])
-    assert [(group.changes, [method for _, method in group.runs]) for group in found.groups] == [
+    assert [(table.changes, [method for _, method in table.runs]) for table in found.tables] == [
         ("", ["sam", "sgd"]),
         ("epochs=200", ["sgd", "sam"]),
     ]
@@ -540,7 +540,7 @@ def test_a_changed_table_has_the_recipe_s_own_runs_that_have_the_changed_value_a
 def test_a_changed_table_takes_no_runs_of_other_rows(recorded):
     """At 80 % the recipe's ρ is 0.01: no reason to show it with a 40 % that was set to that."""
     found = collect([recorded("label_noise/40%/sam", rho=0.01), recorded("label_noise/80%/sam")])
-    assert [(group.changes, [*group.runs]) for group in found.groups] == [
+    assert [(table.changes, [*table.runs]) for table in found.tables] == [
         ("", [("80%", "sam")]),
         ("rho=0.01", [("40%", "sam")]),
     ]
@@ -552,7 +552,7 @@ def test_a_changed_table_takes_no_runs_of_other_rows(recorded):
 def test_a_change_leaves_the_runs_of_methods_alone_that_have_no_use_for_it():
     changes = {"rho": "0.3", "lr": "0.01"}
     own, rho, both = (
-        {job.config.method: job for job in jobs_of(find("demo"), [0], some, Path("runs"))}
+        {job.config.method: job for job in jobs_of(find_recipe("demo"), [0], some, Path("runs"))}
         for some in ({}, {"rho": "0.3"}, changes)
     )
     assert rho["sgd"] == own["sgd"]
@@ -568,13 +568,13 @@ def test_a_change_leaves_the_runs_of_methods_alone_that_have_no_use_for_it():
 )
 def test_a_change_that_no_method_has_a_use_for_is_refused(part, name):
     with pytest.raises(ValueError, match=rf"{part.split('/')[-1]} does not use {name}: remove --set {name}="):
-        jobs_of(find(part), [0], {"epochs": "3", name: "1"}, Path("runs"))
+        jobs_of(find_recipe(part), [0], {"epochs": "3", name: "1"}, Path("runs"))
 
 
 def test_a_table_with_another_rho_has_the_recipe_s_own_sgd_to_compare_with(recorded):
     runs = [recorded(f"label_noise/{row}/sgd") for row in ("20%", "40%")]
     runs += [recorded("label_noise/40%/sam"), recorded("label_noise/40%/sam", rho=0.3)]
-    plain, changed = collect(runs).groups
+    plain, changed = collect(runs).tables
     assert {*plain.runs} == {("20%", "sgd"), ("40%", "sgd"), ("40%", "sam")}
     assert changed.changes == "rho=0.3"
     assert {*changed.runs} == {("40%", "sgd"), ("40%", "sam")}
@@ -584,7 +584,7 @@ def test_a_table_with_another_rho_has_the_recipe_s_own_sgd_to_compare_with(recor
 
 def test_a_table_with_two_changes_has_the_sgd_that_was_changed_in_what_it_uses(recorded):
     runs = [recorded("demo/40%/sgd", epochs=3), recorded("demo/40%/sam", rho=0.3, epochs=3)]
-    of_sgd, of_both = collect([*runs, recorded("demo/40%/sgd", epochs=3, lr=0.3)]).groups[::2]
+    of_sgd, of_both = collect([*runs, recorded("demo/40%/sgd", epochs=3, lr=0.3)]).tables[::2]
     assert of_sgd.changes == "epochs=3"
     assert {*of_sgd.runs} == {("40%", "sgd")}
     assert of_both.changes == "epochs=3, rho=0.3"
@@ -595,9 +595,9 @@ def test_a_table_with_two_changes_has_the_sgd_that_was_changed_in_what_it_uses(r
 def test_a_changed_table_takes_no_runs_of_another_recipe(recorded):
     """Though rows of both have the same name, and the run has the changed value."""
     of_both = recorded("cifar10/resnet56/sam", rho=0.3, epochs=3)
-    group = collect([of_both, recorded("cifar100/resnet56/sgd", epochs=3)]).groups[0]
-    assert (group.name, group.borrowed) == ("cifar10, epochs=3, rho=0.3", [])
-    assert [run.record for run in group.of_row("resnet56")] == [of_both]
+    table = collect([of_both, recorded("cifar100/resnet56/sgd", epochs=3)]).tables[0]
+    assert (table.name, table.borrowed) == ("cifar10, epochs=3, rho=0.3", [])
+    assert [run.record for run in table.of_row("resnet56")] == [of_both]
 
 
 def test_a_table_of_one_s_own_is_made_from_the_run_without_changes_whichever_comes_first(recorded):
@@ -605,9 +605,9 @@ def test_a_table_of_one_s_own_is_made_from_the_run_without_changes_whichever_com
     changed = recorded("demo/40%/sam", 0, folder=Path("net-sam-seed0+lr=0.3"), lr=0.3, **own)
     plain = recorded("demo/40%/sam", 1, folder=Path("net-sam-seed1"), lr=0.2, compile=True, **own)
     for order in ([changed, plain], [plain, changed]):
-        groups = collect(order).groups
-        assert [group.name for group in groups] == ["mine", "mine, lr=0.3"]
-        (made,) = {id(group.recipe): group.recipe for group in groups}.values()
+        tables = collect(order).tables
+        assert [table.name for table in tables] == ["mine", "mine, lr=0.3"]
+        (made,) = {id(table.recipe): table.recipe for table in tables}.values()
         config = made.cells["net", "sam"]
         assert (config.lr, config.seed, config.compile, made.seeds) == (0.2, 0, False, 2)
 
@@ -617,20 +617,20 @@ def test_a_table_of_one_s_own_has_the_methods_in_their_order_and_then_those_that
     foreign = recorded("demo/40%/sam", recipe="mine", title="Mine", row="a")
     foreign.config["method"] = "other"
     found = collect([foreign, *records])
-    assert [group.recipe.methods for group in found.groups] == [["sgd", "sam", "other"]]
-    assert [group.measured("a", "other") for group in found.groups] == [{0: 90.0}]
+    assert [table.recipe.methods for table in found.tables] == [["sgd", "sam", "other"]]
+    assert [table.measured("a", "other") for table in found.tables] == [{0: 90.0}]
     assert found.others == []
 
 
 def test_a_table_with_another_rho_does_not_have_sgd_with_other_epochs(recorded):
     found = collect([recorded("cifar10/resnet56/sam", rho=0.1), recorded("cifar10/resnet56/sgd", epochs=200)])
-    (group,) = (group for group in found.groups if group.changes == "rho=0.1")
-    assert group.of("resnet56", "sgd") == []
+    (table,) = (table for table in found.tables if table.changes == "rho=0.1")
+    assert table.of("resnet56", "sgd") == []
 
 
 def test_a_table_with_other_epochs_does_not_have_the_recipe_s_own_sgd(recorded):
     runs = [recorded("demo/40%/sgd"), recorded("demo/40%/sam", rho=0.3, epochs=90)]
-    assert [[*group.runs] for group in collect(runs).groups] == [[("40%", "sgd")], [("40%", "sam")]]
+    assert [[*table.runs] for table in collect(runs).tables] == [[("40%", "sgd")], [("40%", "sam")]]
 
 
 def test_the_command_of_a_run_leaves_out_what_its_method_has_no_use_for(recorded):
@@ -644,11 +644,11 @@ def test_a_table_borrows_equal_runs_of_another_and_keeps_its_own(recorded):
     theirs = [recorded("label_noise/0%/sam", seed, 80.0 + seed, compile=True) for seed in (0, 1)]
     others = [recorded("label_noise/0%/sam", 2, 70.0, rho=0.1), recorded("label_noise/20%/sam", 3, 70.0)]
     taken_out = replace(recorded("label_noise/0%/sam", 4, 70.0), not_counted="The wrong labels.")
-    group = fill(find("frontier"), [own, *theirs, *others, taken_out])
-    assert group.measured("resnet32", "sam") == {0: 90.0, 1: 81.0}
-    assert [run.record for run in group.borrowed] == theirs[1:]
-    assert {cell for cell, runs in group.runs.items() if runs} == {("resnet32", "sam")}
-    borrowing = Group(find("frontier"), "")
+    table = fill(find_recipe("frontier"), [own, *theirs, *others, taken_out])
+    assert table.measured("resnet32", "sam") == {0: 90.0, 1: 81.0}
+    assert [run.record for run in table.borrowed] == theirs[1:]
+    assert {cell for cell, runs in table.runs.items() if runs} == {("resnet32", "sam")}
+    borrowing = ResultTable(find_recipe("frontier"), "")
     borrow(borrowing, collect([*theirs, *others, taken_out]).runs)
     assert {cell: [*runs] for cell, runs in borrowing.runs.items() if runs} == {("resnet32", "sam"): [0, 1]}
 
@@ -657,19 +657,19 @@ def test_a_borrowed_finished_run_counts_rather_than_one_in_progress(recorded):
     running = replace(recorded("label_noise/0%/sam", 0), result=None)
     done = recorded("label_noise/0%/sam", 0, 80.0, compile=True)
     for order in ([running, done], [done, running]):
-        assert fill(find("frontier"), order).measured("resnet32", "sam") == {0: 80.0}
+        assert fill(find_recipe("frontier"), order).measured("resnet32", "sam") == {0: 80.0}
 
 
 def test_only_a_table_whose_rows_have_methods_of_their_own_is_shown_with_equal_runs(recorded):
     runs = collect([recorded("frontier/resnet32-late10/sam"), recorded("label_noise/0%/sam", 1, 80.0)]).runs
-    noise, frontier = (collect([run.record]).groups[0] for run in runs)
+    noise, frontier = (collect([run.record]).tables[0] for run in runs)
     shown = with_equal_runs(frontier, runs)
     assert {cell: [*of] for cell, of in shown.runs.items() if of} == {
         ("resnet32-late10", "sam"): [0], ("resnet32", "sam"): [1],
     }  # fmt: skip
     assert [*frontier.runs] == [("resnet32-late10", "sam")]
     assert with_equal_runs(noise, runs) is noise
-    (changed,) = collect([recorded("frontier/resnet32-late10/sam", epochs=3)]).groups
+    (changed,) = collect([recorded("frontier/resnet32-late10/sam", epochs=3)]).tables
     assert with_equal_runs(changed, runs) is changed
 
 
@@ -679,5 +679,5 @@ def test_tables_of_ones_own_with_one_title_are_told_apart_by_their_folders(recor
         recorded("demo/40%/sam", seed, recipe=name, title=title, row="a", folder=Path("runs") / name / "a")
         for seed, (name, title) in enumerate(names.items())
     ]
-    titles = {group.recipe.name: group.title for group in collect(records).groups}
+    titles = {table.recipe.name: table.title for table in collect(records).tables}
     assert titles == {"first": "Mine (first)", "second": "Mine (second)", "third": "Another"}

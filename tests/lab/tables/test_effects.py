@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import t
 
 from bisam.lab.cli import app
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.tables import effects
 from bisam.lab.tables.cells import collect
 from bisam.lab.tables.costs import PLAIN_STEP_MS
@@ -18,7 +18,9 @@ from bisam.lab.tables.power import deviation_range, seeds_to_resolve
 
 
 def test_the_paper_s_interval_is_welch_s_by_hand():
-    found = paper_difference(find("cifar10"), "vgg19bn", "bisam-log", "sam")  # 95.22 ± 0.13 and 95.09 ± 0.12, six each
+    found = paper_difference(
+        find_recipe("cifar10"), "vgg19bn", "bisam-log", "sam"
+    )  # 95.22 ± 0.13 and 95.09 ± 0.12, six each
     error = math.sqrt(0.13**2 / 6 + 0.12**2 / 6)
     freedom = error**4 / ((0.13**2 / 6) ** 2 / 5 + (0.12**2 / 6) ** 2 / 5)
     half = t.ppf(0.975, freedom) * error
@@ -27,15 +29,15 @@ def test_the_paper_s_interval_is_welch_s_by_hand():
 
 
 def test_the_paper_has_no_difference_where_it_has_not_both():
-    assert paper_difference(find("cifar10"), "vgg19bn", "bisam-log", "asam") is None
-    assert paper_difference(find("demo"), "40%", "sam", "sgd") is None
+    assert paper_difference(find_recipe("cifar10"), "vgg19bn", "bisam-log", "asam") is None
+    assert paper_difference(find_recipe("demo"), "40%", "sam", "sgd") is None
 
 
 @pytest.fixture
 def plans(recorded):
     accuracies = {"sgd": [94.0], "sam": [94.5, 94.9, 94.6], "bisam-log": [94.8, 94.9, 95.1], "bisam-tanh": [94.0, 95.0]}
     runs = [recorded(f"cifar10/vgg19bn/{m}", seed, x) for m, xs in accuracies.items() for seed, x in enumerate(xs)]
-    return seed_plans(collect(runs).groups)
+    return seed_plans(collect(runs).tables)
 
 
 def test_a_plan_has_the_scatter_of_the_pairs_and_what_is_missing(plans):
@@ -56,7 +58,7 @@ def test_a_plan_has_the_scatter_of_the_pairs_and_what_is_missing(plans):
 def test_pairs_that_do_not_scatter_have_no_plan(gap, recorded):
     sam = [recorded("cifar10/vgg19bn/sam", seed, x) for seed, x in enumerate((93.3, 94.26))]
     log = [recorded("cifar10/vgg19bn/bisam-log", seed, round(x + gap, 2)) for seed, x in enumerate((93.3, 94.26))]
-    assert seed_plans(collect([*sam, *log]).groups) == []
+    assert seed_plans(collect([*sam, *log]).tables) == []
 
 
 def test_the_command_of_a_plan_is_one_that_the_program_takes(plans, monkeypatch):
@@ -75,7 +77,7 @@ def test_the_scatter_of_a_changed_recipe_is_used_and_named_where_the_unchanged_h
         for place, method in enumerate(("sam", "bisam-log"))
         for seed in (0, 1)
     ]
-    (plan,) = seed_plans(collect(changed).groups)
+    (plan,) = seed_plans(collect(changed).tables)
     assert (plan.present, plan.pairs) == (0, 2)
     assert "with cutout=0" in sheet_of_plans([plan]).rows[0][2]
     own = [
@@ -83,8 +85,8 @@ def test_the_scatter_of_a_changed_recipe_is_used_and_named_where_the_unchanged_h
         for place, method in enumerate(("sam", "bisam-log"))
         for seed in (0, 1)
     ]
-    (plan,) = seed_plans(collect([*changed, *own]).groups)
-    assert (plan.present, plan.group.changes) == (2, "")
+    (plan,) = seed_plans(collect([*changed, *own]).tables)
+    assert (plan.present, plan.table.changes) == (2, "")
 
 
 def test_the_table_of_plans_says_how_many_how_long_and_how(plans):

@@ -13,8 +13,8 @@ from bisam.lab.tables.sheets import sheets
 
 def group_of(recorded, accuracies, row="cifar10/vgg19bn", **changes):
     runs = [recorded(f"{row}/{m}", seed, x, **changes) for m, xs in accuracies.items() for seed, x in enumerate(xs)]
-    (group,) = collect(runs).groups
-    return group
+    (table,) = collect(runs).tables
+    return table
 
 
 def test_a_level_is_ours_minus_the_paper_s_with_welch_s_interval(recorded):
@@ -44,12 +44,12 @@ def test_the_table_has_a_line_for_each_cell_with_runs_and_names_those_that_are_a
     ids=["not the paper's", "changed", "another network stands in"],
 )
 def test_runs_of_another_experiment_have_no_distance_from_the_paper(row, changes, recorded):
-    group = group_of(recorded, {"sam": [90.0, 91.0]}, row, **changes)
-    assert levels(group) == []
-    assert sheet_of_levels(group) is None
+    table = group_of(recorded, {"sam": [90.0, 91.0]}, row, **changes)
+    assert levels(table) == []
+    assert sheet_of_levels(table) is None
 
 
 def test_levels_come_after_the_differences(recorded):
-    group = group_of(recorded, {"sgd": [94.0, 94.1], "sam": [95.0, 95.2]})
-    names = [each.title.split(": ")[1].split(" in ")[0] for each in sheets([group])]
+    table = group_of(recorded, {"sgd": [94.0, 94.1], "sam": [95.0, 95.2]})
+    names = [each.title.split(": ")[1].split(" in ")[0] for each in sheets([table])]
     assert names == ["test accuracy", "differences", "distance from the paper"]

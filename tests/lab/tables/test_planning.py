@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from bisam.lab.cli import app
 from bisam.lab.models import MODELS
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.tables import gpus, plan_sheets, planning
 from bisam.lab.tables.cells import collect
 from bisam.lab.tables.costs import hours_of_run
@@ -29,7 +29,7 @@ ROW = "cifar10/resnet56"
 
 
 def plan(name=ROW, records=(), gpus_=8, hours=10.0, effect=None):
-    return planning.plan(find(name), collect(records).groups, Budget(gpus.H200, gpus_, hours), effect)
+    return planning.plan(find_recipe(name), collect(records).tables, Budget(gpus.H200, gpus_, hours), effect)
 
 
 SIZES = {3: 3.5, 4: 2.2, 5: 1.75, 6: 1.5, 10: 1.0}
@@ -156,7 +156,7 @@ def test_an_effect_of_nearly_0_has_no_number_of_seeds_runs_or_hours():
 def test_the_numbers_of_the_h200_are_those_of_its_record():
     record = json.loads((RESULTS / "bench_h200.json").read_text())
     assert {name: entry["peak_mib"] for name, entry in record["memory"].items()} == gpus.H200.peak_mib
-    measured = gpus.find(str(RESULTS / "bench_h200.json"))
+    measured = gpus.find_gpu(str(RESULTS / "bench_h200.json"))
     assert measured.title == "H200"
     assert measured.together["resnet56"] == gpus.H200.together["resnet56"]
     times = gpus.H200.together["resnet56"]
@@ -178,7 +178,7 @@ def test_commands_train_as_many_runs_at_once_as_were_measured_to_pay():
     assert all(command.endswith(" --set compile=true --together 6") for command in of_resnet32)
     assert not any("--together" in command for command in plan_sheets.commands(plan("cifar10/vgg19bn", hours=30)))
     slower = replace(gpus.H200, together={"resnet32": {1: 1.0, 6: 1.1}})
-    made = planning.plan(find("label_noise"), [], Budget(slower, 1, 3))
+    made = planning.plan(find_recipe("label_noise"), [], Budget(slower, 1, 3))
     assert plan_sheets.commands(made)
     assert not any("--together" in command for command in plan_sheets.commands(made))
 
@@ -186,7 +186,7 @@ def test_commands_train_as_many_runs_at_once_as_were_measured_to_pay():
 @pytest.mark.parametrize("method", ["sgd", "sam", "bisam-log"])
 def test_counted_memory_is_near_what_was_measured(method):
     """Beside the count there are gradients of the first layers of the backward pass, and workspaces."""
-    config = find(f"cifar10/wrn28-10/{method}").cells["wrn28-10", method]
+    config = find_recipe(f"cifar10/wrn28-10/{method}").cells["wrn28-10", method]
     assert estimated_mib(config) == pytest.approx(gpus.H200.measured_mib(config), rel=0.03)
 
 
@@ -195,7 +195,7 @@ def test_memory_is_counted_as_by_hand(monkeypatch):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes))
 
     monkeypatch.setitem(MODELS, "by hand", net)
-    config = replace(find("demo/40%/sgd").cells["40%", "sgd"], model="by hand")
+    config = replace(find_recipe("demo/40%/sgd").cells["40%", "sgd"], model="by hand")
     weights = 4 * (64 * 32 + 32 + 32 * 10 + 10)
     images, hidden, log_softmax, labels, their_sum = 4 * 64 * 64, 4 * 64 * 32, 4 * 64 * 10, 8 * 64, 4
     saved = images + hidden + log_softmax + labels + their_sum  # the weights are saved too, and are there anyway
@@ -204,14 +204,14 @@ def test_memory_is_counted_as_by_hand(monkeypatch):
 
 
 def test_memory_of_another_batch_is_not_the_measured_one():
-    config = find("cifar10/wrn28-10/sam").cells["wrn28-10", "sam"]
+    config = find_recipe("cifar10/wrn28-10/sam").cells["wrn28-10", "sam"]
     assert gpus.H200.measured_mib(replace(config, batch=64)) is None
     assert gpus.H200.measured_mib(replace(config, micro_batch=64)) is None
     assert estimated_mib(replace(config, batch=64)) < estimated_mib(config)
 
 
 def test_hours_follow_the_steps_of_the_gpu_that_is_planned_for():
-    config = find(f"{ROW}/sam").cells["resnet56", "sam"]
+    config = find_recipe(f"{ROW}/sam").cells["resnet56", "sam"]
     half_as_fast = {"resnet56": 2 * gpus.H200.plain_ms["resnet56"]}
     assert hours_of_run(config, half_as_fast) == pytest.approx(2 * hours_of_run(config))
 

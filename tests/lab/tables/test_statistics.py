@@ -149,10 +149,10 @@ def test_nothing_is_not_compared(ours, theirs):
 def test_runs_that_do_not_scatter_resolve_nothing():
     """Of 600 test images, one more in each of two pairs is no rarity."""
     pairs = difference({0: 565 / 6, 1: 570 / 6}, {0: 564 / 6, 1: 569 / 6})
-    groups = difference({0: 1.0, 1: 1.0}, {2: 0.5, 3: 0.5, 4: 0.5})
-    for found in (pairs, groups, difference({0: 1.0, 1: 1.0}, {2: 1.0, 3: 1.0})):
+    tables = difference({0: 1.0, 1: 1.0}, {2: 0.5, 3: 0.5, 4: 0.5})
+    for found in (pairs, tables, difference({0: 1.0, 1: 1.0}, {2: 1.0, 3: 1.0})):
         assert (found.low, found.high, found.resolved) == (None, None, False)
-    assert groups.mean == 0.5
+    assert tables.mean == 0.5
 
 
 @given(

@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from bisam.lab.methods import METHODS, title_of
-from bisam.lab.recipes import RECIPES, find
+from bisam.lab.recipes import RECIPES, find_recipe
 from bisam.lab.records import Record
 from bisam.lab.tables import published
 from bisam.lab.tables.cells import collect, fill
@@ -19,9 +19,9 @@ from bisam.lab.tables.summary import OPEN, Sheet, comparisons, left_out, sheet, 
 IN_THE_PAPER = [name for name, make in RECIPES.items() if make().published]
 
 
-def only_group(records):
-    (group,) = collect(records).groups
-    return group
+def only_table(records):
+    (table,) = collect(records).tables
+    return table
 
 
 def by_row(table):
@@ -40,9 +40,9 @@ def printed(cell):
 @pytest.mark.parametrize("name", IN_THE_PAPER)
 def test_every_published_number_stands_below_ours(name, recorded):
     """One run is enough for the whole table, with open cells."""
-    recipe = find(name)
+    recipe = find_recipe(name)
     row, method = next(iter(recipe.cells))
-    table = sheet(only_group([recorded(f"{name}/{row}/{method}")]))
+    table = sheet(only_table([recorded(f"{name}/{row}/{method}")]))
     assert table.head == ["", *(title_of(method) for method in recipe.methods)]
     shown, paper = by_row(table), published.of(recipe)
     for label, cells in paper.cells.items():
@@ -59,20 +59,21 @@ def test_every_published_number_stands_below_ours(name, recorded):
 
 
 def test_where_another_model_stands_in_the_paper_s_is_named_and_any_other_change_has_no_numbers_of_the_paper(recorded):
-    table = sheet(only_group([recorded("finetune/pets/sam", model="net.py:small")]))
+    table = sheet(only_table([recorded("finetune/pets/sam", model="net.py:small")]))
     assert table.title.endswith("with model=net.py:small: test accuracy in per cent, the paper's (vit-b16) below")
     assert (
-        by_row(table)["pets"]["SAM"] == f"90.00, n = 1\n{printed(published.of(find('finetune')).cells['pets']['sam'])}"
+        by_row(table)["pets"]["SAM"]
+        == f"90.00, n = 1\n{printed(published.of(find_recipe('finetune')).cells['pets']['sam'])}"
     )
     for changed in (recorded("finetune/pets/sam", rho=0.3), recorded("cifar10/resnet56/sam", model="net.py:small")):
-        table = sheet(only_group([changed]))
+        table = sheet(only_table([changed]))
         assert table.title.endswith(": test accuracy in per cent")
         assert "\n" not in "".join(cell for row in table.rows for cell in row)
 
 
 def test_the_paper_s_numbers_are_those_that_it_prints(recorded):
     """Two by hand, so that not everything hangs on one file."""
-    table = by_row(sheet(only_group([recorded("cifar10/resnet56/sam", accuracy=94.0)])))
+    table = by_row(sheet(only_table([recorded("cifar10/resnet56/sam", accuracy=94.0)])))
     assert table["resnet56"]["BiSAM (tanh)"] == "–\n94.87 ± 0.34"
     assert table["resnet56"]["SAM"] == "94.00, n = 1\n94.09 ± 0.26"
 
@@ -82,30 +83,32 @@ def test_imagenet_has_a_line_for_top_1_and_one_for_top_5(recorded):
         recorded("imagenet/resnet50/sam", seed, 76.0 + seed, result={"test_top5_accuracy": 93.0}) for seed in (0, 1)
     ]
     runs += [recorded("imagenet/resnet50/bisam-log", 0, 77.0)]
-    group = only_group(runs)
-    table = by_row(sheet(group))
+    result_table = only_table(runs)
+    table = by_row(sheet(result_table))
     assert [*table][:2] == ["top1", "top5"]
     assert table["top1"]["SAM"].startswith("76.50 ± 0.71, n = 2\n")
     assert table["top5"]["SAM"].startswith("93.00 ± 0.00, n = 2\n")
     assert table["top5"]["BiSAM (-log)"].startswith("–\n")  # an older result without it
-    (found,) = comparisons(group)
+    (found,) = comparisons(result_table)
     assert (found.row, found.method, found.found.mean) == ("top1", "bisam-log", pytest.approx(0.5))
 
 
 def test_a_table_of_ours_has_no_published_numbers(recorded):
-    table = sheet(only_group([recorded("demo/40%/sam")]))
+    table = sheet(only_table([recorded("demo/40%/sam")]))
     assert by_row(table)["40%"] == {"SGD": "–", "SAM": "90.00, n = 1", "BiSAM (-log)": "–", "BiSAM (tanh)": "–"}
     assert table.title == "Handwritten digits, 40 % of the labels wrong: test accuracy in per cent"
 
 
 def test_a_changed_table_has_no_published_numbers(recorded):
     runs = [recorded(f"cifar10/resnet56/{method}", lr=0.01) for method in ("sgd", "sam")]
-    group = only_group(runs)
-    table = sheet(group)
+    result_table = only_table(runs)
+    table = sheet(result_table)
     assert "paper" not in table.title
-    assert {*by_row(table)} & {*find("cifar10").rows} == {"resnet56"}  # an empty row has no published number to show
+    assert {*by_row(table)} & {*find_recipe("cifar10").rows} == {
+        "resnet56"
+    }  # an empty row has no published number to show
     assert not any("\n" in cell for row in table.rows for cell in row)
-    (found,) = comparisons(group)
+    (found,) = comparisons(result_table)
     assert found.published is None
 
 
@@ -114,7 +117,7 @@ def test_a_changed_table_has_no_published_numbers(recorded):
 
 def test_a_cell_has_mean_standard_deviation_and_the_number_of_runs(recorded):
     runs = [recorded("demo/40%/sam", seed, accuracy) for seed, accuracy in enumerate([90.0, 91.0, 93.5])]
-    assert by_row(sheet(only_group(runs)))["40%"]["SAM"] == "91.50 ± 1.80, n = 3"
+    assert by_row(sheet(only_table(runs)))["40%"]["SAM"] == "91.50 ± 1.80, n = 3"
 
 
 @pytest.mark.parametrize(
@@ -133,27 +136,27 @@ def test_what_diverged_or_is_under_way_is_counted_beside_the_mean(statuses, word
         recorded("demo/40%/sam", seed, None if status == "under way" else 90.0, status=status)
         for seed, status in enumerate(statuses)
     ]
-    assert by_row(sheet(only_group(runs)))["40%"]["SAM"] == words
+    assert by_row(sheet(only_table(runs)))["40%"]["SAM"] == words
 
 
 def test_the_average_is_of_columns_in_which_every_row_has_a_run(recorded):
-    rows = find("cifar10").rows
+    rows = find_recipe("cifar10").rows
     runs = [recorded(f"cifar10/{row}/sam", 0, 90.0 + place) for place, row in enumerate(rows)]
     runs += [recorded(f"cifar10/{rows[0]}/sam", 1, 95.0)]  # the mean of the row counts, not each run
     runs += [recorded(f"cifar10/{row}/sgd", 0, 90.0) for row in rows[1:]]
     runs += [recorded(f"cifar10/{rows[0]}/sgd", 0, 90.0, status="diverged")]
-    averages = by_row(sheet(only_group(runs)))["average"]
+    averages = by_row(sheet(only_table(runs)))["average"]
     assert averages["SAM"].split("\n")[0] == "92.50"  # of 92.5, 91, 92, 93, 94
     assert averages["SGD"].split("\n")[0] == averages["BiSAM (-log)"].split("\n")[0] == OPEN
 
 
 def test_flips_and_speed_are_told_where_there_is_one_row(recorded):
-    table = by_row(sheet(only_group([recorded("label_noise/20%/sam"), recorded("label_noise/20%/sgd")])))
+    table = by_row(sheet(only_table([recorded("label_noise/20%/sam"), recorded("label_noise/20%/sgd")])))
     assert table["flips per batch, last epoch"]["SAM"] == "1.5"
     assert table["flips per batch, last epoch"]["SGD"] == OPEN
     assert table["ms per step, last epoch"]["SAM"] == "128.0"
-    two = by_row(sheet(only_group([recorded("label_noise/20%/sam"), recorded("label_noise/40%/sam")])))
-    assert [*two] == find("label_noise").rows
+    two = by_row(sheet(only_table([recorded("label_noise/20%/sam"), recorded("label_noise/40%/sam")])))
+    assert [*two] == find_recipe("label_noise").rows
 
 
 def test_speed_is_told_with_how_many_runs_shared_the_device(recorded):
@@ -172,7 +175,7 @@ def test_speed_is_told_with_how_many_runs_shared_the_device(recorded):
         run("bisam-log", 0, 1),
         run("bisam-log", 1, 2),
     ]
-    speeds = by_row(sheet(only_group(runs)))["ms per step, last epoch"]
+    speeds = by_row(sheet(only_table(runs)))["ms per step, last epoch"]
     assert [speeds[name] for name in ("SGD", "SAM", "BiSAM (-log)", "BiSAM (tanh)")] == [
         "32.0, 4 at once", "64.0, 2 at once", "128.0", OPEN,
     ]  # fmt: skip
@@ -185,25 +188,25 @@ def test_every_method_is_compared_with_the_one_that_it_is_to_improve_on(recorded
     runs = [
         recorded(f"{name}/{row}/{method}", seed)
         for name in ("demo", "adaptive", "efficient", "frontier_digits")
-        for row, method in find(name).cells
+        for row, method in find_recipe(name).cells
         for seed in (0, 1)
     ]
-    compared = {(one.method, one.baseline) for group in collect(runs).groups for one in comparisons(group)}
+    compared = {(one.method, one.baseline) for table in collect(runs).tables for one in comparisons(table)}
     assert compared == {(one.name, one.baseline) for one in METHODS.values() if one.baseline}
-    labels = {one.label for group in collect(runs).groups for one in comparisons(group)}
+    labels = {one.label for table in collect(runs).tables for one in comparisons(table)}
     assert {"SAM − SGD", "BiSAM (tanh) − SAM", "A-BiSAM (-log) − ASAM", "E-BiSAM (tanh) − ESAM"} <= labels
 
 
 def test_a_difference_stands_beside_the_paper_s(recorded):
     values = {"sam": [94.0, 94.2, 94.1], "bisam-log": [94.3, 94.4, 94.4]}
     runs = [recorded(f"cifar10/resnet56/{m}", seed, a) for m, found in values.items() for seed, a in enumerate(found)]
-    table = sheet_of_comparisons(only_group(runs))
+    table = sheet_of_comparisons(only_table(runs))
     assert table.head == ["difference", "ours", "95 % interval", "n", "sign resolved?", "paper's"]
     assert table.rows == [
         ["resnet56: BiSAM (-log) − SAM", "+0.27", "+0.12 to +0.41", "3 pairs", "yes", "+0.19"],
     ]
     assert [note.split(":")[0] for note in table.notes] == ["Student's t over training seeds, on this test set"]
-    (found,) = comparisons(only_group(runs))
+    (found,) = comparisons(only_table(runs))
     assert found.describe().startswith("BiSAM (-log) is better than SAM by 0.27")
 
 
@@ -213,7 +216,7 @@ def test_a_difference_without_an_interval_says_so_and_one_below_zero_has_a_minus
         recorded("demo/40%/sam", 0, 91.0),
         recorded("demo/40%/bisam-log", 1, 93.0),
     ]
-    table = sheet_of_comparisons(only_group(runs))
+    table = sheet_of_comparisons(only_table(runs))
     assert table.rows == [
         ["40%: SAM − SGD", "−1.00", OPEN, "1 run each", "no"],
         ["40%: BiSAM (-log) − SAM", "+2.00", OPEN, "1 run each", "no"],
@@ -223,7 +226,7 @@ def test_a_difference_without_an_interval_says_so_and_one_below_zero_has_a_minus
 def test_several_intervals_come_with_a_warning_about_chance(recorded):
     accuracies = {"sgd": (1, 2), "sam": (2, 4), "bisam-log": (3, 6), "bisam-tanh": (3, 9)}
     runs = [recorded(f"demo/40%/{m}", seed, a) for m, of_seeds in accuracies.items() for seed, a in enumerate(of_seeds)]
-    table = sheet_of_comparisons(only_group(runs))
+    table = sheet_of_comparisons(only_table(runs))
     assert table.notes[1:] == [
         "Each of the 3 intervals is a 95 % interval by itself: one in twenty misses the true value."
     ]
@@ -233,18 +236,18 @@ def test_runs_that_diverged_are_told_where_the_others_are_compared(recorded):
     runs = [recorded("demo/40%/sgd", seed, 80.0 + seed) for seed in (0, 1, 2)]
     runs += [recorded("demo/40%/sam", seed, 85.0 + seed**2) for seed in (0, 1)]
     runs.append(recorded("demo/40%/sam", 2, status="diverged"))
-    group = only_group(runs)
-    (found,) = comparisons(group)
+    table = only_table(runs)
+    (found,) = comparisons(table)
     assert found.describe().endswith("; 1 of 3 SAM runs diverged and are left out")
-    assert sheet_of_comparisons(group).notes[0] == "40%: 1 of 3 SAM runs diverged and are left out."
+    assert sheet_of_comparisons(table).notes[0] == "40%: 1 of 3 SAM runs diverged and are left out."
 
 
 def test_a_part_of_a_table_has_no_average_beside_the_paper_s(recorded):
     runs = [recorded("cifar10/resnet56/sam", 0)]
-    part = sheet(fill(find("cifar10/resnet56"), runs))
+    part = sheet(fill(find_recipe("cifar10/resnet56"), runs))
     assert [row[0] for row in part.rows][:1] == ["resnet56"]
     assert "average" not in [row[0] for row in part.rows]
-    assert "average" in [row[0] for row in sheet(only_group(runs)).rows]
+    assert "average" in [row[0] for row in sheet(only_table(runs)).rows]
 
 
 def test_without_two_methods_there_are_no_differences(recorded):
@@ -253,8 +256,8 @@ def test_without_two_methods_there_are_no_differences(recorded):
         recorded("demo/40%/sgd", status="diverged"),
         recorded("demo/40%/bisam-log", 0, None),
     ]
-    assert sheet_of_comparisons(only_group(runs)) is None
-    assert [table.title.split(": ")[1] for table in sheets(collect(runs).groups)] == ["test accuracy in per cent"]
+    assert sheet_of_comparisons(only_table(runs)) is None
+    assert [table.title.split(": ")[1] for table in sheets(collect(runs).tables)] == ["test accuracy in per cent"]
 
 
 # What is left out.
@@ -315,7 +318,7 @@ def test_a_terminal_shows_texts_as_they_are():
 
 def test_a_terminal_shows_every_cell_of_a_real_table(recorded):
     runs = [recorded(f"cifar10/resnet56/{method}", seed) for method in ("sgd", "sam") for seed in (0, 1)]
-    for table in sheets(collect(runs).groups):
+    for table in sheets(collect(runs).tables):
         shown = on_a_terminal(table, 200)
         for text in [
             table.title,
@@ -335,7 +338,7 @@ def rendered(table):
 
 def test_markdown_is_read_as_the_same_table(recorded):
     runs = [recorded(f"cifar10/resnet56/{method}", seed) for method in ("sgd", "sam") for seed in (0, 1)]
-    for table in sheets(collect(runs).groups):
+    for table in sheets(collect(runs).tables):
         html, (head, *rows) = rendered(table)
         assert head == table.head
         assert rows == [[cell.replace("\n", "<br>") for cell in row] for row in table.rows]
@@ -356,34 +359,37 @@ def test_neither_a_bar_nor_a_tag_in_a_text_is_read_as_markdown():
 
 def test_a_comparison_with_sgd_of_as_many_epochs_says_so(recorded):
     runs = [recorded(f"demo/40%/{method}", epochs=30) for method in ("sgd", "sam")]
-    assert sheet(fill(find("demo"), runs)).notes == ["40%: SGD did not have twice the epochs of the others."]
-    assert sheet(fill(find("demo"), [recorded("demo/40%/sgd"), recorded("demo/40%/sam")])).notes == []
+    assert sheet(fill(find_recipe("demo"), runs)).notes == ["40%: SGD did not have twice the epochs of the others."]
+    assert sheet(fill(find_recipe("demo"), [recorded("demo/40%/sgd"), recorded("demo/40%/sam")])).notes == []
 
 
 def test_a_table_of_one_s_own_need_not_give_sgd_twice_the_epochs(recorded):
     own = {"recipe": "mine", "title": "Mine", "row": "net", "epochs": 30}
-    (group,) = collect([recorded(f"demo/40%/{method}", **own) for method in ("sgd", "sam")]).groups
-    assert sheet(group).notes == []
+    (table,) = collect([recorded(f"demo/40%/{method}", **own) for method in ("sgd", "sam")]).tables
+    assert sheet(table).notes == []
 
 
 def test_runs_on_data_that_are_not_the_same_are_told(recorded):
     sums = ["a" * 64, "a" * 64, "b" * 64, None]
     runs = [recorded("demo/40%/sam", n, receipt={"data_checksum": digest}) for n, digest in enumerate(sums)]
-    assert sheet(only_group(runs)).notes == [
+    assert sheet(only_table(runs)).notes == [
         "Not all of these runs were trained on the same digits: its sha256 is aaaaaaaaaaaa in 2, bbbbbbbbbbbb in 1 of "
         "the receipts."
     ]
-    assert sheet(only_group([runs[0], runs[1], runs[3]])).notes == []
+    assert sheet(only_table([runs[0], runs[1], runs[3]])).notes == []
     on_disk = [recorded("imagenet/resnet50/sam", n, receipt={"data_checksum": digest}) for n, digest in enumerate(sums)]
-    assert sheet(only_group(on_disk)).notes == []  # whose checksums are of names and sizes alone
+    assert sheet(only_table(on_disk)).notes == []  # whose checksums are of names and sizes alone
     other = recorded("cifar10/resnet56/sam", data="digits", receipt={"data_checksum": "c" * 64})
-    assert sheet(fill(find("cifar10"), [recorded("cifar10/vgg19bn/sam", receipt=runs[0].receipt), other])).notes == []
+    assert (
+        sheet(fill(find_recipe("cifar10"), [recorded("cifar10/vgg19bn/sam", receipt=runs[0].receipt), other])).notes
+        == []
+    )
 
 
 def test_a_table_whose_rows_have_methods_of_their_own_has_a_line_for_each_cell(recorded):
     cells = {"resnet32/sam": [94.0, 94.2], "resnet32/msam": [94.5], "resnet32-late10/sam": [93.0, 93.1]}
     runs = [recorded(f"frontier/{cell}", seed, x) for cell, of in cells.items() for seed, x in enumerate(of)]
-    table = sheet(only_group(runs))
+    table = sheet(only_table(runs))
     assert table.head == ["row", "method", "test accuracy"]
     assert table.rows == [
         ["resnet32", "SAM", "94.10 ± 0.14, n = 2"],

@@ -24,16 +24,16 @@ from bisam.lab import methods
 from bisam.lab.cli import app
 from bisam.lab.cli.sweep import _label_of
 from bisam.lab.config import Config
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.records import Record
 from bisam.lab.tables import sweeps as sweep
 from bisam.lab.tables.cells import Run, collect
 from bisam.lab.tables.sweeps import GridPoint, Sweep, outcome
-from bisam.lab.training.grids import NOT_SWEPT, plans
+from bisam.lab.training.grids import NOT_SWEPT, cell_grids
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.run import TrainingRun
 
-TANH = find("cifar10/resnet56/bisam-tanh")
+TANH = find_recipe("cifar10/resnet56/bisam-tanh")
 OWN = TANH.cells["resnet56", "bisam-tanh"]
 
 
@@ -41,7 +41,7 @@ OWN = TANH.cells["resnet56", "bisam-tanh"]
 
 
 def plan(name, *fields, seeds=(0,), **options):
-    (found,) = plans(find(name), fields, seeds, Path("runs"), **options)
+    (found,) = cell_grids(find_recipe(name), fields, seeds, Path("runs"), **options)
     return found
 
 
@@ -272,15 +272,15 @@ def test_sweeps_are_found_among_runs_that_were_changed_alike():
 def test_runs_of_a_sweep_have_no_table_that_shows_their_test_accuracy(recorded):
     records = [run({"alpha": alpha}, 90.0).record for alpha in (0.1, 1.0, 10.0)]
     baselines = [recorded(f"cifar10/resnet56/{method}", 0, 94.0) for method in ("sgd", "sam")]  # which have no alpha
-    groups, found = sweep.sort_out(collect(records + baselines))
-    assert [group.changes for group in groups] == [""]
+    tables, found = sweep.sort_out(collect(records + baselines))
+    assert [table.changes for table in tables] == [""]
     assert len(found) == 1
 
 
 def test_a_changed_table_that_is_no_sweep_stays(recorded):
     changed = [recorded(f"cifar10/resnet56/{method}", 0, 94.0, epochs=3) for method in ("sgd", "sam")]
-    groups, found = sweep.sort_out(collect(changed))
-    assert ([group.changes for group in groups], found) == (["epochs=3"], [])
+    tables, found = sweep.sort_out(collect(changed))
+    assert ([table.changes for table in tables], found) == (["epochs=3"], [])
 
 
 def test_runs_of_a_sweep_may_be_computed_in_different_ways():
@@ -300,7 +300,7 @@ def test_the_steps_that_perturb_are_the_method_s_own_where_none_are_set():
 
 
 def test_the_first_measure_of_the_recipe_chooses():
-    recipe = find("glue/cola/bisam-log")
+    recipe = find_recipe("glue/cola/bisam-log")
     (own,) = recipe.cells.values()
     results = {1.0: {"mcc": -3.0, "accuracy": 99.0}, 2.0: {"mcc": 5.0, "accuracy": 1.0}}
     runs = []
@@ -455,8 +455,8 @@ def trained(tmp_path_factory):
 
 
 def test_each_cell_of_a_sweep_has_its_own_runs_and_no_run_is_of_two(tmp_path):
-    recipe = find("demo/40%").only([], ["sam", "bisam-log"])
-    found = plans(recipe, ["rho"], [0, 1], tmp_path, values={"rho": ["0.05", "0.2"]})
+    recipe = find_recipe("demo/40%").only([], ["sam", "bisam-log"])
+    found = cell_grids(recipe, ["rho"], [0, 1], tmp_path, values={"rho": ["0.05", "0.2"]})
     assert [grid.description.partition(":")[2] for grid in found] == [" rho over 0.05, 0.2 (as given), 4 runs"] * 2
     for grid in found:
         points = [(job.config.seed, job.config.rho) for job in grid.jobs]

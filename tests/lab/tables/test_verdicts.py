@@ -10,7 +10,7 @@ def of(recorded, **accuracies):
     """Verdicts of a row whose methods have these accuracies, by seed."""
     names = {name.replace("_", "-"): values for name, values in accuracies.items()}
     runs = [recorded(f"cifar10/resnet56/{m}", seed, x) for m, values in names.items() for seed, x in enumerate(values)]
-    return {one.title: one for one in verdicts(collect(runs).groups)}
+    return {one.title: one for one in verdicts(collect(runs).tables)}
 
 
 def test_better_worse_and_unresolved_differences_are_counted(recorded):
@@ -51,7 +51,7 @@ def test_the_first_measure_of_a_row_counts_alone(recorded):
         for method, gap in (("sgd", 0.0), ("sam", 1.0))
         for seed in range(2)
     ]
-    (found,) = verdicts(collect(runs).groups)
+    (found,) = verdicts(collect(runs).tables)
     assert [one.row for one in found.differences] == ["net, accuracy"]
     assert (found.measure, found.above) == ("test accuracy", 1)
 
@@ -59,18 +59,18 @@ def test_the_first_measure_of_a_row_counts_alone(recorded):
 def test_adaptive_and_efficient_methods_with_q_count_for_bisam(recorded):
     runs = [recorded(f"adaptive/resnet56/{method}") for method in ("asam", "abisam-log", "abisam-tanh")]
     runs += [recorded(f"efficient/resnet56/{method}") for method in ("esam", "ebisam-log")]
-    (found,) = verdicts(collect(runs).groups)
+    (found,) = verdicts(collect(runs).tables)
     assert found.title == "BiSAM vs SAM"
     assert len(found.differences) == 3
-    assert [group.recipe.name for group, _ in found.placed] == ["adaptive", "adaptive", "efficient"]
+    assert [table.recipe.name for table, _ in found.placed] == ["adaptive", "adaptive", "efficient"]
 
 
 def test_the_measure_is_that_of_the_tables_if_they_have_the_same(recorded):
     images = [recorded(f"cifar10/resnet56/{method}") for method in ("sam", "bisam-log")]
     texts = [recorded(f"glue/sst2/{method}") for method in ("sam", "bisam-log")]
-    (of_images,), (of_both,) = verdicts(collect(images).groups), verdicts(collect([*images, *texts]).groups)
+    (of_images,), (of_both,) = verdicts(collect(images).tables), verdicts(collect([*images, *texts]).tables)
     assert (of_images.measure, of_both.measure) == ("test accuracy", "test results")
 
 
 def test_without_two_methods_there_is_none(recorded):
-    assert verdicts(collect([recorded("demo/40%/sam")]).groups) == []
+    assert verdicts(collect([recorded("demo/40%/sam")]).tables) == []

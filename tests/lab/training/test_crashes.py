@@ -115,7 +115,7 @@ def crash(place):
     def resumed(runs, what):
         assert ended(start(runs)) == 0, f"{what}: {runs.with_suffix('.log').read_text()}"
         assert outcome(runs) == expected, what
-        (record,) = records.find(runs)
+        (record,) = records.find_records(runs)
         assert records.verify(record) + records.weights_problems(record) == [], what
 
     always = [calls.index(call) + 1 for call in ALWAYS]

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from bisam.lab.cli import app
 from bisam.lab.config import Config, rate
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.records import RunFolder, checkpoint
-from bisam.lab.training.jobs import jobs_of, twins
+from bisam.lab.training.jobs import equal_finished_runs, jobs_of
 from bisam.lab.training.trackers import Service, trackers
 
 import forked
@@ -148,7 +148,7 @@ def test_what_is_done_is_skipped(undisturbed):
     ],
 )
 def test_a_result_that_means_nothing_is_refused_and_no_checkpoint_is_removed(content, told, tmp_path):
-    config = find("demo/40%/sgd").cells["40%", "sgd"]
+    config = find_recipe("demo/40%/sgd").cells["40%", "sgd"]
     folder = tmp_path / "demo" / "noise40-sgd-seed0"
     with RunFolder.open(folder, config.as_dict()) as run:
         saved = checkpoint.save(run.checkpoints, 1, {"epoch": 0})
@@ -308,19 +308,19 @@ def test_the_list_names_every_recipe():
 
 def test_recipes_have_the_numbers_of_the_paper():
     for name in ("cifar10", "cifar100"):
-        for (_, method), config in find(name).cells.items():
+        for (_, method), config in find_recipe(name).cells.items():
             assert (config.epochs, config.batch, config.lr) == (400 if method == "sgd" else 200, 128, 0.1)
             assert (config.momentum, config.weight_decay) == (0.9, 5e-4)
             assert (config.rho, config.mu, config.alpha, config.validation) == (0.05, None, 0.1, 0.1)
-    assert {config.rho for config in find("adaptive").cells.values()} == {2.0}
-    noisy = {row: config for (row, method), config in find("label_noise").cells.items() if method == "sam"}
+    assert {config.rho for config in find_recipe("adaptive").cells.values()} == {2.0}
+    noisy = {row: config for (row, method), config in find_recipe("label_noise").cells.items() if method == "sam"}
     assert [(c.noise, c.rho, c.model) for c in noisy.values()] == [
         *((noise, 0.05, "resnet32") for noise in (0.0, 0.2, 0.4, 0.6)), (0.8, 0.01, "resnet32"),
     ]  # fmt: skip
-    imagenet = find("imagenet").cells["resnet50", "bisam-tanh"]
+    imagenet = find_recipe("imagenet").cells["resnet50", "bisam-tanh"]
     assert (imagenet.epochs, imagenet.lr, imagenet.batch, imagenet.micro_batch, imagenet.mu) == (90, 0.2, 512, 128, 20)
-    assert find("imagenet").cells["resnet50", "bisam-log"].mu == 5
-    efficient = find("efficient").cells["resnet56", "ebisam-log"]
+    assert find_recipe("imagenet").cells["resnet50", "bisam-log"].mu == 5
+    efficient = find_recipe("efficient").cells["resnet56", "ebisam-log"]
     assert (efficient.beta, efficient.gamma, efficient.epochs) == (0.5, 0.5, 200)
 
 
@@ -553,53 +553,53 @@ def test_what_a_report_counts_already_is_not_reproduced_but_can_be_trained(tmp_p
 def test_only_a_finished_run_that_counts_is_taken_for_another(tmp_path):
     folder = tmp_path / "demo" / "noise40-sgd-seed0+epochs=1+deterministic=True"
     bisam("train", "demo/40%/sgd", "--set", "epochs=1", "--set", "deterministic=true", runs=tmp_path)
-    (job,) = jobs_of(find("demo/40%/sgd"), [0], {"epochs": "1"}, tmp_path)
-    assert twins([job])[job.folder].folder == folder
-    (other,) = jobs_of(find("demo/40%/sgd"), [0], {"epochs": "1", "lr": "0.01"}, tmp_path)
-    assert twins([other]) == {}
+    (job,) = jobs_of(find_recipe("demo/40%/sgd"), [0], {"epochs": "1"}, tmp_path)
+    assert equal_finished_runs([job])[job.folder].folder == folder
+    (other,) = jobs_of(find_recipe("demo/40%/sgd"), [0], {"epochs": "1", "lr": "0.01"}, tmp_path)
+    assert equal_finished_runs([other]) == {}
     (folder / "not-counted.txt").write_text("The wrong labels.")
-    assert twins([job]) == {}
-    (twin,) = jobs_of(find("demo/40%/sgd"), [0], {"epochs": "1", "deterministic": "true"}, tmp_path)
+    assert equal_finished_runs([job]) == {}
+    (twin,) = jobs_of(find_recipe("demo/40%/sgd"), [0], {"epochs": "1", "deterministic": "true"}, tmp_path)
     bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path)
-    assert twins([twin]) == {}  # it has ended itself, though it does not count
+    assert equal_finished_runs([twin]) == {}  # it has ended itself, though it does not count
     shutil.rmtree(job.folder)
     (folder / "not-counted.txt").unlink()
     config = (folder / "config.json").read_text()
     (folder / "config.json").write_text(config.replace('"format": 1', '"format": 2'))
-    assert twins([job]) == {}
+    assert equal_finished_runs([job]) == {}
     (folder / "config.json").write_text(config)
-    assert twins([job]) != {}
+    assert equal_finished_runs([job]) != {}
     (folder / "result.json").unlink()
-    assert twins([job]) == {}
+    assert equal_finished_runs([job]) == {}
 
 
 def test_a_run_of_another_row_is_not_taken_for_one_of_this(recorded, tmp_path):
     """With a noise rate that no row has, all rows have the same configuration."""
-    jobs = jobs_of(find("label_noise"), [0], {"noise": "0.1", "compile": "true"}, tmp_path)
-    others = jobs_of(find("label_noise"), [0], {"noise": "0.1"}, tmp_path)
+    jobs = jobs_of(find_recipe("label_noise"), [0], {"noise": "0.1", "compile": "true"}, tmp_path)
+    others = jobs_of(find_recipe("label_noise"), [0], {"noise": "0.1"}, tmp_path)
     done = next(job for job in jobs if job.folder.name.startswith("noise20-sam"))
     done.folder.mkdir(parents=True)
     record = recorded("label_noise/20%/sam")
     (done.folder / "config.json").write_text(json.dumps({"format": 1, "config": done.config.as_dict()}))
     (done.folder / "result.json").write_text(json.dumps({**record.result, "epochs": 0}))
-    assert {folder.name for folder in twins(others)} == {"noise20-sam-seed0+noise=0.1"}
+    assert {folder.name for folder in equal_finished_runs(others)} == {"noise20-sam-seed0+noise=0.1"}
 
 
 def test_an_equal_run_of_another_table_is_not_trained_again(recorded, tmp_path):
     """`frontier` has cells of `label_noise` and `cifar10`: the same training under another name."""
-    theirs = jobs_of(find("label_noise"), [0, 1], {"compile": "true"}, tmp_path)
+    theirs = jobs_of(find_recipe("label_noise"), [0, 1], {"compile": "true"}, tmp_path)
     for job in theirs:
         job.folder.mkdir(parents=True)
         record = recorded("label_noise/0%/sam")
         (job.folder / "config.json").write_text(json.dumps({"format": 1, "config": job.config.as_dict()}))
         (job.folder / "result.json").write_text(json.dumps({**record.result, "epochs": 0}))
-    jobs = jobs_of(find("frontier"), [1, 2], {}, tmp_path)
-    assert {ours.name: twin.folder.name for ours, twin in twins(jobs).items()} == {
+    jobs = jobs_of(find_recipe("frontier"), [1, 2], {}, tmp_path)
+    assert {ours.name: twin.folder.name for ours, twin in equal_finished_runs(jobs).items()} == {
         f"resnet32{noise}-{method}-seed1": f"noise{rate}-{method}-seed1+compile=True"
         for noise, rate in (("", "0"), ("-noise40", "40"))
         for method in ("sgd", "sam", "bisam-log")
     }
-    assert twins(jobs_of(find("frontier"), [1], {"epochs": "3"}, tmp_path)) == {}
+    assert equal_finished_runs(jobs_of(find_recipe("frontier"), [1], {"epochs": "3"}, tmp_path)) == {}
 
 
 def test_ctrl_c_ends_a_command_that_is_loading_data(tmp_path):

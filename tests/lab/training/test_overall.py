@@ -213,13 +213,13 @@ def test_without_a_terminal_runs_that_end_at_the_same_time_have_one_line_about_a
     with Progress(console) as progress:
         progress.overall = Overall(clock)
         progress.expect([SAM, SAM_AGAIN, third])
-        for crew in ([SAM, SAM_AGAIN], [third]):
-            progress.begin(dict.fromkeys(crew, 0), 4)
+        for stepping in ([SAM, SAM_AGAIN], [third]):
+            progress.begin(dict.fromkeys(stepping, 0), 4)
             for epoch in range(10):
                 clock.now += 1.0
-                for config in crew:
+                for config in stepping:
                     progress.epoch(config, tmp_path, {"epoch": epoch, **TOLD})
-            for config in crew:
+            for config in stepping:
                 progress.finish(config, {"status": "done", "best_epoch": 3, "test_accuracy": 91.0, "seconds": 70})
     lines = [line for line in console.file.getvalue().splitlines() if line.startswith("run ")]
     assert len(lines) == 1  # and none at the end, where nothing is left

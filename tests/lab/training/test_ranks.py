@@ -25,13 +25,13 @@ from bisam.lab.data.shards import Shard
 from bisam.lab.data.sources import open_source
 from bisam.lab.models import compiling
 from bisam.lab.models.resnet import ResNet
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.training import jobs, loop
 from bisam.lab.training.loop import Stopped
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import ALONE, RankLost, Ranks, joined, unlike_fields
 from bisam.lab.training.run import TrainingRun
-from bisam.lab.training.sharding import Shards
+from bisam.lab.training.sharding import ShardedModel
 from bisam.tensors.buckets import locals_of
 
 import ranks
@@ -74,7 +74,7 @@ def train(root, method="sam", stop_rank=None, build=without_batch_norm, ranked=N
     """Of the demo, in all processes that there are; `ranked` are options of those that torchrun starts."""
     fields = {"epochs": str(EPOCHS), "epoch_steps": "4", **changes}
     with joined(CPU, **(ranked or {})) as group:
-        sam = find("demo/40%/sam")
+        sam = find_recipe("demo/40%/sam")
         cells = {(row, method): replace(config, method=method) for (row, _), config in sam.cells.items()}
         recipe = replace(sam, cells=cells)
         made = jobs.jobs_of(recipe, [0], fields, Path(root), group)
@@ -89,7 +89,7 @@ def train(root, method="sam", stop_rank=None, build=without_batch_norm, ranked=N
 
 
 def result(root):
-    (record,) = records.find(Path(root))
+    (record,) = records.find_records(Path(root))
     with records.RunFolder.open(record.folder, record.config) as folder:
         return record, folder.load_weights()
 
@@ -449,7 +449,7 @@ def test_one_process_is_refused_what_several_share(option, given):
 def train_what_is_left(root):
     """The first of three runs is finished and the second one in use, as the first rank alone can see."""
     with joined(CPU) as group:
-        recipe, fields = find("demo/40%/sam"), {"epochs": "1", "epoch_steps": "1"}
+        recipe, fields = find_recipe("demo/40%/sam"), {"epochs": "1", "epoch_steps": "1"}
         where = Path(root) / ("runs" if group.is_first else "rank 1")
         finished, taken, _ = made = jobs.jobs_of(recipe, range(3), fields, where, group)
         with ExitStack() as stack:
@@ -467,7 +467,7 @@ def test_runs_that_the_first_rank_skips_are_skipped_by_all(tmp_path):
     (line,), others = ranks.run(train_what_is_left, str(tmp_path))
     assert "seed1" in line
     assert others == []
-    found = {record.config["seed"]: record for record in records.find(tmp_path / "runs")}
+    found = {record.config["seed"]: record for record in records.find_records(tmp_path / "runs")}
     assert found[0].result["test_accuracy"] == 90.0
     assert found[1].result is None
     assert len(found[2].metrics) == 1
@@ -478,4 +478,4 @@ def test_a_state_that_cannot_be_gathered_has_a_remedy():
     optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
     optimizer.minimize(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))
     with pytest.raises(ValueError, match=r"SAM keeps a plain tensor for a part of a parameter, .*: remove --shard"):
-        Shards().state(model, optimizer)
+        ShardedModel().state(model, optimizer)

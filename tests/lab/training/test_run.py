@@ -15,7 +15,7 @@ from bisam.capture import capture_together
 from bisam.lab.config import Config
 from bisam.lab.data import load
 from bisam.lab.data.sources import InMemory
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.records import RecordError, RunFolder, checkpoint, read
 from bisam.lab.training.loop import Job, Stopped, train
 from bisam.lab.training.progress import Progress
@@ -81,7 +81,7 @@ def test_the_best_weights_are_those_of_the_highest_validation_accuracy(monkeypat
 
 
 def test_a_run_that_another_process_has_finished_meanwhile_is_left_alone(tmp_path):
-    config = find("demo").cells["40%", "sam"]
+    config = find_recipe("demo").cells["40%", "sam"]
     result = {"status": "done", "epochs": 1, "best_epoch": 0, "validation_accuracy": 50.0, "test_accuracy": 90.0}
     with RunFolder.open(tmp_path, config.as_dict()) as run:
         run.metrics.append({"epoch": 0, "loss": 1.0})

@@ -31,7 +31,7 @@ def do(jobs, together=None, progress=None):
     return train(jobs, tiny_images(), torch.device("cpu"), progress, progress.stopping, together=together)
 
 
-def crews(folder):
+def counts_together(folder):
     """How many stepped together in each epoch."""
     return [row["together"] for row in read(folder).metrics]
 
@@ -64,8 +64,8 @@ def alone(tmp_path_factory):
 def test_runs_of_different_lengths_step_together_until_the_shorter_ends(tmp_path, alone):
     short, long = job(tmp_path / "sam", 2), job(tmp_path / "sgd", 4, method="sgd")
     do([short, long])
-    assert crews(short.folder) == [2, 2]
-    assert crews(long.folder) == [2, 2, 1, 1]
+    assert counts_together(short.folder) == [2, 2]
+    assert counts_together(long.folder) == [2, 2, 1, 1]
     assert [row["lr"] for row in read(long.folder).metrics] == [rate(long.config, epoch) for epoch in range(4)]
     for one in (short, long):
         assert outcome(one.folder) == alone(one)
@@ -74,7 +74,7 @@ def test_runs_of_different_lengths_step_together_until_the_shorter_ends(tmp_path
 def test_a_run_that_ends_makes_room_for_the_next(tmp_path, alone):
     jobs = [job(tmp_path / str(seed), epochs, seed) for seed, epochs in enumerate([1, 3, 2])]
     do(jobs, together=2)
-    assert [crews(one.folder) for one in jobs] == [[2], [2, 2, 2], [2, 2]]
+    assert [counts_together(one.folder) for one in jobs] == [[2], [2, 2, 2], [2, 2]]
     for one in jobs:
         assert outcome(one.folder) == alone(one)
 
@@ -82,7 +82,7 @@ def test_a_run_that_ends_makes_room_for_the_next(tmp_path, alone):
 def test_one_at_a_time_is_one_after_the_other(tmp_path):
     jobs = [job(tmp_path / str(seed), 1, seed) for seed in range(2)]
     do(jobs, together=1)
-    assert [crews(one.folder) for one in jobs] == [[1], [1]]
+    assert [counts_together(one.folder) for one in jobs] == [[1], [1]]
 
 
 def test_who_was_stopped_within_an_epoch_comes_to_its_end_first(tmp_path, alone):
@@ -90,8 +90,8 @@ def test_who_was_stopped_within_an_epoch_comes_to_its_end_first(tmp_path, alone)
     with pytest.raises(Stopped, match="by SIGTERM in epoch 2: "):
         do([stopped], progress=Asking(BATCHES + 2))
     do([fresh, stopped])
-    assert crews(stopped.folder) == [1, 1, 2]
-    assert crews(fresh.folder) == [2, 1]
+    assert counts_together(stopped.folder) == [1, 1, 2]
+    assert counts_together(fresh.folder) == [2, 1]
     for one in (stopped, fresh):
         assert outcome(one.folder) == alone(one)
 
@@ -106,7 +106,7 @@ def test_all_that_are_under_way_are_saved_also_who_waits_for_another(tmp_path, a
     assert point(ahead) == (2, 0)
     assert point(behind) == (0, 2)
     do([ahead, behind])
-    assert crews(ahead.folder) == [1, 1, 2]
+    assert counts_together(ahead.folder) == [1, 1, 2]
     for one in (ahead, behind):
         assert outcome(one.folder) == alone(one)
 
@@ -239,7 +239,7 @@ def test_what_a_run_needed_is_let_go_when_it_ends(tmp_path, monkeypatch):
 def test_steps_are_prepared_only_when_the_company_changes(tmp_path, monkeypatch):
     prepared = []
     own = lab.steps_of
-    monkeypatch.setattr(lab, "steps_of", lambda crew, note: prepared.append(len(crew)) or own(crew, note))
+    monkeypatch.setattr(lab, "steps_of", lambda stepping, note: prepared.append(len(stepping)) or own(stepping, note))
     do([job(tmp_path / "short", 2), job(tmp_path / "long", 4, seed=1)])
     assert prepared == [2, 1]
 
@@ -248,7 +248,7 @@ def test_only_runs_whose_batches_are_alike_step_together(tmp_path):
     fields = {"a": {}, "b": {"validation": 0.2}, "c": {}, "d": {"deterministic": True}}
     jobs = [job(tmp_path / name, 1, seed, **of_job) for seed, (name, of_job) in enumerate(fields.items())]
     runs.run(jobs, lambda name: tiny_images(), torch.device("cpu"), Progress(), together=4)
-    assert [crews(one.folder) for one in jobs] == [[2], [1], [2], [1]]
+    assert [counts_together(one.folder) for one in jobs] == [[2], [1], [2], [1]]
 
 
 def test_all_runs_are_counted_from_the_start_and_saved_as_often_as_wanted(tmp_path):
@@ -343,8 +343,8 @@ def test_a_run_that_diverges_leaves_the_others_alone_and_makes_room(tmp_path, al
     others = [job(tmp_path / str(seed), 3 - seed, seed) for seed in range(2)]
     do([wild, *others], together=2)
     assert read(wild.folder).result["status"] == "diverged"
-    assert read(wild.folder).result["epochs"] == len(crews(wild.folder)) == 2
-    assert [crews(one.folder) for one in others] == [[2, 2, 2], [2, 1]]
+    assert read(wild.folder).result["epochs"] == len(counts_together(wild.folder)) == 2
+    assert [counts_together(one.folder) for one in others] == [[2, 2, 2], [2, 1]]
     for one in others:
         assert outcome(one.folder) == alone(one)
 

@@ -131,7 +131,7 @@ OF_THE_PLACE = ("seconds", "samples_per_second", "together", "alike")
 def outcomes(root):
     """What must not depend on the place of a training, by the name of the run: all but times and places."""
     found = {}
-    for record in records.find(Path(root)):
+    for record in records.find_records(Path(root)):
         assert records.verify(record) + records.weights_problems(record) == []
         assert [*record.folder.glob(f"{records.CHECKPOINTS}/*")] == []
         rows = [*record.metrics, record.result]

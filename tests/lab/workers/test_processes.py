@@ -11,7 +11,7 @@ from bisam.lab.workers.processes import Processes
 
 
 def finished_seeds(root):
-    return sorted(record.config["seed"] for record in records.find(root) if record.result is not None)
+    return sorted(record.config["seed"] for record in records.find_records(root) if record.result is not None)
 
 
 def test_a_killed_worker_starts_again_ctrl_c_saves_and_the_table_ends_with_the_same_bits(
@@ -34,7 +34,7 @@ def test_a_killed_worker_starts_again_ctrl_c_saves_and_the_table_ends_with_the_s
     assert done.exit_code == 130
     assert "stopped by SIGINT: the same command resumes there" in done.output
     assert finished_seeds(tmp_path) == [0, 1, 2]
-    (seed3,) = (record.folder for record in records.find(tmp_path) if record.result is None)
+    (seed3,) = (record.folder for record in records.find_records(tmp_path) if record.result is None)
     assert [*(seed3 / records.CHECKPOINTS).iterdir()]
 
     done = command("reproduce", "--runs", tmp_path)  # in this process

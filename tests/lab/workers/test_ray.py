@@ -31,7 +31,7 @@ def test_a_killed_worker_is_retried_by_ray_ctrl_c_saves_and_the_table_ends_with_
     assert sorted(line[:10] for line in lost) == ["SAM seed 0", "SAM seed 1"]
     resumed = [line for line in lines if "resumes at epoch" in line]
     assert sorted(line.split("+")[0] for line in resumed) == ["noise40-sam-seed0", "noise40-sam-seed1"]
-    (seed3,) = (record.folder for record in records.find(tmp_path) if record.config["seed"] == 3)
+    (seed3,) = (record.folder for record in records.find_records(tmp_path) if record.config["seed"] == 3)
     assert [*(seed3 / records.CHECKPOINTS).iterdir()]
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 

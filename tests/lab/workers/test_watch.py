@@ -8,14 +8,14 @@ import pytest
 from rich.console import Console
 
 from bisam.lab import records
-from bisam.lab.recipes import find
+from bisam.lab.recipes import find_recipe
 from bisam.lab.training.loop import Job
 from bisam.lab.training.progress import Progress
 from bisam.lab.workers.messages import Begun, Done, Failed, InUse, Lost, Shown
 from bisam.lab.workers.task import Task
 from bisam.lab.workers.watch import WorkersLost, _watch
 
-(SAM,) = find("demo/40%/sam").cells.values()
+(SAM,) = find_recipe("demo/40%/sam").cells.values()
 CONFIGS = [replace(SAM, seed=seed, epochs=10) for seed in range(20)]
 METRICS = {"epoch": 4, "validation_accuracy": 50.0, "loss": 1.0, "samples_per_second": 10.0}
 RESULT = {"status": "done", "epochs": 10, "best_epoch": 9, "test_accuracy": 90.0, "seconds": 1.0}

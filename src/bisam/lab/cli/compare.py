@@ -55,7 +55,7 @@ def compare(
 ) -> None:
     """Two runs or two groups of seeds: how their configurations, results and the sharpness of their minima differ."""
     with errors_in_one_line():
-        place = cli_options.device(device)
+        torch_device = cli_options.device(device)
         shared = comparison.shared_rho(runs) if rho is None else rho
         plan = InspectionPlan(rho=RHO if shared is None else shared, samples=samples) if weights else None
         errors = console(stderr=True)
@@ -67,8 +67,8 @@ def compare(
 
         first, second = comparison.groups(runs)
         models = [str(records.read(run).config.get("model")) for run in runs]
-        with cli_options.threads_for(place, models), counting(errors) as progress:
-            found = comparison.compare(first, second, load, place, plan, progress, run_code=run_code)
+        with cli_options.threads_for(torch_device, models), counting(errors) as progress:
+            found = comparison.compare(first, second, load, torch_device, plan, progress, run_code=run_code)
         write_text(out, drawing_module("compare.page").write(found), given=out != PAGE)
         _show(found)
         print_line(f"wrote {out}")

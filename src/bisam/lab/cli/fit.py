@@ -17,9 +17,9 @@ from bisam.lab.config import Config
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.sources import own_data
 from bisam.lab.fitting import defaults
-from bisam.lab.fitting.plan import Plan
+from bisam.lab.fitting.plan import StudyPlan
 from bisam.lab.fitting.study import CODE, METHODS_OF_A_STUDY, Study, check_changes
-from bisam.lab.methods import find
+from bisam.lab.methods import find_method
 from bisam.lab.records.storage import Storage
 from bisam.lab.tables.answer import Answer
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
@@ -27,7 +27,7 @@ from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import Ranks, device_of_rank
 from bisam.lab.workers.on_ray import RayCluster
 from bisam.lab.workers.processes import Processes
-from bisam.lab.workers.watch import Place
+from bisam.lab.workers.watch import WorkerBackend
 
 DEFAULT_METHODS = ",".join(METHODS_OF_A_STUDY)
 
@@ -74,7 +74,7 @@ def fit(
     }  # fmt: skip
     with errors_in_one_line():
         choices = _choices(methods, rho, seeds, cli_options.changes_of(changes, options=fields))
-        workers = spread.place(where, root)
+        workers = spread.backend_of(where, root)
         on_ray = isinstance(workers, RayCluster) and where.device == "cuda"
         device = device_of_rank(cli_options.device("auto" if on_ray else where.device))
         with torchrun.joined(device) as ranks:
@@ -82,7 +82,7 @@ def fit(
             note = print_line if ranks.is_first else _silent
             source = _opened(data, place_of_data, ranks, note)
             study = Study(
-                source, model or defaults.model_for(source.task), root.folder, device,
+                source, model or defaults.model_for(source.dataset), root.folder, device,
                 minutes=minutes,
                 name=name,
                 pretrained=pretrained,
@@ -97,7 +97,7 @@ def fit(
                 output = None if ranks.is_first else quiet_console()
                 with Progress(output, trackers=shown, score=f"test_{study.settings.config.primary}") as progress:
                     study.train(
-                        plan, progress, together=where.together, checkpoint_seconds=every, place=workers,
+                        plan, progress, together=where.together, checkpoint_seconds=every, backend=workers,
                         storage=root.storage,
                     )  # fmt: skip
         if ranks.is_first:
@@ -117,7 +117,7 @@ def _opened(data: str, place_of_data: Mapping[str, str], ranks: Ranks, note: Cal
     return source
 
 
-def _uncounted(together: int, workers: Place | None) -> str:
+def _uncounted(together: int, workers: WorkerBackend | None) -> str:
     """What trains several runs at once, which the estimated time does not count; empty if nothing does.
 
     >>> _uncounted(3, None), _uncounted(1, Processes(2)), _uncounted(1, None)
@@ -131,7 +131,7 @@ def _uncounted(together: int, workers: Place | None) -> str:
     return " and ".join(found)
 
 
-def _decided(study: Study, note: Callable[[str], None], storage: Storage | None, uncounted: str) -> Plan:
+def _decided(study: Study, note: Callable[[str], None], storage: Storage | None, uncounted: str) -> StudyPlan:
     """The plan of the study, also that which a storage has already."""
     if storage is not None:
         storage.fetch_files(study.name, study.folder)
@@ -183,7 +183,7 @@ def _choices(methods: str, rho: str, seeds: str, changes: dict[str, str]) -> _Ch
     names = cli_options.names(methods)
     for name in names:
         if name != "base":
-            find(name)
+            find_method(name)
     Config().with_changes(changes)
     check_changes(changes)
     return {

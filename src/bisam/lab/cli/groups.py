@@ -17,22 +17,22 @@ from bisam.lab.cli.options import Runs
 from bisam.lab.training.progress import Tracker
 from bisam.lab.training.ranks import Ranks, joined
 from bisam.lab.training.trackers import trackers
-from bisam.lab.workers.places import place
-from bisam.lab.workers.watch import Place
+from bisam.lab.workers.backends import backend_of
+from bisam.lab.workers.watch import WorkerBackend
 
 
-class Group:
+class OptionGroup:
     """The options of a dataclass, as one parameter of a command: see `with_groups`."""
 
 
 @dataclass(frozen=True)
-class Where(Group):
+class Where(OptionGroup):
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")] = "auto"
     together: Annotated[int, typer.Option(min=1, help="Runs that train at once, in one CUDA graph.")] = 1
 
 
 @dataclass(frozen=True)
-class Tracking(Group):
+class Tracking(OptionGroup):
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write curves for TensorBoard beside the runs.")
     ] = False
@@ -40,7 +40,7 @@ class Tracking(Group):
         str | None, typer.Option(metavar="wandb|trackio", help="Send curves there, if it is installed.")
     ] = None
 
-    def trackers(self, root: Runs, where: Where, spread: Place | None, ranks: Ranks) -> list[Tracker]:
+    def trackers(self, root: Runs, where: Where, spread: WorkerBackend | None, ranks: Ranks) -> list[Tracker]:
         """Those of the first rank; the others have none."""
         at_once = where.together if spread is None else max(where.together, 2)
         if not ranks.is_first:
@@ -49,7 +49,7 @@ class Tracking(Group):
 
 
 @dataclass(frozen=True)
-class UnderTorchrun(Group):
+class UnderTorchrun(OptionGroup):
     perturb: Annotated[
         str,
         typer.Option(
@@ -70,7 +70,7 @@ class UnderTorchrun(Group):
 
 
 @dataclass(frozen=True)
-class Spread(Group):
+class Spread(OptionGroup):
     on: Annotated[
         str,
         typer.Option(
@@ -86,9 +86,9 @@ class Spread(Group):
     ] = None
     retries: Annotated[int, typer.Option(help="How often a worker that died is started again, for each task.")] = 2
 
-    def place(self, where: Where, root: Runs) -> Place | None:
+    def backend_of(self, where: Where, root: Runs) -> WorkerBackend | None:
         """Where the runs train; None is this process."""
-        return place(
+        return backend_of(
             self.on, workers=self.workers, gpus_per_run=self.gpus_per_run, retries=self.retries, device=where.device,
             together=where.together, stored=root.storage is not None,
         )  # fmt: skip
@@ -103,7 +103,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     demo Where(device='cpu', together=2)
     """
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, Group)}
+    groups = {name: hint for name, hint in hints.items() if inspect.isclass(hint) and issubclass(hint, OptionGroup)}
     own = inspect.signature(command).parameters.values()
 
     @functools.wraps(command)
@@ -121,7 +121,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _options_of(group: type[Group]) -> Iterable[inspect.Parameter]:
+def _options_of(group: type[OptionGroup]) -> Iterable[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     return [
         inspect.Parameter(

@@ -95,8 +95,8 @@ def bench(
     out: Annotated[Path, typer.Option(help="The result; one of this commit and machine is added to.")] = BENCH_OUT,
 ) -> None:
     """Measure the paper's two timing tables, and the other bars of speed and memory."""
-    place, sections, names = _device(device), _sections(only), _models(models)
-    plan = benchmark.BenchmarkPlan(place, sections, names, batch, compiling.value, loop=loop, quick=quick)
+    torch_device, sections, names = _device(device), _sections(only), _models(models)
+    plan = benchmark.BenchmarkPlan(torch_device, sections, names, batch, compiling.value, loop=loop, quick=quick)
     console = bench_tables.console()
     if out == BENCH_OUT:
         with _refusing("--out", OSError):

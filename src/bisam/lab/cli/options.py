@@ -99,7 +99,7 @@ Folder = Annotated[
 Partial = Annotated[
     bool, typer.Option("--partial-data", help="The folder may hold only a part of the data set: to try things out.")
 ]
-Place = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")]
+DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")]
 Every = Annotated[
     float, typer.Option("--checkpoint-seconds", min=0, help="Save when an epoch ends, but not more often.")
 ]
@@ -154,12 +154,12 @@ def _print_unchanged(text: str) -> None:
 
 
 @contextmanager
-def threads_for(place: torch.device, models: Iterable[str]) -> Iterator[None]:
+def threads_for(torch_device: torch.device, models: Iterable[str]) -> Iterator[None]:
     """One thread of torch for small models on a CPU, unless OMP_NUM_THREADS is set.
 
     Their operations are shorter than the hand-over to another thread: where processes share the cores, each waits.
     """
-    if place.type != "cpu" or "OMP_NUM_THREADS" in os.environ or not all(map(_is_small, models)):
+    if torch_device.type != "cpu" or "OMP_NUM_THREADS" in os.environ or not all(map(_is_small, models)):
         yield
         return
     before = torch.get_num_threads()
@@ -179,7 +179,7 @@ def _is_small(model: str) -> bool:
 
 def recipe(name: str) -> Recipe:
     """The recipe of that name, of ours or of a file."""
-    return recipe_files.find(name) if recipe_files.is_file(name) else recipes.find(name)
+    return recipe_files.find_recipe(name) if recipe_files.is_file(name) else recipes.find_recipe(name)
 
 
 def numbers(text: str) -> list[int]:

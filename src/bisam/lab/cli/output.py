@@ -113,4 +113,4 @@ def searching(here: Console, folder: Path) -> Iterator[Callable[[int, int], None
 def find_runs(folder: Path) -> list[records.Record]:
     """The records in a folder. A long search is shown on the standard error."""
     with searching(console(stderr=True), folder) as progress:
-        return records.find(folder, progress)
+        return records.find_records(folder, progress)

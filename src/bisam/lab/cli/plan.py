@@ -38,10 +38,10 @@ def plan(
     """Runs, GPU hours and memory of a table, and which differences between methods a budget resolves."""
     with errors_in_one_line():
         wanted = cli_options.recipe(recipe).only(cli_options.names(models), cli_options.names(methods))
-        budget = planning.Budget(gpu_measurements.find(gpu), gpus, hours)
+        budget = planning.Budget(gpu_measurements.find_gpu(gpu), gpus, hours)
         folders = runs if runs is not None else [folder for folder in LEDGERS if folder.is_dir()]
-        groups = collect(record for folder in folders for record in find_runs(folder)).groups
-        made = planning.plan(wanted, groups, budget, effect)
+        tables = collect(record for folder in folders for record in find_runs(folder)).tables
+        made = planning.plan(wanted, tables, budget, effect)
         here = console()
         here.print(plan_sheets.sheet_of_runs(made))
         choices = plan_sheets.sheet_of_choices(made)

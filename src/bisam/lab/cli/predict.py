@@ -45,13 +45,15 @@ def predict(
             )
         if out.exists() and Path(data).exists() and out.samefile(data):
             raise ValueError(f"the predictions would replace {data}, which they are of: give another --out")
-        place = cli_options.device(device)
-        predictor = load(folder, model or None, device=place, run_code=run_code)
-        with cli_options.threads_for(place, [predictor.beside.model]):
+        torch_device = cli_options.device(device)
+        predictor = load(folder, model or None, device=torch_device, run_code=run_code)
+        with cli_options.threads_for(torch_device, [predictor.beside.model]):
             try:
                 found = predictions(predictor, data, batch)
             except torch.OutOfMemoryError:
-                raise ValueError(f"a batch does not fit into the memory of {place}: give a smaller --batch") from None
+                raise ValueError(
+                    f"a batch does not fit into the memory of {torch_device}: give a smaller --batch"
+                ) from None
         write_text(out, found.as_csv(), given=out != TABLE)
         for line in found.lines():
             print_line(line)

@@ -67,8 +67,8 @@ def report(
                 f"{_listed(roots)} has no runs{others}. Give the folder that has them; a first one takes two minutes, "
                 "bisam demo"
             )
-        groups, sweeps = sort_out(collection)
-        sheets = [*sheets_of(groups, collection.runs), *map(sheet_of_sweep, sweeps)]
+        tables, sweeps = sort_out(collection)
+        sheets = [*sheets_of(tables, collection.runs), *map(sheet_of_sweep, sweeps)]
         if out is not None and out.suffix.lower() not in ("", ".html", ".htm"):
             raise ValueError(f"the page is written as HTML, got {out}: name it {out.with_suffix('.html').name}")
         page, wrote = out or roots[0] / "report.html", []
@@ -190,9 +190,9 @@ def verify(
         open_ = sum(record.result is None for record in found)
         if open_:
             print_line(f"note: not finished, {open_} of {len(found)} runs")
-        for group in cells.collect(found).groups:
-            for line in summary.unlike(group):
-                print_line(f"note: {group.title}: {line}")
+        for table in cells.collect(found).tables:
+            for line in summary.unlike(table):
+                print_line(f"note: {table.title}: {line}")
         if others:
             print_line(f"note: {others}")
         print_line(f"{len(found)} run{'s' * (len(found) != 1)}, {count} problem{'s' * (count != 1)}")
@@ -202,7 +202,7 @@ def verify(
 
 def _runs_of(name: str, roots: Sequence[Path]) -> list[cells.Run]:
     """The runs of a recipe, or of a part of one, that perturb."""
-    found = _collected(roots).groups
+    found = _collected(roots).tables
     wanted = _recipe(name, found)
     if len(wanted.rows) > 1:
         row = f"{wanted.name}/{wanted.rows[0]}"
@@ -210,8 +210,8 @@ def _runs_of(name: str, roots: Sequence[Path]) -> list[cells.Run]:
     if not any(methods.perturbs(method) for _, method in wanted.cells):
         row = f"{wanted.name}/{wanted.rows[0]}"
         raise ValueError(f"flips are of methods that perturb, and {name} has none: name the row, as in --recipe {row}")
-    groups = [group for group in found if group.recipe.name == wanted.name and not group.changes]
-    runs = [run for group in groups for row, method in wanted.cells for run in group.of(row, method)]
+    tables = [table for table in found if table.recipe.name == wanted.name and not table.changes]
+    runs = [run for table in tables for row, method in wanted.cells for run in table.of(row, method)]
     shown = [run for run in runs if run.last("flips") is not None]
     if not shown:
         raise ValueError(
@@ -221,9 +221,13 @@ def _runs_of(name: str, roots: Sequence[Path]) -> list[cells.Run]:
     return shown
 
 
-def _recipe(name: str, groups: Sequence[cells.Group]) -> Recipe:
+def _recipe(name: str, tables: Sequence[cells.ResultTable]) -> Recipe:
     """The recipe of that name, or a part of it: made from these records, of a file, or of the lab."""
-    made = {group.recipe.name: group.recipe for group in groups if group.recipe.name not in RECIPES}
+    made = {
+        result_table.recipe.name: result_table.recipe
+        for result_table in tables
+        if result_table.recipe.name not in RECIPES
+    }
     table, *part = name.split("/")
     return made[table].only(part[:1], part[1:]) if table in made else recipe(name)
 

@@ -19,12 +19,12 @@ from bisam.lab.cli.options import (
     AT_RUNS,
     RUNS,
     Changes,
+    DeviceOption,
     Every,
     Folder,
     Methods,
     Names,
     Partial,
-    Place,
     Root,
     Rows,
     Runs,
@@ -36,7 +36,7 @@ from bisam.lab.cli.options import (
 from bisam.lab.cli.output import console, print_line, quiet_console
 from bisam.lab.config import Config
 from bisam.lab.data.sources import Source, describe, open_source
-from bisam.lab.recipes import Recipe, find
+from bisam.lab.recipes import Recipe, find_recipe
 from bisam.lab.tables import cells
 from bisam.lab.tables.sheets import sheets
 from bisam.lab.training import jobs as runs
@@ -94,16 +94,16 @@ def reproduce(
         rows, names = cli_options.names(models), cli_options.names(methods)
         tables = [cli_options.recipe(name).only(rows, names) for name in recipes]
         wanted = [(table, seeds or f"0-{table.seeds - 1}") for table in tables]
-        workers = spread.place(where, root)
+        workers = spread.backend_of(where, root)
         load = partial(open_source, folder=folder, partial=partial_data)
         parsed = _parsed(changes, model, partial_data=partial_data)
-        _run(wanted, parsed, root, load, where, tracking, torchrun, every=every, skip_twins=True, workers=workers)
+        _run(wanted, parsed, root, load, where, tracking, torchrun, every=every, skip_equal=True, workers=workers)
 
 
 def demo(
     seeds: Seeds = "0-2",
     root: Root = RUNS,
-    device: Place = "cpu",
+    device: DeviceOption = "cpu",
     changes: Changes = None,
     every: Every = SECONDS_BETWEEN_CHECKPOINTS,
 ) -> None:
@@ -111,7 +111,7 @@ def demo(
     with errors_in_one_line():
         cli_options.refuse_ranks("demo")
         load, where, parsed = partial(open_source), Where(device), cli_options.changes_of(changes)
-        _run([(find("demo"), seeds)], parsed, Runs(root), load, where, Tracking(), UnderTorchrun(), every=every)
+        _run([(find_recipe("demo"), seeds)], parsed, Runs(root), load, where, Tracking(), UnderTorchrun(), every=every)
         cli_report.write_page([root], root / "report.html")
 
 
@@ -128,12 +128,12 @@ def data(
 
 def _run(
     wanted: Sequence[tuple[Recipe, str]], changes: dict[str, str], root: Runs, load: partial[Source], where: Where,
-    tracking: Tracking, torchrun: UnderTorchrun, *, every: float, skip_twins: bool = False,
-    workers: workers_watch.Place | None = None,
+    tracking: Tracking, torchrun: UnderTorchrun, *, every: float, skip_equal: bool = False,
+    workers: workers_watch.WorkerBackend | None = None,
 ) -> None:  # fmt: skip
     """Train these tables with these seeds, and print each of them."""
-    place = device_of_rank(cli_options.device(where.device)) if workers is None else torch.device("cpu")
-    with torchrun.joined(place) as ranks:
+    device = device_of_rank(cli_options.device(where.device)) if workers is None else torch.device("cpu")
+    with torchrun.joined(device) as ranks:
         tables = [
             (recipe, runs.jobs_of(recipe, cli_options.numbers(seeds), changes, root.folder, ranks))
             for recipe, seeds in _joined(wanted)
@@ -144,12 +144,12 @@ def _run(
         shown = tracking.trackers(root, where, workers, ranks)
         models = {job.config.model for job in jobs}
         output = None if ranks.is_first else quiet_console()
-        with cli_options.threads_for(place, models), Progress(output, trackers=shown) as progress:
+        with cli_options.threads_for(device, models), Progress(output, trackers=shown) as progress:
             if ranks.is_first:
-                instead = _beside_twins(jobs, progress, skip=skip_twins)
+                instead = _note_equal_runs(jobs, progress, skip=skip_equal)
                 jobs = [*{job.folder: job for job in (instead.get(each.folder, each) for each in jobs)}.values()]
             workers_watch.train(
-                jobs, load, workers, progress, device=place, root=root.folder, storage=root.storage,
+                jobs, load, workers, progress, device=device, root=root.folder, storage=root.storage,
                 together=where.together, checkpoint_seconds=every, ranks=ranks,
             )  # fmt: skip
     if ranks.is_first:
@@ -179,8 +179,8 @@ def _refuse_unlike(recipes: Iterable[Recipe]) -> None:
 
 
 def _show(recipe: Recipe, jobs: list[Job]) -> None:
-    group = cells.fill(recipe, [records.read(job.folder) for job in jobs])
-    for sheet in sheets([group] if group.runs else []):
+    table = cells.fill(recipe, [records.read(job.folder) for job in jobs])
+    for sheet in sheets([table] if table.runs else []):
         console().print(sheet)
 
 
@@ -188,14 +188,14 @@ def _parsed(changes: list[str] | None, model: str, *, partial_data: bool) -> dic
     return cli_options.changes_of(changes, partial_data=partial_data, options={"--model": ("model", model)})
 
 
-def _beside_twins(jobs: list[Job], progress: Progress, *, skip: bool) -> dict[Path, Job]:
+def _note_equal_runs(jobs: list[Job], progress: Progress, *, skip: bool) -> dict[Path, Job]:
     """Note the cells and seeds that have a finished run already, computed otherwise.
 
     Returns, with `skip`, that run for the folder of each of them.
     """
-    twins = runs.twins(jobs)
-    for job in (job for job in jobs if job.folder in twins):
-        twin = twins[job.folder]
-        same = f"{twin.folder} is finished and is the same training, except for {' and '.join(cells.NUMERICS)}"
+    equal_runs = runs.equal_finished_runs(jobs)
+    for job in (job for job in jobs if job.folder in equal_runs):
+        finished = equal_runs[job.folder]
+        same = f"{finished.folder} is finished and is the same training, except for {' and '.join(cells.NUMERICS)}"
         progress.note(f"{same}: it counts" if skip else f"{same}: reports count one of the two")
-    return twins if skip else {}
+    return equal_runs if skip else {}

@@ -31,7 +31,7 @@ from bisam.lab.config import Config
 from bisam.lab.data.sources import open_source
 from bisam.lab.tables import cells
 from bisam.lab.tables.sweeps import label, outcome, sheet, value_of
-from bisam.lab.training.grids import plans
+from bisam.lab.training.grids import cell_grids
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS
 from bisam.lab.training.progress import Progress, name_of
 from bisam.lab.training.ranks import device_of_rank, unlike_fields
@@ -84,10 +84,10 @@ def sweep(
         if not fields:
             raise ValueError("no field in --over: name one or more, such as --over alpha,mu")
         wanted = cli_options.recipe(recipe).only(cli_options.names(models), cli_options.names(methods))
-        workers = spread.place(where, root)
-        place = device_of_rank(cli_options.device(where.device)) if workers is None else torch.device("cpu")
-        with torchrun.joined(place) as ranks:
-            planned = plans(
+        workers = spread.backend_of(where, root)
+        device = device_of_rank(cli_options.device(where.device)) if workers is None else torch.device("cpu")
+        with torchrun.joined(device) as ranks:
+            planned = cell_grids(
                 wanted,
                 fields,
                 cli_options.numbers(seeds),
@@ -101,12 +101,12 @@ def sweep(
             ranks.refuse_unlike(unlike_fields([job.config for job in jobs], ranks.options))
             name = partial(_label_of, fields=fields)
             shown = Progress(here, label=name, outcome=_validated, score="validation_accuracy")
-            with cli_options.threads_for(place, {job.config.model for job in jobs}), shown as progress:
+            with cli_options.threads_for(device, {job.config.model for job in jobs}), shown as progress:
                 for plan in planned:
                     progress.note(plan.description)
                 load = partial(open_source, folder=folder, partial=partial_data)
                 workers_watch.train(
-                    jobs, load, workers, progress, device=place, root=root.folder, storage=root.storage,
+                    jobs, load, workers, progress, device=device, root=root.folder, storage=root.storage,
                     together=where.together, checkpoint_seconds=every, ranks=ranks,
                 )  # fmt: skip
         if not ranks.is_first:

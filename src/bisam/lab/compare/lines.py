@@ -16,7 +16,7 @@ Text = Callable[[Side], str]
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparedQuantity:
     """What a run has in one line of a table, as text, and as a number where it is one."""
 
     text: Text
@@ -59,7 +59,9 @@ class Line:
         return text if value < 0 else f"+{text}"
 
 
-def sheet(comparison: RunComparison, title: str, lines: Mapping[str, Line], notes: Sequence[str] = ()) -> Sheet:
+def sheet(
+    comparison: RunComparison, title: str, lines: Mapping[str, ComparedQuantity], notes: Sequence[str] = ()
+) -> Sheet:
     """One line for each name; without those that neither side has, and with the differences where there are some."""
     a, b = comparison.sides
     rows = [

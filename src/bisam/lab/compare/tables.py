@@ -9,7 +9,7 @@ from typing import Any
 from bisam.diagnostics import Estimate
 from bisam.lab.compare.comparison import RunComparison, Side, rho_of
 from bisam.lab.compare.inspection import Inspection, InspectionPlan, WorstCase
-from bisam.lab.compare.lines import Line, sheet
+from bisam.lab.compare.lines import ComparedQuantity, sheet
 from bisam.lab.tables.cells import number, text_of
 from bisam.lab.tables.summary import OPEN, Sheet
 
@@ -64,14 +64,14 @@ def _configuration(comparison: RunComparison) -> Sheet:
 
 
 def _results(comparison: RunComparison) -> Sheet:
-    lines = {"status": Line(lambda side: side.status), "ρ of the training": Line(_rho)}
+    lines = {"status": ComparedQuantity(lambda side: side.status), "ρ of the training": ComparedQuantity(_rho)}
     lines |= {words: _plain(partial(_accuracy, name=name), "{:.2f}") for name, words in ACCURACIES.items()}
-    lines |= {"tested epoch": Line(_best_epoch), "epochs": Line(_epochs)}
-    lines["seconds"] = Line(_seconds, _seconds_number, partial(_number, form="{:.1f}"))
-    lines["hardware"] = Line(lambda side: side.record.hardware or OPEN)
-    lines["commit"] = Line(lambda side: side.record.commits or OPEN)
-    lines |= {name: Line(partial(_receipt, name=name)) for name in ("torch", "date")}
-    lines["data, sha256"] = Line(lambda side: _receipt(side, "data_checksum")[:12])
+    lines |= {"tested epoch": ComparedQuantity(_best_epoch), "epochs": ComparedQuantity(_epochs)}
+    lines["seconds"] = ComparedQuantity(_seconds, _seconds_number, partial(_number, form="{:.1f}"))
+    lines["hardware"] = ComparedQuantity(lambda side: side.record.hardware or OPEN)
+    lines["commit"] = ComparedQuantity(lambda side: side.record.commits or OPEN)
+    lines |= {name: ComparedQuantity(partial(_receipt, name=name)) for name in ("torch", "date")}
+    lines["data, sha256"] = ComparedQuantity(lambda side: _receipt(side, "data_checksum")[:12])
     return sheet(comparison, "Results", lines)
 
 
@@ -81,10 +81,10 @@ def _rho(side: Side) -> str:
 
 
 def _last_epoch(comparison: RunComparison) -> Sheet:
-    lines = {"epoch": Line(lambda side: str(_last(side, "epoch") + 1) if side.record.metrics else OPEN)}
+    lines = {"epoch": ComparedQuantity(lambda side: str(_last(side, "epoch") + 1) if side.record.metrics else OPEN)}
     for name, words in METRICS.items():
         form = _percent if name in ("error", "perturbed_error") else partial(_number, form=_FORMS.get(name, "{:.4g}"))
-        lines[words] = Line(partial(_metric, name=name), partial(_last_number, name=name), form)
+        lines[words] = ComparedQuantity(partial(_metric, name=name), partial(_last_number, name=name), form)
     return sheet(comparison, "Last epoch of the training", lines)
 
 
@@ -155,7 +155,7 @@ def _line(comparison: RunComparison, plan: InspectionPlan) -> Sheet:
 # Cells.
 
 
-def _of(text: Callable[[Inspection], str], number_of: Callable[[Inspection], float] | None = None) -> Line:
+def _of(text: Callable[[Inspection], str], number_of: Callable[[Inspection], float] | None = None) -> ComparedQuantity:
     """A line about the weights, with the number that its text begins with."""
 
     def shown(side: Side) -> str:
@@ -164,10 +164,10 @@ def _of(text: Callable[[Inspection], str], number_of: Callable[[Inspection], flo
     def value(side: Side) -> float | None:
         return None if side.inspection is None or number_of is None else number_of(side.inspection)
 
-    return Line(shown, value, _digits)
+    return ComparedQuantity(shown, value, _digits)
 
 
-def _measured(number_of: Callable[[Inspection], float | None], form: Callable[[float], str]) -> Line:
+def _measured(number_of: Callable[[Inspection], float | None], form: Callable[[float], str]) -> ComparedQuantity:
     """A line about the weights that is a number."""
 
     def value(side: Side) -> float | None:
@@ -177,17 +177,17 @@ def _measured(number_of: Callable[[Inspection], float | None], form: Callable[[f
         found = value(side)
         return OPEN if found is None else form(found)
 
-    return Line(shown, value, form)
+    return ComparedQuantity(shown, value, form)
 
 
-def _plain(number_of: Callable[[Side], float | None], form: str) -> Line:
+def _plain(number_of: Callable[[Side], float | None], form: str) -> ComparedQuantity:
     """A line of a record that is a number."""
 
     def shown(side: Side) -> str:
         found = number_of(side)
         return OPEN if found is None else form.format(found)
 
-    return Line(shown, number_of, partial(_number, form=form))
+    return ComparedQuantity(shown, number_of, partial(_number, form=form))
 
 
 def _worst_cases(
@@ -195,7 +195,7 @@ def _worst_cases(
     text: Callable[[WorstCase], str],
     number_of: Callable[[WorstCase], float | None],
     form: Callable[[float], str],
-) -> dict[str, Line]:
+) -> dict[str, ComparedQuantity]:
     names = [case.name for side in comparison.members if side.inspection for case in side.inspection.worst]
 
     def case_of(side: Side, name: str) -> WorstCase | None:
@@ -209,7 +209,10 @@ def _worst_cases(
         case = case_of(side, name)
         return None if case is None else number_of(case)
 
-    return {name: Line(partial(shown, name=name), partial(value, name=name), form) for name in dict.fromkeys(names)}
+    return {
+        name: ComparedQuantity(partial(shown, name=name), partial(value, name=name), form)
+        for name in dict.fromkeys(names)
+    }
 
 
 def _error(case: WorstCase) -> str:

@@ -1,6 +1,6 @@
 """Data by name: small image sets whole, as tensors; ImageNet as a stream from disk."""
 
-from bisam.lab.data.catalogue import DATA_SETS, find
+from bisam.lab.data.catalogue import DATA_SETS, find_dataset
 from bisam.lab.data.dataset import DataSet
 from bisam.lab.data.images import DataError, Images, ImageSplits
 from bisam.lab.data.labels import split, with_noise
@@ -16,7 +16,7 @@ __all__ = [
     "ImageSplits",
     "Images",
     "Stream",
-    "find",
+    "find_dataset",
     "load",
     "split",
     "with_noise",

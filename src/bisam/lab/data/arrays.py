@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bisam.lab.data import columns
 from bisam.lab.data.images import DataError
+from bisam.lab.data.own_dataset import Kind
 from bisam.lab.data.table_columns import as_table, has_columns
-from bisam.lab.data.task import Kind
 
 
 def refuse_other_index(x: Any, y: Any, where: str) -> None:
@@ -44,7 +44,7 @@ def label_values(y: Any, where: str) -> list[Any]:
 
 
 def inputs_of(x: Any, where: str) -> tuple[Kind, Any]:
-    """The kind of arrays, tensors, data frames or lists of texts, and their values as `Part` has them."""
+    """The kind of arrays, tensors, data frames or lists of texts, and their values as `DataSplit` has them."""
     if isinstance(x, (list, tuple)) and len(x) and all(isinstance(one, str) for one in x):
         return "text", [(one,) for one in x]
     if isinstance(x, (list, tuple)) and len(x) and isinstance(x[0], tuple) and isinstance(x[0][0], str):

@@ -24,7 +24,7 @@ class Batched(Protocol):
 
 
 @dataclass
-class Parts:
+class Loaders:
     """Batches of training, validation and test."""
 
     train: Batched

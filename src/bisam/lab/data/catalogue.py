@@ -62,10 +62,10 @@ def is_registered(name: str) -> bool:
     return any(name in (dataset.name, dataset.hub) for dataset in DATA_SETS.values())
 
 
-def find(name: str, *, partial: bool = False) -> DataSet:
+def find_dataset(name: str, *, partial: bool = False) -> DataSet:
     """The data set of that name, ours or the hub's; with `partial`, any part of it is accepted.
 
-    >>> find("uoft-cs/cifar100").classes
+    >>> find_dataset("uoft-cs/cifar100").classes
     100
     """
     for dataset in DATA_SETS.values():

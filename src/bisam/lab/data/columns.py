@@ -12,11 +12,11 @@ import pyarrow as pa
 from bisam.lab.data.classes import listed_rows
 from bisam.lab.data.column_names import read_names
 from bisam.lab.data.images import DataError
+from bisam.lab.data.own_dataset import Kind
 from bisam.lab.data.pictures import EncodedImage
 from bisam.lab.data.table_columns import TableInputs, check_finite, column_of
 from bisam.lab.data.table_reading import TableReading
 from bisam.lab.data.tabular import Tables
-from bisam.lab.data.task import Kind
 
 LABELS = ("label", "labels", "class", "target", "y")
 TEXTS = ("text", "sentence", "sentence1", "sentence2")
@@ -83,7 +83,7 @@ def _listed(columns: Sequence[str]) -> str:
 def values(
     table: pa.Table, kind: Kind, names: Sequence[str], where: str, folder: Path, remedy: str | None = None
 ) -> Any:
-    """The inputs of a part, as `Part` has them; of rows, a table that `bisam.lab.data.table_columns` reads.
+    """The inputs of a part, as `DataSplit` has them; of rows, a table that `bisam.lab.data.table_columns` reads.
 
     `remedy` is for a column that has no texts or images. Default: to name another one by an option.
     """
@@ -95,7 +95,7 @@ def values(
 
 
 def read_again(table: pa.Table, kind: Kind, how: TableReading, where: str, folder: Path) -> Any:
-    """The inputs of another table, as those of a `Task` were read: `how` is its `columns`."""
+    """The inputs of another table, as those of a `OwnDataset` were read: `how` is its `columns`."""
     missing = [name for name in how.names if name not in table.column_names]
     if missing:
         names = f"column{'s' * (len(missing) > 1)} {_listed([repr(name) for name in missing])}"

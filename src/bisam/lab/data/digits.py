@@ -23,11 +23,11 @@ def digits() -> tuple[Images, Images]:
     found = load_digits()
     pixels = torch.tensor(found.images).mul(255 / 16).round().to(torch.uint8).unsqueeze(1)
     labels = torch.tensor(found.target, dtype=torch.int64)
-    train, test = stratified(labels, TEST_SAMPLES)
+    train, test = every_nth(labels, TEST_SAMPLES)
     return Images(pixels[train], labels[train]), Images(pixels[test], labels[test])
 
 
-def stratified(labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def every_nth(labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Indices of the others and of `count` samples at equal distances in the list sorted by class: ascending, fixed."""
     shuffled = torch.randperm(len(labels), generator=generator("digits", 0))
     by_class = shuffled[labels[shuffled].sort(stable=True).indices]

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from bisam.lab.data.task import Part, Task
+from bisam.lab.data.own_dataset import DataSplit, OwnDataset
 
 
-def notes(task: Task) -> list[str]:
+def notes(dataset: OwnDataset) -> list[str]:
     """A line for each part that has samples of the training part."""
-    known = {*_digests(task.train)}
-    parts = {"validation": task.validation, "test": task.test}
+    known = {*_digests(dataset.train)}
+    parts = {"validation": dataset.validation, "test": dataset.test}
     counts = {
         name: (sum(digest in known for digest in _digests(part)), len(part))
         for name, part in parts.items()
@@ -27,7 +27,7 @@ def notes(task: Task) -> list[str]:
     ]
 
 
-def _digests(part: Part) -> Iterator[bytes]:
+def _digests(part: DataSplit) -> Iterator[bytes]:
     """One for the inputs of each sample."""
     if isinstance(part.inputs, Tensor):
         rows = part.inputs.contiguous().numpy().reshape(len(part), -1)

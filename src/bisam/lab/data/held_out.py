@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bisam.lab.data.images import DataError
+from bisam.lab.data.own_dataset import DataSplit
 from bisam.lab.data.randomness import generator
-from bisam.lab.data.task import Part
 
 TEST = 0.2
 """Part of the samples that is held out for the test where there is no test part."""
@@ -23,31 +23,31 @@ WORDS = {
 """Names of the parts of a data set, as folders, files and the hub have them."""
 
 
-def part_of(name: str) -> str | None:
+def split_of(name: str) -> str | None:
     """The part that a folder or a file belongs to, by its name.
 
-    >>> part_of("train-00000-of-00002"), part_of("val"), part_of("cats")
+    >>> split_of("train-00000-of-00002"), split_of("val"), split_of("cats")
     ('train', 'validation', None)
     """
     first = re.split(r"[-_.]", name.lower())[0]
     return next((part for part, words in WORDS.items() if first in words), None)
 
 
-def parts_of(names: Iterable[str]) -> dict[str, str]:
+def splits_of(names: Iterable[str]) -> dict[str, str]:
     """The name of each part among these; of several for one part, the first.
 
-    >>> parts_of(["train", "validation_matched", "validation_mismatched"])
+    >>> splits_of(["train", "validation_matched", "validation_mismatched"])
     {'train': 'train', 'validation': 'validation_matched'}
     """
     found: dict[str, str] = {}
     for name in names:
-        part = part_of(name)
+        part = split_of(name)
         if part is not None:
             found.setdefault(part, name)
     return found
 
 
-def roles(parts: dict[str, Part], where: str, log: list[str]) -> tuple[Part, Part | None, Part]:
+def roles(parts: dict[str, DataSplit], where: str, log: list[str]) -> tuple[DataSplit, DataSplit | None, DataSplit]:
     """The training, validation and test part.
 
     A validation part without a test part is tested, as is usual with published data sets whose test labels are secret:
@@ -62,15 +62,15 @@ def roles(parts: dict[str, Part], where: str, log: list[str]) -> tuple[Part, Par
     if "validation" in parts:
         log.append("there is no test part: the validation part is tested, and each seed validates on training samples")
         return train, None, parts["validation"]
-    kept, held = stratified(train.labels, TEST)
+    kept, held = stratified_split(train.labels, TEST)
     log.append(f"there is no test part: {len(held)} of {len(train)} samples are held out for the test, the same always")
     return train.rows(kept), None, train.rows(held)
 
 
-def stratified(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+def stratified_split(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Indices of the others and of that fraction of each class, at least one of each; ascending.
 
-    >>> kept, held = stratified(torch.tensor([0] * 8 + [1] * 2), 0.25)
+    >>> kept, held = stratified_split(torch.tensor([0] * 8 + [1] * 2), 0.25)
     >>> len(kept), torch.tensor([0] * 8 + [1] * 2)[held].tolist()
     (7, [0, 0, 1])
     """

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bisam.lab.data.cache import cached, default_folder
-from bisam.lab.data.catalogue import find
+from bisam.lab.data.catalogue import find_dataset
 from bisam.lab.data.dataset import DataSet, check_loaded, check_whole
 from bisam.lab.data.images import Images, ImageSplits
 
@@ -36,7 +36,7 @@ def load(
     >>> data.train.pixels.shape, len(data.test), data.classes
     (torch.Size([1197, 1, 8, 8]), 600, 10)
     """
-    dataset = find(name, partial=partial)
+    dataset = find_dataset(name, partial=partial)
     if dataset.load is not None:
         if folder is not None:
             raise ValueError(f"{dataset.name} is not read from files: remove --data, got {folder}")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from bisam.lab import spec
 from bisam.lab.data.images import DataError
+from bisam.lab.data.own_dataset import OwnDataset
 from bisam.lab.data.tabular import is_table
-from bisam.lab.data.task import Task
 
 IN_MEMORY = "data"
 """The name of data that `bisam.lab.fit` has been given in memory."""
@@ -47,10 +47,10 @@ SAMPLES: dict[str, dict[str, int]] = {
 """Samples of the official parts: the published numbers are theirs. Of GLUE the validation part is tested."""
 
 
-def place_of(name: str, folder: Path | None = None) -> str:
+def locate(name: str, folder: Path | None = None) -> str:
     """The name of the data: that of a table's data set has its place on the hub, or in a folder of such data sets.
 
-    >>> place_of("glue/rte")
+    >>> locate("glue/rte")
     'nyu-mll/glue?config=rte&text=sentence1,sentence2&label=label&test=validation'
     """
     if name not in NAMED:
@@ -69,12 +69,12 @@ def place_of(name: str, folder: Path | None = None) -> str:
     return spec.data_name(str(inside), options)
 
 
-def deviation(name: str, task: Task) -> str | None:
+def deviation(name: str, dataset: OwnDataset) -> str | None:
     """A line where the parts of a table's data set are not the official ones; else None."""
     expected = SAMPLES.get(name)
-    found = {"train": len(task.train), "test": len(task.test)}
-    if task.validation is not None:
-        found["validation"] = len(task.validation)
+    found = {"train": len(dataset.train), "test": len(dataset.test)}
+    if dataset.validation is not None:
+        found["validation"] = len(dataset.validation)
     if expected is None or found == expected:
         return None
     here, there = (", ".join(f"{part} {count:,}" for part, count in sorted(one.items())) for one in (found, expected))
@@ -91,7 +91,7 @@ def place_again(name: str, folder: Path | None = None, *, run_code: bool = False
     """
     place, options = spec.parse_data(name)
     if name in NAMED:
-        return place_of(name, folder)
+        return locate(name, folder)
     if folder is not None:
         return spec.data_name(str(folder), options)
     if spec.is_function(place):

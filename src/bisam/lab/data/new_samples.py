@@ -29,7 +29,7 @@ PREDICTED = ("test", "validation", "train")
 
 @dataclass(frozen=True, eq=False)
 class NewSamples:
-    """Inputs as `Part` has them, and the name of each: that of its file, or the number of its row, from 0."""
+    """Inputs as `DataSplit` has them, and the name of each: that of its file, or the number of its row, from 0."""
 
     names: Sequence[str]
     inputs: Any

@@ -17,12 +17,12 @@ from bisam.lab.data import columns, table_notes, tabular
 from bisam.lab.data.arrays import inputs_of, label_values, load_npz, refuse_other_index
 from bisam.lab.data.classes import note_of_spellings, number_classes
 from bisam.lab.data.held_out import WORDS as PART_WORDS
-from bisam.lab.data.held_out import part_of, roles
+from bisam.lab.data.held_out import roles, split_of
 from bisam.lab.data.images import DataError
+from bisam.lab.data.own_dataset import DataSplit, Kind, OwnDataset
 from bisam.lab.data.pictures import EncodedImage, check_broken, is_image, note_of_unread
 from bisam.lab.data.table_columns import has_columns, learn
 from bisam.lab.data.table_reading import TableReading
-from bisam.lab.data.task import Kind, Part, Task
 from bisam.lab.data.visible_files import visible_files, visible_folders
 
 P = TypeVar("P")
@@ -34,7 +34,7 @@ OPTIONS = ("label", "text", "image", "columns", "config", "test")
 """What can follow the place in the name of data: see `bisam.lab.spec.parse_data`."""
 
 
-def open_task(name: str) -> Task:
+def open_dataset(name: str) -> OwnDataset:
     """The data that a name such as "reviews.csv?text=review&label=stars" means, checked."""
     place, options = spec.parse_data(name)
     for option in options:
@@ -71,7 +71,7 @@ def _refuse_columns(options: Mapping[str, str], where: str) -> None:
         raise DataError(f"{where} has no columns, which --{of_columns[0]} names: remove it, or give a table")
 
 
-def from_arrays(name: str, arrays: Mapping[str, Any], where: str, test: str | None = None) -> Task:
+def from_arrays(name: str, arrays: Mapping[str, Any], where: str, test: str | None = None) -> OwnDataset:
     """Arrays x and y, or x_train and y_train with those of validation and test. uint8 with 3 or 4 axes are images."""
     raw: dict[str, tuple[Any, Any]] = {}
     for part in ("train", "validation", "test"):
@@ -101,7 +101,7 @@ def _with_test(parts: Mapping[str, P], test: str | None, where: str) -> dict[str
     return {**kept, "test": parts[test]}
 
 
-def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Task:
+def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> OwnDataset:
     """Inputs and labels of each part, as arrays, tensors, data frames or lists of texts."""
     kinds, inputs, labels = set(), {}, {}
     for part, (x, y) in raw.items():
@@ -119,8 +119,8 @@ def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Tas
     if len({isinstance(x, pa.Table) for x in inputs.values()}) > 1:
         raise DataError(f"{where}: some parts are data frames and some are arrays: give all of them as data frames")
     (only,) = kinds
-    task = _task(name, only, inputs, labels, where, _notes_of_shapes(only, inputs, where))
-    return _with_inputs(task, inputs["train"], where) if isinstance(inputs["train"], pa.Table) else task
+    dataset = _dataset(name, only, inputs, labels, where, _notes_of_shapes(only, inputs, where))
+    return _with_inputs(dataset, inputs["train"], where) if isinstance(inputs["train"], pa.Table) else dataset
 
 
 def _notes_of_shapes(kind: Kind, inputs: Mapping[str, Any], where: str) -> list[str]:
@@ -136,7 +136,7 @@ def _notes_of_shapes(kind: Kind, inputs: Mapping[str, Any], where: str) -> list[
     return [f"inputs: {what} numbers, in this shape for a network of your own; images are of type uint8"]
 
 
-def _from_function(name: str, place: str, test: str | None = None) -> Task:
+def _from_function(name: str, place: str, test: str | None = None) -> OwnDataset:
     """From a function that returns (x, y) for each part in a dict, or (train, test), or (train, validation, test)."""
     make = spec.function(place)
     with spec.calling(place):
@@ -190,7 +190,7 @@ def _number(label: Any) -> Any:
     return label.item() if isinstance(label, (Tensor, np.generic)) else label
 
 
-def _from_tables(name: str, tables: tabular.Tables, options: Mapping[str, str], where: str) -> Task:
+def _from_tables(name: str, tables: tabular.Tables, options: Mapping[str, str], where: str) -> OwnDataset:
     kind, inputs, label = columns.choose(tables, options, where)
     notes = [f"label: column {label!r}{'' if kind == 'rows' else f'; inputs: {kind}, {_listed(inputs)}'}"]
     notes += tables.notes
@@ -199,20 +199,22 @@ def _from_tables(name: str, tables: tabular.Tables, options: Mapping[str, str], 
         part: columns.values(table, kind, inputs, f"{where}, {part}", tables.folder) for part, table in parts.items()
     }
     labels = {part: columns.labels(table, label, f"{where}, {part}") for part, table in parts.items()}
-    task = _task(name, kind, found, labels, where, notes, tables.class_names.get(label))
+    dataset = _dataset(name, kind, found, labels, where, notes, tables.class_names.get(label))
     if kind != "rows":
-        return replace(task, columns=TableReading(tuple(inputs), label))
-    return _with_inputs(task, found["train"], where, label, named=options.get("columns", ""))
+        return replace(dataset, columns=TableReading(tuple(inputs), label))
+    return _with_inputs(dataset, found["train"], where, label, named=options.get("columns", ""))
 
 
-def _with_inputs(task: Task, whole: pa.Table, where: str, label: str | None = None, *, named: str = "") -> Task:
-    """A task whose parts are columns of a table, with the inputs that these become: learnt from the training part.
+def _with_inputs(
+    dataset: OwnDataset, whole: pa.Table, where: str, label: str | None = None, *, named: str = ""
+) -> OwnDataset:
+    """A data set whose parts are columns of a table, with the inputs that these become: learnt from the training part.
 
     `whole` is the table that the training part was taken from: rows that are held out for the test leave gaps. `label`
     is its column of labels, which a data frame has not; `named` are the columns of `--columns`, if any.
     """
     numbering = {} if named else table_notes.row_numbers(whole, by_option=label is not None)
-    inputs, left_out = learn(task.train.inputs.drop_columns([*numbering]))
+    inputs, left_out = learn(dataset.train.inputs.drop_columns([*numbering]))
     if left_out and named:
         name, reason = next(iter(left_out.items()))
         raise DataError(f"{where}: column {name!r} cannot be an input ({reason}): remove it from --columns")
@@ -224,22 +226,22 @@ def _with_inputs(task: Task, whole: pa.Table, where: str, label: str | None = No
             "texts by --text, one of images by --image (from Python, give arrays of numbers or of images)"
         )
     notes = [
-        *task.notes,
-        *table_notes.summary(inputs, left_out, task.train.inputs),
+        *dataset.notes,
+        *table_notes.summary(inputs, left_out, dataset.train.inputs),
         *table_notes.note_of_identifiers(table_notes.identifiers(whole), inputs, by_option=label is not None),
     ]
 
-    def read(part: Part, name: str) -> Part:
-        return Part(inputs.read(part.inputs, f"{where}, {name}"), part.labels)
+    def read(part: DataSplit, name: str) -> DataSplit:
+        return DataSplit(inputs.read(part.inputs, f"{where}, {name}"), part.labels)
 
-    validation = None if task.validation is None else read(task.validation, "validation")
-    train, test = read(task.train, "train"), read(task.test, "test")
+    validation = None if dataset.validation is None else read(dataset.validation, "validation")
+    train, test = read(dataset.train, "train"), read(dataset.test, "test")
     return replace(
-        task, train=train, validation=validation, test=test, notes=notes, columns=TableReading(inputs, label)
+        dataset, train=train, validation=validation, test=test, notes=notes, columns=TableReading(inputs, label)
     )
 
 
-def _from_folder(name: str, folder: Path, test: str | None = None) -> Task:
+def _from_folder(name: str, folder: Path, test: str | None = None) -> OwnDataset:
     """A folder of class folders, or of train, validation and test folders of these."""
     parts = _with_test(_folders_of_parts(folder) or {"train": folder}, test, str(folder))
     files = {
@@ -255,7 +257,7 @@ def _from_folder(name: str, folder: Path, test: str | None = None) -> Task:
         _refuse_without_images(folder, every)
     if parts["train"] == folder:
         _refuse_outer_folder(folder, [image.name for image in inputs["train"]])
-    return _task(name, "image", inputs, labels, str(folder), note_of_unread(every))
+    return _dataset(name, "image", inputs, labels, str(folder), note_of_unread(every))
 
 
 def _refuse_without_images(folder: Path, files: Sequence[Path]) -> None:
@@ -285,7 +287,7 @@ def _folders_of_parts(folder: Path) -> dict[str, Path]:
     """
     named: dict[str, list[Path]] = {}
     for path in visible_folders(folder):
-        part = part_of(path.name)
+        part = split_of(path.name)
         if part is not None and visible_folders(path):
             named.setdefault(part, []).append(path)
     found: dict[str, Path] = {}
@@ -298,10 +300,10 @@ def _folders_of_parts(folder: Path) -> dict[str, Path]:
     return found if "train" in found else {}
 
 
-def _task(
+def _dataset(
     name: str, kind: Kind, inputs: Mapping[str, Any], labels: Mapping[str, Sequence[Any]], where: str,
     notes: list[str], names: Sequence[str] | None = None,
-) -> Task:  # fmt: skip
+) -> OwnDataset:  # fmt: skip
     """Number the classes, leave out images that do not decode, and decide what is tested."""
     inputs, labels = dict(inputs), {part: list(values) for part, values in labels.items()}
     if kind == "image":
@@ -312,9 +314,9 @@ def _task(
                 labels[part] = [labels[part][place] for place in kept]
     numbered, classes = number_classes(labels, where, names)
     notes += note_of_spellings(classes)
-    parts = {part: Part(inputs[part], numbered[part]) for part in inputs}
+    parts = {part: DataSplit(inputs[part], numbered[part]) for part in inputs}
     train, validation, test = roles(parts, where, notes)
-    return Task(name, kind, train, test, classes, validation, notes)
+    return OwnDataset(name, kind, train, test, classes, validation, notes)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -12,14 +12,14 @@ from torch import Tensor
 from bisam.lab import spec
 from bisam.lab.config import Config
 from bisam.lab.data import duplicates, tokens
-from bisam.lab.data.batches import Batched, Parts, Rounds, TensorBatches
+from bisam.lab.data.batches import Batched, Loaders, Rounds, TensorBatches
 from bisam.lab.data.classes import counted, hint_of_quantity
-from bisam.lab.data.held_out import stratified
+from bisam.lab.data.held_out import stratified_split
 from bisam.lab.data.images import DataError
 from bisam.lab.data.labels import with_noise
 from bisam.lab.data.on_device import Batches
+from bisam.lab.data.own_dataset import DataSplit, OwnDataset
 from bisam.lab.data.preparation import EVALUATION_BATCH, Preparation, pixels_of
-from bisam.lab.data.task import Part, Task
 
 NORMALIZATION = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -31,56 +31,57 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 class OwnData:
     """A `Source` of one's own data. Split, noise and order come from a run's seed."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.classes, self.checksum, self.features = len(task.classes), task.checksum, task.features
-        self.notes: Sequence[str] = [*task.notes, *duplicates.notes(task)]
+    def __init__(self, dataset: OwnDataset) -> None:
+        self.dataset = dataset
+        self.classes, self.checksum, self.features = len(dataset.classes), dataset.checksum, dataset.features
+        self.notes: Sequence[str] = [*dataset.notes, *duplicates.notes(dataset)]
         self._ready: dict[Any, Any] = {}
 
     def prepare(self) -> None:
         """The data are in memory already; what depends on a configuration is made when a run needs it."""
 
     def described(self) -> list[str]:
-        task = self.task
-        validation = [] if task.validation is None else [("validation", task.validation)]
+        dataset = self.dataset
+        validation = [] if dataset.validation is None else [("validation", dataset.validation)]
         lines = [
-            f"{spec.parse_data(task.name).place}, {name}: {len(part)} samples ({task.kind}), {self.classes} classes"
-            for name, part in (("train", task.train), *validation, ("test", task.test))
+            f"{spec.parse_data(dataset.name).place}, {name}: {len(part)} samples ({dataset.kind}), "
+            f"{self.classes} classes"
+            for name, part in (("train", dataset.train), *validation, ("test", dataset.test))
         ]
-        classes = f"classes, with their training samples: {counted(task.classes, task.counts.tolist())}"
+        classes = f"classes, with their training samples: {counted(dataset.classes, dataset.counts.tolist())}"
         return [*lines, classes, *self.notes, f"sha256 of the contents: {self.checksum}"]
 
     def sizes(self, config: Config) -> dict[str, int]:
         """Samples of each part, with the validation samples of a seed."""
         train, validation, _ = self._rows(config)
-        return {"train": len(train), "validation": len(validation), "test": len(self.task.test)}
+        return {"train": len(train), "validation": len(validation), "test": len(self.dataset.test)}
 
-    def parts(self, config: Config, device: torch.device) -> Parts:
+    def loaders(self, config: Config, device: torch.device) -> Loaders:
         train, validation, labels = self._rows(config)
         inputs, test = self._inputs("train", config), self._inputs("test", config)
-        if self.task.validation is None:
-            known = labels if config.validation_noise else self.task.train.labels
+        if self.dataset.validation is None:
+            known = labels if config.validation_noise else self.dataset.train.labels
             validating = self._evaluated(_rows(inputs, validation), known[validation], config, device)
         else:
             own = self._inputs("validation", config)
-            validating = self._evaluated(own, self.task.validation.labels, config, device)
+            validating = self._evaluated(own, self.dataset.validation.labels, config, device)
         training = self._trained(_rows(inputs, train), labels[train], config, device)
         steps = config.epoch_steps
-        return Parts(
+        return Loaders(
             training if steps is None else Rounds(training, steps),
             validating,
-            self._evaluated(test, self.task.test.labels, config, device),
+            self._evaluated(test, self.dataset.test.labels, config, device),
         )
 
     def preparation(self, config: Config) -> Preparation:
-        task = self.task
-        common = Preparation(task.kind, tuple(task.classes), columns=task.columns)
-        if task.kind == "image":
+        dataset = self.dataset
+        common = Preparation(dataset.kind, tuple(dataset.classes), columns=dataset.columns)
+        if dataset.kind == "image":
             mean, std = self._statistics(config)
             return replace(common, size=config.size, mean=mean, std=std)
-        if task.kind == "text":
+        if dataset.kind == "text":
             return replace(common, length=config.length)
-        shape = tuple(task.train.inputs.shape[1:])
+        shape = tuple(dataset.train.inputs.shape[1:])
         return replace(common, features=self.features, shape=shape if len(shape) > 1 else ())
 
     def training_rows(self, config: Config) -> Tensor:
@@ -89,28 +90,28 @@ class OwnData:
 
     def plain(self, name: str, rows: Tensor, config: Config, device: torch.device, batch: int) -> Batched:
         """These rows of a part in their order, without augmentation, with the labels that a run has seen."""
-        part: Part = getattr(self.task, name)
+        part: DataSplit = getattr(self.dataset, name)
         labels = self._rows(config)[2] if name == "train" else part.labels
         return self._evaluated(_rows(self._inputs(name, config), rows), labels[rows], config, device, batch)
 
     def _rows(self, config: Config) -> tuple[Tensor, Tensor, Tensor]:
         """Training rows, validation rows, and the labels of the training part."""
-        task = self.task
-        labels = with_noise(task.train.labels, config.noise, self.classes, seed=config.seed)
-        if task.validation is not None:
-            return torch.arange(len(labels)), torch.arange(len(task.validation)), labels
-        train, validation = stratified(labels, config.validation, seed=1 + config.seed)
+        dataset = self.dataset
+        labels = with_noise(dataset.train.labels, config.noise, self.classes, seed=config.seed)
+        if dataset.validation is not None:
+            return torch.arange(len(labels)), torch.arange(len(dataset.validation)), labels
+        train, validation = stratified_split(labels, config.validation, seed=1 + config.seed)
         left = torch.bincount(labels[train], minlength=self.classes)
         if bool((left == 0).any()):
-            lost = task.classes[int((left == 0).nonzero()[0])]
+            lost = dataset.classes[int((left == 0).nonzero()[0])]
             raise DataError(
-                f"{task.name}: of class {lost!r} no training sample is left beside those for validation and test: add "
-                f"samples to it, or remove it{hint_of_quantity(task.classes)}"
+                f"{dataset.name}: of class {lost!r} no training sample is left beside those for validation and test: "
+                f"add samples to it, or remove it{hint_of_quantity(dataset.classes)}"
             )
         return train, validation, labels
 
     def _trained(self, inputs: Any, labels: Tensor, config: Config, device: torch.device) -> Batched:
-        if self.task.kind == "image":
+        if self.dataset.kind == "image":
             return self._images(inputs, labels, config, device, batch=config.batch, train=True)
         return TensorBatches(
             inputs, labels, batch=config.batch, device=device, seed=config.seed, shuffle=True, drop_last=True,
@@ -120,8 +121,8 @@ class OwnData:
     def _evaluated(
         self, inputs: Any, labels: Tensor, config: Config, device: torch.device, batch: int | None = None
     ) -> Batched:
-        batch = batch or EVALUATION_BATCH[self.task.kind]
-        if self.task.kind == "image":
+        batch = batch or EVALUATION_BATCH[self.dataset.kind]
+        if self.dataset.kind == "image":
             return self._images(inputs, labels, config, device, batch=batch)
         return TensorBatches(inputs, labels, batch=batch, device=device, seed=config.seed, trim=True)
 
@@ -137,10 +138,10 @@ class OwnData:
 
     def _inputs(self, name: str, config: Config) -> Any:
         """The inputs of a part as tensors, made once: pixels of a size, tokens of a model, numbers."""
-        part: Part = getattr(self.task, name)
-        if self.task.kind == "image":
+        part: DataSplit = getattr(self.dataset, name)
+        if self.dataset.kind == "image":
             return self._once(("pixels", name, config.size), lambda: pixels_of(part.inputs, config.size))
-        if self.task.kind == "text":
+        if self.dataset.kind == "text":
             key = ("tokens", name, config.model, config.length)
             return self._once(key, lambda: tokens.tokenize(part.inputs, self._tokenizer(config.model), config.length))
         return part.inputs

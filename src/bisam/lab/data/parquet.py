@@ -57,7 +57,7 @@ def files_of(folder: Path, dataset: DataSet, split: str) -> list[Path]:
 def decode(files: Sequence[Path], dataset: DataSet, split: str, log: Callable[[str], None]) -> Images:
     """All images of a split in memory, checked against the data set."""
     assert dataset.size is not None
-    shards = [Shard(path, dataset) for path in files]
+    shards = [ParquetShard(path, dataset) for path in files]
     check_count(shards, dataset, split)
     count, side = sum(shard.rows for shard in shards), dataset.size
     pixels, labels = np.empty((count, side, side, 3), dtype=np.uint8), np.empty(count, dtype=np.int64)
@@ -73,7 +73,7 @@ def decode(files: Sequence[Path], dataset: DataSet, split: str, log: Callable[[s
     return images
 
 
-class Shard:
+class ParquetShard:
     """One Parquet file with the columns of that data set. Reads happen in the calling thread, so it may be forked."""
 
     def __init__(self, path: Path, dataset: DataSet) -> None:
@@ -174,7 +174,7 @@ def check_plain(path: Path) -> None:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def check_count(shards: Sequence[Shard], dataset: DataSet, split: str) -> None:
+def check_count(shards: Sequence[ParquetShard], dataset: DataSet, split: str) -> None:
     found = sum(shard.rows for shard in shards)
     if found != dataset.samples[split] if dataset.whole else found == 0:
         raise DataError(

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from bisam.lab.config import Config
-from bisam.lab.data.catalogue import find, is_registered
+from bisam.lab.data.catalogue import find_dataset, is_registered
 from bisam.lab.data.images import ImageSplits
 from bisam.lab.data.labels import split, with_noise
 from bisam.lab.data.loading import load
 from bisam.lab.data.named import place_again
 from bisam.lab.data.on_device import Batches
-from bisam.lab.data.own import open_task
+from bisam.lab.data.own import open_dataset
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.sources import OnDisk
 from bisam.lab.data.stream import Stream
@@ -121,9 +121,9 @@ class PoolOfOwn:
     scattered = True
 
     def __init__(self, source: OwnData) -> None:
-        self._source, self._batch = source, BATCH_OF_OWN[source.task.kind]
+        self._source, self._batch = source, BATCH_OF_OWN[source.dataset.kind]
         self.classes, self.features, self.checksum = source.classes, source.features, source.checksum
-        self.count = len(source.task.train)
+        self.count = len(source.dataset.train)
 
     def rows(self, config: Config) -> Tensor:
         return self._source.training_rows(config)
@@ -132,7 +132,7 @@ class PoolOfOwn:
         return list(self._source.plain("train", rows, config, device, self._batch).epoch(0))
 
     def test(self, config: Config, most: int, device: torch.device) -> tuple[SampleBatches, bool]:
-        rows = torch.arange(len(self._source.task.test))
+        rows = torch.arange(len(self._source.dataset.test))
         return list(self._source.plain("test", rows, config, device, self._batch).epoch(0)), True
 
 
@@ -145,7 +145,7 @@ def open_pool(
     `run_code`: the name may come from a record, and a record from anywhere.
     """
     if not is_registered(name):
-        return PoolOfOwn(OwnData(open_task(place_again(name, folder, run_code=run_code))))
-    if find(name).is_streamed:
+        return PoolOfOwn(OwnData(open_dataset(place_again(name, folder, run_code=run_code))))
+    if find_dataset(name).is_streamed:
         return PoolOnDisk(name, folder, partial=partial)
     return PoolInMemory(load(name, folder, log=log, partial=partial))

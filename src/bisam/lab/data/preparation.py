@@ -14,9 +14,9 @@ from torch import Tensor
 from bisam.lab.data import pictures, tokens
 from bisam.lab.data.images import DataError
 from bisam.lab.data.on_device import Normalization
+from bisam.lab.data.own_dataset import Kind
 from bisam.lab.data.table_columns import TableInputs
 from bisam.lab.data.table_reading import TableReading
-from bisam.lab.data.task import Kind
 
 EVALUATION_BATCH = {"image": 250, "rows": 1000, "text": 64}
 """Samples of a batch without gradients, by kind."""
@@ -31,7 +31,7 @@ class Preparation:
     kind: Kind
     classes: tuple[str, ...]
     columns: TableReading | None = None
-    """That of the `Task`; None where the data were no table."""
+    """That of the `OwnDataset`; None where the data were no table."""
     features: int | None = None
     """Numbers of a sample, of rows."""
     shape: tuple[int, ...] = ()
@@ -113,7 +113,7 @@ class Preparation:
             )
 
     def apply(self, inputs: Any, tokenizer: Any, device: torch.device) -> Any:
-        """Some of the inputs, as `Part` has them, as the model takes them. The tokenizer is for texts."""
+        """Some of the inputs, as `DataSplit` has them, as the model takes them. The tokenizer is for texts."""
         if self.kind == "image":
             assert self.size is not None
             pixels = pixels_of(inputs, self.size).to(device).permute(0, 2, 3, 1)

@@ -12,19 +12,19 @@ from torch import Tensor
 
 from bisam.lab import spec
 from bisam.lab.config import Config
-from bisam.lab.data.batches import Batched, Parts, Rounds
-from bisam.lab.data.catalogue import find, is_registered
+from bisam.lab.data.batches import Batched, Loaders, Rounds
+from bisam.lab.data.catalogue import find_dataset, is_registered
 from bisam.lab.data.images import ImageSplits
 from bisam.lab.data.labels import split, with_noise
 from bisam.lab.data.loading import load
-from bisam.lab.data.named import NAMED, deviation, place_of
+from bisam.lab.data.named import NAMED, deviation, locate
 from bisam.lab.data.on_device import Batches
-from bisam.lab.data.own import open_task
+from bisam.lab.data.own import open_dataset
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.preparation import Preparation
 from bisam.lab.data.stream import Stream
 
-__all__ = ["Batched", "InMemory", "OnDisk", "Parts", "Source", "describe", "open_source", "own_data"]
+__all__ = ["Batched", "InMemory", "Loaders", "OnDisk", "Source", "describe", "open_source", "own_data"]
 
 EVALUATION_BATCH = {"memory": 2500, "disk": 250}
 """Samples of a batch. Few large batches of small images: launching the kernels of a small network takes longest."""
@@ -43,7 +43,7 @@ class Source(Protocol):
     def prepare(self) -> None:
         """Download or open files before the first run begins."""
 
-    def parts(self, config: Config, device: torch.device) -> Parts: ...
+    def loaders(self, config: Config, device: torch.device) -> Loaders: ...
     def described(self) -> list[str]: ...
 
     def preparation(self, config: Config) -> Preparation | None:
@@ -63,7 +63,7 @@ class InMemory:
     def prepare(self) -> None:
         """The images are in memory already."""
 
-    def parts(self, config: Config, device: torch.device) -> Parts:
+    def loaders(self, config: Config, device: torch.device) -> Loaders:
         data = self._data
         labels = with_noise(data.train.labels, config.noise, data.classes, seed=config.seed)
         validating = labels if config.validation_noise else data.train.labels
@@ -78,7 +78,7 @@ class InMemory:
 
         pixels = data.train.pixels
         training = batches(pixels[train_rows], labels[train_rows], train=True)
-        return Parts(
+        return Loaders(
             training if config.epoch_steps is None else Rounds(training, config.epoch_steps),
             batches(pixels[validation_rows], validating[validation_rows], train=False),
             batches(data.test.pixels, data.test.labels, train=False),
@@ -106,13 +106,13 @@ class OnDisk:
 
     def __init__(self, name: str, folder: Path | None, *, partial: bool = False) -> None:
         self._name, self._folder, self._partial = name, folder, partial
-        self.classes = find(name).classes
+        self.classes = find_dataset(name).classes
         self.checksum = self._fingerprint()
 
     def prepare(self) -> None:
         self.described()
 
-    def parts(self, config: Config, device: torch.device) -> Parts:
+    def loaders(self, config: Config, device: torch.device) -> Loaders:
         if config.noise or config.padding or config.cutout or not config.flip:
             raise ValueError(
                 f"{self._name} is streamed with an augmentation of its own: label noise, padding, cutout and "
@@ -129,7 +129,7 @@ class OnDisk:
         count = len(stream("train", None, train=False).samples)
         train_rows, validation_rows = split(range(count), config.validation, seed=config.seed)
         training = stream("train", train_rows, train=True)
-        return Parts(
+        return Loaders(
             training if config.epoch_steps is None else Rounds(training, config.epoch_steps),
             stream("train", validation_rows, train=False),
             stream("test", None, train=False),
@@ -162,11 +162,11 @@ def open_source(name: str, *, log: Callable[[str], None], folder: Path | None = 
     A name that is not registered is one's own data: see `bisam.lab.data.own`.
     """
     if not is_registered(name):
-        task = open_task(place_of(name, folder))
-        if (line := deviation(name, task)) is not None:
+        dataset = open_dataset(locate(name, folder))
+        if (line := deviation(name, dataset)) is not None:
             log(line)
-        return OwnData(task)
-    if find(name).is_streamed:
+        return OwnData(dataset)
+    if find_dataset(name).is_streamed:
         return OnDisk(name, folder, partial=partial)
     return InMemory(load(name, folder, log=log, partial=partial))
 
@@ -179,10 +179,10 @@ def own_data(name: str) -> OwnData:
     place, options = spec.parse_data(name)
     is_known = is_registered(place) or place in NAMED
     if is_known and Path(place).exists():
-        return OwnData(open_task(spec.data_name(f"./{place}", options)))
+        return OwnData(open_dataset(spec.data_name(f"./{place}", options)))
     if is_registered(place):
         raise ValueError(f"{name} is a data set of the lab, which its recipes train on: see bisam list")
-    return OwnData(open_task(place_of(name)))
+    return OwnData(open_dataset(locate(name)))
 
 
 def describe(name: str, *, log: Callable[[str], None], folder: Path | None = None, partial: bool = False) -> list[str]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bisam.lab.data import hub, parquet
-from bisam.lab.data.catalogue import find
+from bisam.lab.data.catalogue import find_dataset
 from bisam.lab.data.dataset import DataSet
 from bisam.lab.data.images import DataError
 from bisam.lab.data.on_device import Normalization
@@ -69,7 +69,7 @@ class Stream:
         mixing: int = 16,
         partial: bool = False,
     ) -> None:
-        dataset = find(name, partial=partial)
+        dataset = find_dataset(name, partial=partial)
         if dataset.hub is None:
             raise ValueError(f"{dataset.name} has no files to stream: use load({dataset.name!r}) and Batches")
         if split not in dataset.files:
@@ -144,11 +144,11 @@ class StreamedSamples(Dataset[tuple[Tensor, Tensor] | DataError]):
     ) -> None:
         self._files, self._facts = list(files), dataset
         self._seed, self._augment, self._size = seed, augment, size
-        shards = [parquet.Shard(path, dataset) for path in files]
+        shards = [parquet.ParquetShard(path, dataset) for path in files]
         parquet.check_count(shards, dataset, split)
         self._groups = [(file, group) for file, shard in enumerate(shards) for group in range(len(shard.groups))]
         self.first = [0, *accumulate(count for shard in shards for count in shard.groups)]
-        self._shards: dict[int, parquet.Shard] = {}
+        self._shards: dict[int, parquet.ParquetShard] = {}
 
     def __len__(self) -> int:
         return self.first[-1]
@@ -174,9 +174,9 @@ class StreamedSamples(Dataset[tuple[Tensor, Tensor] | DataError]):
                 pixels[at], labels[at] = np.asarray(self._view(image, epoch, rows[at])), label
         return torch.from_numpy(pixels), torch.from_numpy(labels)
 
-    def _shard(self, file: int) -> parquet.Shard:
+    def _shard(self, file: int) -> parquet.ParquetShard:
         if file not in self._shards:
-            self._shards[file] = parquet.Shard(self._files[file], self._facts)
+            self._shards[file] = parquet.ParquetShard(self._files[file], self._facts)
         return self._shards[file]
 
     def _view(self, image: Image.Image, epoch: int, row: int) -> Image.Image:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bisam.lab.data.catalogue import DATA_SETS
-from bisam.lab.data.held_out import part_of, parts_of
+from bisam.lab.data.held_out import split_of, splits_of
 from bisam.lab.data.hub import silent_retries
 from bisam.lab.data.images import DataError
 from bisam.lab.data.parquet import check_plain
@@ -62,7 +62,7 @@ def read_tables(path: Path) -> Tables:
     files = [path] if path.is_file() else _files(path)
     by_part: dict[str, list[Path]] = {}
     for file in files:
-        part = "train" if len(files) == 1 else part_of(file.stem)
+        part = "train" if len(files) == 1 else split_of(file.stem)
         if part is None:
             raise DataError(f"{file} is not named for a part: name the files of a folder train, validation and test")
         by_part.setdefault(part, []).append(file)
@@ -105,7 +105,7 @@ def read_hub(name: str, configuration: str | None = None) -> Tables:
             f"{name} is neither a file nor a folder here, and as a data set of the hub it could not be loaded "
             f"({type(error).__name__}: {reason}): check the path, or the name and the connection"
         ) from error
-    chosen = parts_of(found)
+    chosen = splits_of(found)
     if "train" not in chosen:
         raise DataError(f"{name} has no training part, only {', '.join(found)}: give a file or a folder")
     parts: dict[str, pa.Table] = {}
@@ -131,7 +131,7 @@ def _files(folder: Path) -> list[Path]:
     """The files with columns of a folder that are named for a part, or the only one; of one kind."""
     there = _with_endings(folder)
     kinds = {path.suffix.lower() for path in there}
-    named = [path for path in there if part_of(path.stem)]
+    named = [path for path in there if split_of(path.stem)]
     return there if len(there) == 1 else named if len(kinds) == 1 else []
 
 

@@ -19,7 +19,7 @@ LEAST_SEEDS = 2
 
 
 @dataclass(frozen=True)
-class Budget:
+class StudySize:
     """Epochs and seeds of the training; values of ρ and repeats of the search, 0 for none."""
 
     epochs: int
@@ -32,7 +32,7 @@ class Budget:
         return max(10, math.ceil(SEARCHED * self.epochs * steps))
 
 
-def seconds(budget: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Cost]) -> float:
+def seconds(budget: StudySize, costs: Mapping[str, Cost], searched: Mapping[str, Cost]) -> float:
     """What it takes to train all methods, and to search ρ of those that are searched."""
     training = sum(budget.seeds * cost.of(budget.epochs) for cost in costs.values())
     trials = budget.grid * budget.repeats
@@ -40,12 +40,12 @@ def seconds(budget: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Co
     return training + search
 
 
-def duration(budget: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Cost]) -> str:
+def duration(budget: StudySize, costs: Mapping[str, Cost], searched: Mapping[str, Cost]) -> str:
     """The time in words: a range where the steps of the rehearsal scattered much.
 
-    >>> duration(Budget(10, 3, 0, 0), {"sam": Cost(1.0, 2.0, 10)}, {})
+    >>> duration(StudySize(10, 3, 0, 0), {"sam": Cost(1.0, 2.0, 10)}, {})
     '6 minutes'
-    >>> duration(Budget(10, 3, 0, 0), {"sam": Cost(1.0, 2.0, 10, scatter=0.5)}, {})
+    >>> duration(StudySize(10, 3, 0, 0), {"sam": Cost(1.0, 2.0, 10, scatter=0.5)}, {})
     '3 to 9 minutes'
     """
     low, high = (
@@ -80,7 +80,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def planned(wanted: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Cost], limit: float) -> Budget:
+def planned(wanted: StudySize, costs: Mapping[str, Cost], searched: Mapping[str, Cost], limit: float) -> StudySize:
     """The first of the smaller budgets that fits into `limit` seconds; ValueError if none does."""
     for budget in _smaller(wanted):
         if seconds(budget, costs, searched) <= limit:
@@ -92,7 +92,7 @@ def planned(wanted: Budget, costs: Mapping[str, Cost], searched: Mapping[str, Co
     )
 
 
-def _smaller(wanted: Budget) -> Iterator[Budget]:
+def _smaller(wanted: StudySize) -> Iterator[StudySize]:
     """Budgets in the order in which they are preferred, each smaller than the one before.
 
     First the search gets shorter, then the training; seeds are kept longest, for without them nothing is resolved.
@@ -117,9 +117,9 @@ def _smaller(wanted: Budget) -> Iterator[Budget]:
         yield (budget := replace(budget, epochs=budget.epochs // 2))
 
 
-def given_up(wanted: Budget, planned: Budget) -> list[str]:
+def given_up(wanted: StudySize, planned: StudySize) -> list[str]:
     """
-    >>> given_up(Budget(10, 3, 5, 2), Budget(5, 3, 0, 0))
+    >>> given_up(StudySize(10, 3, 5, 2), StudySize(5, 3, 0, 0))
     ['5 epochs instead of 10', "no search: ρ is the paper's"]
     """
     found = []

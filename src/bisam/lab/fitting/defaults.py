@@ -9,7 +9,7 @@ import torch
 
 from bisam.lab import spec
 from bisam.lab.config import Config
-from bisam.lab.data.task import Task
+from bisam.lab.data.own_dataset import OwnDataset
 from bisam.lab.models.pretraining import Expected
 
 PRETRAINED = (spec.TIMM, spec.TRANSFORMERS)
@@ -48,14 +48,14 @@ class Settings(NamedTuple):
         return [f"{name}={getattr(self.config, name)}" for name in self.shown]
 
 
-def model_for(task: Task) -> str:
+def model_for(dataset: OwnDataset) -> str:
     """The model where none is given."""
-    if task.kind not in MODELS:
+    if dataset.kind not in MODELS:
         raise ValueError(
             "text needs a pretrained model: pip install 'bisam[transformers]' and give --model "
             "transformers:NAME-OR-FOLDER, such as transformers:google-bert/bert-base-uncased"
         )
-    return MODELS[task.kind]
+    return MODELS[dataset.kind]
 
 
 def comes_pretrained(model: str) -> bool:
@@ -64,7 +64,7 @@ def comes_pretrained(model: str) -> bool:
 
 
 def settings(
-    task: Task,
+    dataset: OwnDataset,
     model: str,
     expected: Expected,
     samples: Mapping[str, int],
@@ -78,14 +78,14 @@ def settings(
     `samples` has how many there are of each part.
     """
     is_pretrained = comes_pretrained(model) if pretrained is None else pretrained
-    values = _fine_tuning(task) if is_pretrained else _from_scratch(task)
-    if task.kind == "image":
-        size = _size(task, expected, is_pretrained)
+    values = _fine_tuning(dataset) if is_pretrained else _from_scratch(dataset)
+    if dataset.kind == "image":
+        size = _size(dataset, expected, is_pretrained)
         padding = min(size // 8, LARGEST_PADDING)
         values |= {"size": size, "padding": padding, "pixels": expected.pixels if is_pretrained else "data"}
     else:
         values |= {"padding": 0, "flip": False}
-    if task.is_unbalanced:
+    if dataset.is_unbalanced:
         values["measures"] = "accuracy,balanced_accuracy,macro_f1"
     values["select"] = "best" if samples["validation"] >= SAMPLES_TO_SELECT else "last"
     batch = values.pop("batch")
@@ -93,41 +93,41 @@ def settings(
         batch //= 2
     precision = "fp32" if device.type == "cpu" else "bf16"
     changes = changes or {}
-    config = Config(data=task.name, model=model, batch=batch, precision=precision, **values).with_changes(changes)
+    config = Config(data=dataset.name, model=model, batch=batch, precision=precision, **values).with_changes(changes)
     shown = [*SHOWN, *(name for name in changes if name not in SHOWN)]
-    return Settings(config, tuple(name for name in shown if _matters(name, config, task)))
+    return Settings(config, tuple(name for name in shown if _matters(name, config, dataset)))
 
 
-def _from_scratch(task: Task) -> dict[str, Any]:
+def _from_scratch(dataset: OwnDataset) -> dict[str, Any]:
     """SGD with a cosine, as the paper's."""
-    if task.kind == "rows":
+    if dataset.kind == "rows":
         return {"epochs": 50, "batch": 64, "lr": 0.05, "label_smoothing": 0.0}
     return {"epochs": 30, "batch": 128, "lr": 0.1, "label_smoothing": 0.1}
 
 
-def _fine_tuning(task: Task) -> dict[str, Any]:
+def _fine_tuning(dataset: OwnDataset) -> dict[str, Any]:
     """AdamW with a warm-up and a linear decay, as the paper's."""
-    text = task.kind == "text"
+    text = dataset.kind == "text"
     return {
         "optimizer": "adamw", "schedule": "linear", "warmup": 0.1, "weight_decay": 0.01, "clip_norm": 1.0,
         "lr": 2e-5 if text else 1e-4, "epochs": 3 if text else 10, "batch": 32 if text else 64, "label_smoothing": 0.0,
     }  # fmt: skip
 
 
-def _size(task: Task, expected: Expected, is_pretrained: bool) -> int:
+def _size(dataset: OwnDataset, expected: Expected, is_pretrained: bool) -> int:
     if expected.size is not None and is_pretrained:
         return expected.size
-    if isinstance(task.train.inputs, torch.Tensor):
-        return min(max(8, int(min(task.train.inputs.shape[2:]))), LARGEST_SIZE)
+    if isinstance(dataset.train.inputs, torch.Tensor):
+        return min(max(8, int(min(dataset.train.inputs.shape[2:]))), LARGEST_SIZE)
     return 32
 
 
-def _matters(name: str, config: Config, task: Task) -> bool:
+def _matters(name: str, config: Config, dataset: OwnDataset) -> bool:
     of_kind = {"size": "image", "pixels": "image", "padding": "image", "flip": "image", "length": "text"}
-    if of_kind.get(name, task.kind) != task.kind:
+    if of_kind.get(name, dataset.kind) != dataset.kind:
         return False
     if name == "validation":
-        return task.validation is None
+        return dataset.validation is None
     if name == "momentum":
         return config.optimizer == "sgd"
     return name != "warmup" or config.schedule == "linear"

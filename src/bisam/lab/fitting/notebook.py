@@ -24,7 +24,7 @@ from bisam.lab.data.own import from_parts, pair
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.sources import Source
 from bisam.lab.fitting.code import lines
-from bisam.lab.fitting.plan import Plan
+from bisam.lab.fitting.plan import StudyPlan
 from bisam.lab.fitting.study import METHODS_OF_A_STUDY, Study
 from bisam.lab.models.from_file import called
 from bisam.lab.records.checkpoint import unpack
@@ -42,7 +42,7 @@ class Fit:
     answer: Answer
     folder: Path
     """The records of the runs."""
-    plan: Plan
+    plan: StudyPlan
 
     @property
     def sentence(self) -> str:
@@ -72,14 +72,14 @@ class Fit:
         from bisam.lab.report.curves import drawn
         from bisam.lab.tables.curves import CURVES, points
 
-        (group,) = cells.collect(records.find(self.folder)).groups
+        (table,) = cells.collect(records.find_records(self.folder)).tables
         if name not in CURVES:
             raise ValueError(f"unknown curve {name!r}: choose from {', '.join(CURVES)}")
-        (row,) = group.rows
-        rows = points(group.of_row(row))
+        (row,) = table.rows
+        rows = points(table.of_row(row))
         if not any(name in point for point in rows):
             raise ValueError(f"these runs have no {name}: it belongs to other methods or measures")
-        return for_notebook(drawn(rows, name, group.recipe.methods))
+        return for_notebook(drawn(rows, name, table.recipe.methods))
 
     def __str__(self) -> str:
         console = Console(width=120, record=True, file=io.StringIO(), markup=False, highlight=False)
@@ -137,8 +137,8 @@ def fit(
     """
     _check_model(model)
     chosen = _chosen(seeds)
-    radius, place = _radius(rho), torch.device(device)
-    if place.type == "cuda" and not torch.cuda.is_available():
+    radius, torch_device = _radius(rho), torch.device(device)
+    if torch_device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError('torch finds no CUDA device here: use device="cpu"')
     name = getattr(model, "__name__", "model").strip("<>")
     if train is None:
@@ -148,7 +148,7 @@ def fit(
     source = OwnData(from_parts(IN_MEMORY, parts, "the data"))
     with _folder_of(runs) as root:
         study = Study(
-            source, name, root, place,
+            source, name, root, torch_device,
             methods=[methods] if isinstance(methods, str) else methods,
             rho=radius,
             seeds=chosen,

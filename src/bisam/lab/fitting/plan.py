@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bisam.lab.files import read_file, write_atomically
-from bisam.lab.fitting.budget import Budget
+from bisam.lab.fitting.budget import StudySize
 from bisam.lab.records import PLAN
 
 FORMAT = 1
@@ -16,13 +16,13 @@ LARGEST = 2**20
 
 
 @dataclass
-class Plan:
+class StudyPlan:
     """The budget, ρ of each method, and what it was decided for."""
 
     data_checksum: str
     model: str
     """A digest of the model's layers."""
-    budget: Budget
+    budget: StudySize
     given_up: list[str] = field(default_factory=list)
     rho: dict[str, float] = field(default_factory=dict)
     search: dict[str, list[str]] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Plan:
         write_atomically(folder / PLAN, text.encode() + b"\n", follow_links=False)
 
 
-def read(folder: Path) -> Plan | None:
+def read(folder: Path) -> StudyPlan | None:
     """None if there is none; ValueError for a file that is not one."""
     path = folder / PLAN
     try:
@@ -47,7 +47,7 @@ def read(folder: Path) -> Plan | None:
             raise ValueError("it is not a JSON object")
         if values.pop("format") != FORMAT:
             raise ValueError("it is of another version")
-        return Plan(**{**values, "budget": Budget(**values["budget"])})
+        return StudyPlan(**{**values, "budget": StudySize(**values["budget"])})
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:

@@ -15,7 +15,7 @@ from bisam.lab.config import Config, rate
 from bisam.lab.data.shards import Shard
 from bisam.lab.data.sources import Batched, Source
 from bisam.lab.training.ranks import ALONE, Ranks
-from bisam.lab.training.run import Build
+from bisam.lab.training.run import BuildModel
 from bisam.tuning import RhoSweep, find_rho
 
 
@@ -23,7 +23,7 @@ def search(
     config: Config,
     source: Source,
     device: torch.device,
-    build: Build,
+    build: BuildModel,
     *,
     rhos: tuple[float, ...],
     steps: int,
@@ -35,8 +35,8 @@ def search(
 
     Each of several ranks trains on its part of a batch and validates on all samples.
     """
-    parts = source.parts(config, device)
-    parts.train.shard = Shard(ranks.rank, ranks.count)
+    loaders = source.loaders(config, device)
+    loaders.train.shard = Shard(ranks.rank, ranks.count)
 
     def model() -> nn.Module:
         return build(config, source).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -47,7 +47,7 @@ def search(
         return _scheduled(made, config, steps)
 
     return find_rho(
-        model, optimizer, _Shuffled(parts.train), list(parts.validation.epoch(0)), rhos=rhos, steps=steps,
+        model, optimizer, _Shuffled(loaders.train), list(loaders.validation.epoch(0)), rhos=rhos, steps=steps,
         repeats=repeats, seed=config.seed, progress=progress,
     )  # fmt: skip
 

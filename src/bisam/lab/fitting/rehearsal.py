@@ -18,7 +18,7 @@ from bisam.lab.data.sources import Batched, Source
 from bisam.lab.methods import passes
 from bisam.lab.training.loop import numerics, steps_of
 from bisam.lab.training.ranks import ALONE, Ranks
-from bisam.lab.training.run import Build, TrainingRun
+from bisam.lab.training.run import BuildModel, TrainingRun
 
 Clock = Callable[[], float]
 
@@ -68,7 +68,7 @@ def rehearse(
     config: Config,
     source: Source,
     device: torch.device,
-    build: Build,
+    build: BuildModel,
     ranks: Ranks = ALONE,
     clock: Clock = time.monotonic,
 ) -> Cost:
@@ -120,12 +120,12 @@ def _measured(
     config: Config,
     source: Source,
     device: torch.device,
-    build: Build,
+    build: BuildModel,
     ranks: Ranks = ALONE,
     clock: Clock = time.monotonic,
 ) -> Cost:
     """The same steps as in the training, and the same evaluations, without the first ones, which are slower."""
-    source.parts(config, device)  # decoded or tokenized for all runs
+    source.loaders(config, device)  # decoded or tokenized for all runs
     timer = _Timer(clock, device)
     perturbing = replace(config, start=0.0, stop=1.0, every=1)  # what it needs once it perturbs
     training = TrainingRun(perturbing, source, device, build, ranks)
@@ -225,7 +225,7 @@ class _First:
         return itertools.islice(self._batches.epoch(number), start, self._count)
 
 
-def _fitting(config: Config, source: Source, device: torch.device, build: Build) -> int | None:
+def _fitting(config: Config, source: Source, device: torch.device, build: BuildModel) -> int | None:
     """The largest half, quarter, … of the batch that fits."""
     batch = config.batch
     while batch > 1:

@@ -22,12 +22,12 @@ from bisam.lab.files import write_atomically
 from bisam.lab.fitting import budget as budgets
 from bisam.lab.fitting import defaults, radius
 from bisam.lab.fitting import plan as plans
-from bisam.lab.fitting.budget import Budget
+from bisam.lab.fitting.budget import StudySize
 from bisam.lab.fitting.code import lines as lines_of_code
 from bisam.lab.fitting.names import as_folder_name, short_name
 from bisam.lab.fitting.own_code import code_of_network
 from bisam.lab.fitting.rehearsal import Cost, is_out_of_memory, rehearse
-from bisam.lab.methods import BASES, METHODS, RHOS, find, title_of, uses
+from bisam.lab.methods import BASES, METHODS, RHOS, find_method, title_of, uses
 from bisam.lab.models.pretraining import expected
 from bisam.lab.predicting import beside_weights
 from bisam.lab.recipes import Recipe
@@ -39,9 +39,9 @@ from bisam.lab.training import jobs as runs
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import ALONE, Ranks, unlike_fields
-from bisam.lab.training.run import Build, build_by_name
+from bisam.lab.training.run import BuildModel, build_by_name
 from bisam.lab.workers import watch
-from bisam.lab.workers.watch import Place
+from bisam.lab.workers.watch import WorkerBackend
 
 METHODS_OF_A_STUDY = ("base", "sam", "bisam-log")
 """What is compared where no methods are named; "base" is the base optimizer alone."""
@@ -83,7 +83,7 @@ class Study:
     name: str = ""
     pretrained: bool | None = None
     """Whether the defaults are those of fine-tuning; None decides by where the model is from."""
-    build: Build = build_by_name
+    build: BuildModel = build_by_name
     make: Callable[..., nn.Module] | None = None
     """The function that makes the network, where it has no name that could be written down."""
     ranks: Ranks = ALONE
@@ -94,13 +94,13 @@ class Study:
         made = self._built()
         samples = self.source.sizes(Config(validation=self._validation))
         self.settings = defaults.settings(
-            self.source.task, self.model, expected(made, self.model), samples, self.device,
+            self.source.dataset, self.model, expected(made, self.model), samples, self.device,
             pretrained=self.pretrained, changes=self.changes,
         )  # fmt: skip
         self.fingerprint = hashlib.sha256(str(made).encode()).hexdigest()[:16]
         self.code = code_of_network(self.make, made) if self.make is not None else spec.code_of(self.model)
         base = self.settings.config.optimizer
-        wanted = [base if method == "base" else find(method).name for method in self.methods]
+        wanted = [base if method == "base" else find_method(method).name for method in self.methods]
         _refuse_other_bases(wanted, base)
         self.methods = [method for method in METHODS if method in {base, *wanted}]
         if len(self.methods) < 2:
@@ -117,7 +117,7 @@ class Study:
         """The methods whose ρ is searched."""
         return [method for method in self.methods if uses(method, "rho")] if self.rho is None else []
 
-    def config(self, method: str, plan: plans.Plan | None = None) -> Config:
+    def config(self, method: str, plan: plans.StudyPlan | None = None) -> Config:
         """The configuration of a method, with seed 0, as the ranks train it."""
         own = replace(
             self.settings.config, method=method, recipe=self.name, title=self.title, row=short_name(self.model)
@@ -134,7 +134,7 @@ class Study:
 
     @property
     def title(self) -> str:
-        return f"{short_name(spec.parse_data(self.source.task.name).place)}, {short_name(self.model)}"
+        return f"{short_name(spec.parse_data(self.source.dataset.name).place)}, {short_name(self.model)}"
 
     def decide(
         self,
@@ -142,7 +142,7 @@ class Study:
         progress: Callable[[str, int, int], None] | None = None,
         *,
         uncounted: str = "",
-    ) -> plans.Plan:
+    ) -> plans.StudyPlan:
         """The plan in the folder if there is one, else a new one, which takes a few steps and the search of ρ.
 
         Its time is that of one run after the other. `uncounted` names what trains several at once, for the note.
@@ -158,7 +158,7 @@ class Study:
         if plan is None:
             budget, lost = self.ranks.of_first(self._budget(costs, note, uncounted))
             described = self.source.described()
-            plan = plans.Plan(self.source.checksum, self.fingerprint, budget, lost, data=described, code=self.code)
+            plan = plans.StudyPlan(self.source.checksum, self.fingerprint, budget, lost, data=described, code=self.code)
         for method in open_:
             if uses(method, "rho"):
                 self._set_rho(plan, method, costs[method], note, progress)
@@ -171,7 +171,7 @@ class Study:
 
     def _set_rho(
         self,
-        plan: plans.Plan,
+        plan: plans.StudyPlan,
         method: str,
         cost: Cost,
         note: Callable[[str], None],
@@ -194,37 +194,37 @@ class Study:
         if found.edge:
             note(f"{found.edge} Set it by --rho (from Python, rho=).")
 
-    def recipe(self, plan: plans.Plan) -> Recipe:
+    def recipe(self, plan: plans.StudyPlan) -> Recipe:
         row = short_name(self.model)
         made = {(row, method): self.config(method, plan) for method in self.methods}
         return Recipe(self.name, self.title, None, plan.budget.seeds, made)
 
-    def jobs(self, plan: plans.Plan) -> list[Job]:
+    def jobs(self, plan: plans.StudyPlan) -> list[Job]:
         return runs.jobs_of(self.recipe(plan), self._seeds(plan), {}, self.root, self.ranks)
 
-    def _seeds(self, plan: plans.Plan) -> Sequence[int]:
+    def _seeds(self, plan: plans.StudyPlan) -> Sequence[int]:
         """The given seeds, which may be more than an earlier command planned; within --minutes, the plan's."""
         seeds = range(plan.budget.seeds) if self.seeds is None else self.seeds
         return seeds if self.minutes is None else seeds[: plan.budget.seeds]
 
     def train(
         self,
-        plan: plans.Plan,
+        plan: plans.StudyPlan,
         progress: Progress,
         *,
         together: int = 1,
         checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
-        place: Place | None = None,
+        backend: WorkerBackend | None = None,
         storage: Storage | None = None,
     ) -> None:
-        """Train what is missing. Workers of a `place` open the data and the model by their names."""
+        """Train what is missing. Workers of a `backend` open the data and the model by their names."""
         if others := self._other_seeds(plan):
             progress.note(f"finished runs of seeds {', '.join(map(str, others))} are there too, and not compared here")
         try:
             watch.train(
-                self.jobs(plan), self._opened if place is None else open_source, place, progress, device=self.device,
-                root=self.root, storage=storage, together=together, checkpoint_seconds=checkpoint_seconds,
-                build=self.build, ranks=self.ranks,
+                self.jobs(plan), self._opened if backend is None else open_source, backend, progress,
+                device=self.device, root=self.root, storage=storage, together=together,
+                checkpoint_seconds=checkpoint_seconds, build=self.build, ranks=self.ranks,
             )  # fmt: skip
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -236,9 +236,9 @@ class Study:
             )
             raise ValueError(f"memory ran out in the training: {remedy}. Finished runs are kept") from error
 
-    def _other_seeds(self, plan: plans.Plan) -> list[int]:
+    def _other_seeds(self, plan: plans.StudyPlan) -> list[int]:
         """Those of finished runs in the folder that are not of this comparison, of the same methods."""
-        found = records.find(self.folder) if self.folder.is_dir() else []
+        found = records.find_records(self.folder) if self.folder.is_dir() else []
         seeds = {one.config.get("seed") for one in found if one.result and one.config.get("method") in self.methods}
         return sorted(seed for seed in seeds - {*self._seeds(plan)} if isinstance(seed, int))
 
@@ -246,7 +246,7 @@ class Study:
         """The study's data, which are read already."""
         return self.source
 
-    def conclude(self, plan: plans.Plan) -> Answer:
+    def conclude(self, plan: plans.StudyPlan) -> Answer:
         """Answer from the records. Writes the best weights, and what predicting and training again need."""
         found = answer(cells.fill(self.recipe(plan), [records.read(job.folder) for job in self.jobs(plan)]))
         if found.best is not None:
@@ -278,16 +278,16 @@ class Study:
     def _built(self) -> torch.nn.Module:
         """A model to look at."""
         with torch.random.fork_rng(devices=[]):
-            config = Config(data=self.source.task.name, model=self.model, validation=self._validation)
+            config = Config(data=self.source.dataset.name, model=self.model, validation=self._validation)
             return self.build(config, self.source)
 
     def _budget(
         self, costs: Mapping[str, Cost], note: Callable[[str], None], uncounted: str
-    ) -> tuple[Budget, list[str]]:
+    ) -> tuple[StudySize, list[str]]:
         searched = {method: costs[method] for method in self.searched}
         grid = max((len(self._grid(method)) for method in searched), default=0)
         seeds = SEEDS if self.seeds is None else len(self.seeds)
-        wanted = Budget(self.settings.config.epochs, seeds, grid, REPEATS if searched else 0)
+        wanted = StudySize(self.settings.config.epochs, seeds, grid, REPEATS if searched else 0)
         without = f", one run after the other: it does not count {uncounted}" if uncounted else ""
         if self.minutes is None:
             note(f"this takes about {budgets.duration(wanted, costs, searched)}{without}")
@@ -307,7 +307,7 @@ class Study:
 
     def _default_name(self) -> str:
         """Data and model, and what was chosen by options: another choice is another folder."""
-        place, options = spec.parse_data(self.source.task.name)
+        place, options = spec.parse_data(self.source.dataset.name)
         chosen = {
             **options,
             **self.changes,
@@ -324,7 +324,7 @@ class Study:
         extra = "".join(f"+{key}={value}" for key, value in chosen.items())
         return as_folder_name(f"{short_name(place)}-{short_name(self.model)}{extra}")
 
-    def _check_same(self, plan: plans.Plan) -> None:
+    def _check_same(self, plan: plans.StudyPlan) -> None:
         now = {"other data": self.source.checksum, "another model": self.fingerprint}
         for what, there in (("other data", plan.data_checksum), ("another model", plan.model)):
             if there != now[what]:
@@ -349,7 +349,7 @@ class Study:
                 "(from Python, runs=)"
             )
 
-    def _check_runs(self, plan: plans.Plan) -> None:
+    def _check_runs(self, plan: plans.StudyPlan) -> None:
         """ValueError if the folder has a run with other settings, such as one of rows.csv beside rows.parquet."""
         try:
             for job in self.jobs(plan):
@@ -360,7 +360,7 @@ class Study:
                 "--name or --runs (from Python, runs=), or move it"
             ) from None
 
-    def _described(self, plan: plans.Plan) -> str:
+    def _described(self, plan: plans.StudyPlan) -> str:
         count = budgets.counted
         return f"{count(plan.budget.epochs, 'epoch')}, {count(len(self._seeds(plan)), 'seed')}, {_listed(plan.rho)}"
 

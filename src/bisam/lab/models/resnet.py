@@ -76,12 +76,12 @@ class ResNet(nn.Module):
 
     def as_kernels(self) -> Network:
         """The layers that are there now, without the classifier: a module may have been replaced since `fuse`."""
-        from bisam.lab.models.fused.residual import Layer, Network  # which imports Triton
+        from bisam.lab.models.fused.residual import FusedLayer, Network  # which imports Triton
 
-        layers = [Layer(self.conv, self.norm, input=-1)]
+        layers = [FusedLayer(self.conv, self.norm, input=-1)]
         for block in self.blocks:
             assert isinstance(block, BasicBlock)
             last = len(layers) - 1
-            layers.append(Layer(block.conv1, block.norm1, input=last))
-            layers.append(Layer(block.conv2, block.norm2, input=last + 1, shortcut=last))
+            layers.append(FusedLayer(block.conv1, block.norm1, input=last))
+            layers.append(FusedLayer(block.conv2, block.norm2, input=last + 1, shortcut=last))
         return Network(layers, [self.conv, self.norm, *self.blocks.modules()])

@@ -66,7 +66,7 @@ def read(folder: Path) -> BesideWeights:
         if not isinstance(rho, (float, NoneType)):
             raise ValueError("its rho is no number")
         for name in names:
-            measures.find(name)
+            measures.find_measure(name)
         return BesideWeights(model, names, Preparation.from_dict(values["inputs"]), code, method, rho)
     except FileNotFoundError:
         raise

@@ -65,7 +65,7 @@ class Predictor:
 
     @torch.no_grad()
     def logits(self, values: Any, batch: int | None = None) -> Tensor:
-        """(N, K), float32 on the CPU, for inputs that are checked and as `bisam.lab.data.task.Part` has them."""
+        """(N, K), float32 on the CPU, for inputs that are checked and as a `DataSplit` has them."""
         prepared = self.beside.preparation
         size, found = batch or EVALUATION_BATCH[prepared.kind], []
         for start in range(0, len(values), size):

@@ -36,7 +36,7 @@ DTYPES = frozenset(
 )
 """The dtypes that safetensors both writes and reads."""
 
-Place = tuple[str | int, ...]
+StatePath = tuple[str | int, ...]
 """The keys and indices that lead to a value in a state."""
 
 _NAME = re.compile(r"checkpoint-(\d{9,})\.safetensors")
@@ -153,14 +153,14 @@ def head_of(path: Path) -> bytes:
         return length + file.read(min(int.from_bytes(length, "little"), LARGEST_STATE))
 
 
-def portable(tensor: Any, place: Place) -> Tensor:
+def portable(tensor: Any, path: StatePath) -> Tensor:
     """The same values on the CPU, one after the other; TypeError for what safetensors cannot hold."""
     if type(tensor) not in (Tensor, torch.nn.Parameter):
-        raise TypeError(f"{_dotted(place)} is of type {_type(tensor)}, not a plain tensor")
+        raise TypeError(f"{_dotted(path)} is of type {_type(tensor)}, not a plain tensor")
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":
-        raise TypeError(f"{_dotted(place)} is a tensor without plain data ({tensor.layout}, on {tensor.device})")
+        raise TypeError(f"{_dotted(path)} is a tensor without plain data ({tensor.layout}, on {tensor.device})")
     if tensor.dtype not in DTYPES:
-        raise TypeError(f"{_dotted(place)} is a tensor of {tensor.dtype}, which safetensors cannot hold")
+        raise TypeError(f"{_dotted(path)} is a tensor of {tensor.dtype}, which safetensors cannot hold")
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
@@ -213,12 +213,12 @@ def _header_end(file: bytes) -> int:
 # A state as tensors and a skeleton of JSON that refers to them by name, and back.
 
 
-def _taken_apart(value: Any, place: Place, tensors: dict[str, Tensor]) -> Any:
+def _taken_apart(value: Any, path: StatePath, tensors: dict[str, Tensor]) -> Any:
     """The skeleton of a state; its tensors are added to `tensors`. What JSON lacks is an object with one key."""
     kind = type(value)
-    if len(place) > DEEPEST:
+    if len(path) > DEEPEST:
         raise TypeError(
-            f"the state is nested more than {DEEPEST} deep at {_dotted(place[:4])}…: does it contain itself?"
+            f"the state is nested more than {DEEPEST} deep at {_dotted(path[:4])}…: does it contain itself?"
         )
     if value is None or kind in (bool, str):
         return value
@@ -227,16 +227,16 @@ def _taken_apart(value: Any, place: Place, tensors: dict[str, Tensor]) -> Any:
     if kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
     if kind in (list, tuple):
-        parts = [_taken_apart(part, (*place, i), tensors) for i, part in enumerate(value)]
+        parts = [_taken_apart(part, (*path, i), tensors) for i, part in enumerate(value)]
         return parts if kind is list else {"tuple": parts}
     if kind in (dict, OrderedDict):
-        return {"dict": [[_key(key, place), _taken_apart(part, (*place, key), tensors)] for key, part in value.items()]}
+        return {"dict": [[_key(key, path), _taken_apart(part, (*path, key), tensors)] for key, part in value.items()]}
     if isinstance(value, Tensor):
-        name = _free_name(place, tensors)
-        tensors[name] = portable(value, place)
+        name = _free_name(path, tensors)
+        tensors[name] = portable(value, path)
         return {"tensor": name}
     raise TypeError(
-        f"{_dotted(place)} is of type {_type(value)}, which a checkpoint cannot hold: "
+        f"{_dotted(path)} is of type {_type(value)}, which a checkpoint cannot hold: "
         "only dict, list, tuple, Tensor, int, float, bool, None and str"
     )
 
@@ -256,15 +256,15 @@ def _put_together(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
     return int(content, 16) if kind == "int" else float(content)
 
 
-def _key(key: Any, place: Place) -> str | int:
+def _key(key: Any, path: StatePath) -> str | int:
     if type(key) not in (str, int):
-        raise TypeError(f"{_dotted(place)} has a key of type {_type(key)}, {key!r}: a key must be a str or an int")
+        raise TypeError(f"{_dotted(path)} has a key of type {_type(key)}, {key!r}: a key must be a str or an int")
     return key
 
 
-def _free_name(place: Place, taken: Mapping[str, Tensor]) -> str:
+def _free_name(path: StatePath, taken: Mapping[str, Tensor]) -> str:
     """The path with dots; with a number where two paths would read the same, as of keys 1 and "1"."""
-    plain = name = ".".join(map(str, place)).encode(errors="backslashreplace").decode()
+    plain = name = ".".join(map(str, path)).encode(errors="backslashreplace").decode()
     count = 1
     while name in taken or name == _RESERVED:
         count += 1
@@ -272,8 +272,8 @@ def _free_name(place: Place, taken: Mapping[str, Tensor]) -> str:
     return name
 
 
-def _dotted(place: Place) -> str:
-    return ".".join(map(str, place)) or "the state"
+def _dotted(path: StatePath) -> str:
+    return ".".join(map(str, path)) or "the state"
 
 
 def _type(value: Any) -> str:

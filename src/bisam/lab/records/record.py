@@ -90,7 +90,7 @@ def read(folder: Path) -> Record:
     return Record(folder, config, metrics, result, receipt, problems, _reason(folder / NOT_COUNTED, problems))
 
 
-def find(root: Path, progress: Callable[[int, int], None] | None = None) -> list[Record]:
+def find_records(root: Path, progress: Callable[[int, int], None] | None = None) -> list[Record]:
     """Every folder in that tree with a config.json, or what else only a run leaves, by path; behind links too.
 
     `progress` is called with the number of files and folders that were seen, and of runs among them.

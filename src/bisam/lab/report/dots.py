@@ -10,13 +10,13 @@ import altair as alt
 
 from bisam.lab.methods import title_of
 from bisam.lab.report.charts import APART, Chart, of, styles_in, whole
-from bisam.lab.tables.cells import Group
+from bisam.lab.tables.cells import ResultTable
 from bisam.lab.tables.curves import Rows
 from bisam.lab.tables.statistics import interval_of_mean
 
 
 @dataclass(frozen=True)
-class Line:
+class DotRow:
     """A line of the plot: a cell of a table."""
 
     title: str
@@ -25,24 +25,24 @@ class Line:
     """By seed."""
 
 
-def of_row(group: Group, row: str, name: str = "test_accuracy") -> list[Line]:
+def of_row(table: ResultTable, row: str, name: str = "test_accuracy") -> list[DotRow]:
     """The methods that have finished runs in a row."""
-    found = {method: group.measured(row, method, name) for method in group.recipe.methods}
-    return [Line(title_of(method), method, values) for method, values in found.items() if values]
+    found = {method: table.measured(row, method, name) for method in table.recipe.methods}
+    return [DotRow(title_of(method), method, values) for method, values in found.items() if values]
 
 
-def of_cells(group: Group) -> list[Line]:
+def of_cells(table: ResultTable) -> list[DotRow]:
     """All cells that have finished runs, of a table whose rows have methods of their own."""
     found = [
-        Line(f"{label}: {title_of(method)}", method, group.measured(row, method, name))
-        for label, row, name in group.recipe.lines
-        for method in group.recipe.methods
+        DotRow(f"{label}: {title_of(method)}", method, table.measured(row, method, name))
+        for label, row, name in table.recipe.lines
+        for method in table.recipe.methods
     ]
     return [line for line in found if line.values]
 
 
 def dots(
-    lines: Sequence[Line], methods: Sequence[str], measure: str = "test accuracy, per cent", *, joined: bool = True
+    lines: Sequence[DotRow], methods: Sequence[str], measure: str = "test accuracy, per cent", *, joined: bool = True
 ) -> Chart:
     """The lines on one axis, in the colours that the `methods` of the table have; dots of one seed are `joined`."""
     rows = _rows(lines)
@@ -75,7 +75,7 @@ def dots(
     return whole(layers.properties(description=f"{measure} of every seed"), rows, height=40 * len(lines))
 
 
-def _rows(lines: Sequence[Line]) -> Rows:
+def _rows(lines: Sequence[DotRow]) -> Rows:
     """A row for each seed of each line, and one for its mean."""
     rows: Rows = []
     for place, line in enumerate(lines):

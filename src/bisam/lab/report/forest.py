@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from bisam.lab.report.charts import Chart, of, whole
-from bisam.lab.tables.cells import Group
+from bisam.lab.tables.cells import ResultTable
 from bisam.lab.tables.curves import Rows
 from bisam.lab.tables.effects import paper_difference
 from bisam.lab.tables.statistics import NO_SCATTER, TOO_FEW, Difference, signed
@@ -60,15 +60,15 @@ def forest(verdict: Verdict, room: int | None = ROOM) -> Chart:
 
     Lines share `room` pixels, as far as they can be read; None gives each its full height.
     """
-    printed = [_printed(group, one) for group, one in verdict.placed]
+    printed = [_printed(table, one) for table, one in verdict.placed]
     limits = _limits([one.found for one in verdict.differences], [one for one in printed if one is not None])
     rows: Rows = []
     before = None
-    for place, ((group, one), paper) in enumerate(zip(verdict.placed, printed, strict=True)):
-        if group is not before:
-            title = group.title if len(group.title) <= LONGEST else f"{group.title[: LONGEST - 1]}…"
+    for place, ((table, one), paper) in enumerate(zip(verdict.placed, printed, strict=True)):
+        if table is not before:
+            title = table.title if len(table.title) <= LONGEST else f"{table.title[: LONGEST - 1]}…"
             rows.append({"wide": _key(f"h{place}", title, ""), "line": f"h{place}", "text": title, "weight": "bold"})
-        before = group
+        before = table
         rows += _marks(place, one, paper, limits)
     counts = [len({row[field] for row in rows}) for field in ("wide", "line")]
     line = LINE if room is None else max(LEAST_LINE, min(LINE, room // counts[0]))
@@ -79,9 +79,9 @@ def forest(verdict: Verdict, room: int | None = ROOM) -> Chart:
     return whole(wide, rows, line * counts[0], narrow, NARROW_LINE * counts[1])
 
 
-def _printed(group: Group, one: MethodDifference) -> Difference | None:
+def _printed(table: ResultTable, one: MethodDifference) -> Difference | None:
     """The paper's difference, of tables that are the paper's."""
-    return None if one.published is None else paper_difference(group.recipe, one.row, one.method, one.baseline)
+    return None if one.published is None else paper_difference(table.recipe, one.row, one.method, one.baseline)
 
 
 def _marks(

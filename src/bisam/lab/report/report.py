@@ -31,7 +31,7 @@ from bisam.lab.report.page.series import of_methods
 from bisam.lab.report.runs import listing, names_of
 from bisam.lab.tables import curves as numbers
 from bisam.lab.tables import effects, levels, published, summary
-from bisam.lab.tables.cells import Collection, Group, Run, number, with_equal_runs
+from bisam.lab.tables.cells import Collection, ResultTable, Run, number, with_equal_runs
 from bisam.lab.tables.summary import OPEN, Sheet
 from bisam.lab.tables.sweeps import Sweep, sheet, sort_out
 from bisam.lab.tables.verdicts import Verdict, verdicts
@@ -46,24 +46,24 @@ class _Report:
     def __init__(self, collection: Collection) -> None:
         self.collection = collection
         self.every = numbers.stride(collection.runs)
-        self.groups, self.sweeps = sort_out(collection)
+        self.tables, self.sweeps = sort_out(collection)
         self.names = names_of(collection.runs)
         self._series: dict[tuple[int, str], Series] = {}
 
-    def series(self, group: Group, row: str) -> Series:
+    def series(self, table: ResultTable, row: str) -> Series:
         """The curves of a row, once however often they are shown."""
-        key = (id(group), row)
+        key = (id(table), row)
         if key not in self._series:
-            runs = group.of_row(row)
-            self._series[key] = self._made(runs, group.recipe.methods)
+            runs = table.of_row(row)
+            self._series[key] = self._made(runs, table.recipe.methods)
         return self._series[key]
 
     def series_of(self, run: Run) -> Series:
         """The curves of the row that a run is in; its own if it is in no table."""
-        for group in self.collection.groups:
-            for (row, _), members in group.runs.items():
-                if any(one is run for one in members.values()) and not any(one is run for one in group.borrowed):
-                    return self.series(group, row)
+        for table in self.collection.tables:
+            for (row, _), members in table.runs.items():
+                if any(one is run for one in members.values()) and not any(one is run for one in table.borrowed):
+                    return self.series(table, row)
         return self._made([run], [run.config.method])
 
     def _made(self, runs: Sequence[Run], methods: Sequence[str]) -> Series:
@@ -74,16 +74,16 @@ class _Report:
 def write(collection: Collection, roots: Sequence[Path]) -> str:
     """The page, as HTML."""
     found = _Report(collection)
-    own, changed = ([group for group in found.groups if bool(group.changes) == has] for has in (False, True))
+    own, changed = ([table for table in found.tables if bool(table.changes) == has] for has in (False, True))
     first = own if all(map(folder_of_fit, own)) else []  # beside other tables, the answer of a fit is in its section
-    sections = [Section(f"{group.title}: does it help?", answer_of(group), "Does it help?") for group in first]
-    sections.append(Section("What came out", [*_answers(found.groups), *_problems(collection)]))
+    sections = [Section(f"{table.title}: does it help?", answer_of(table), "Does it help?") for table in first]
+    sections.append(Section("What came out", [*_answers(found.tables), *_problems(collection)]))
     sections += [
-        Section(group.title, [*([] if first else answer_of(group)), *_blocks(found, group)], group.recipe.name)
-        for group in own
+        Section(table.title, [*([] if first else answer_of(table)), *_blocks(found, table)], table.recipe.name)
+        for table in own
     ]
     sections.append(Section("Grids", [block for sweep in found.sweeps for block in _grid(sweep)]))
-    folded: list[Block] = [Fold(group.title, _blocks(found, group)) for group in changed]
+    folded: list[Block] = [Fold(table.title, _blocks(found, table)) for table in changed]
     sections.append(Section("Changed recipes", folded))
     sections.append(Section("Runs and receipts", [_listing(found) if collection.runs else _nothing(roots)]))
     sections.append(Section("Tables of the paper without runs", _open_tables(collection), "Without runs"))
@@ -93,21 +93,21 @@ def write(collection: Collection, roots: Sequence[Path]) -> str:
 def figures(collection: Collection) -> dict[str, charts.Chart]:
     """All charts of these runs, each by a name for a file."""
     drawn: dict[str, charts.Chart] = {}
-    groups, found = sort_out(collection)
-    for kind, part in zip(("differences", "differences-of-changed-recipes"), _parted(verdicts(groups)), strict=True):
+    tables, found = sort_out(collection)
+    for kind, part in zip(("differences", "differences-of-changed-recipes"), _parted(verdicts(tables)), strict=True):
         for verdict in part:
             drawn[_file_name(kind, verdict.title, drawn)] = forest(verdict, room=None)
     for sweep in found:
         name = f"{sweep.name}, {sweep.changes}" if sweep.changes else sweep.name
         drawn[_file_name(name, sweep.fields[0], drawn)] = grid(sweep)
-    for group in groups:
-        for title, chart in _dots(with_equal_runs(group, collection.runs)).items():
-            drawn[_file_name(group.name, f"{title}-seeds", drawn)] = chart
-        for row in group.rows:
-            rows = numbers.points(group.of_row(row), numbers.stride(group.of_row(row)))
+    for table in tables:
+        for title, chart in _dots(with_equal_runs(table, collection.runs)).items():
+            drawn[_file_name(table.name, f"{title}-seeds", drawn)] = chart
+        for row in table.rows:
+            rows = numbers.points(table.of_row(row), numbers.stride(table.of_row(row)))
             for name in numbers.names_of(rows):
-                chart = curves.drawn(rows, name, group.recipe.methods)
-                drawn[_file_name(group.name, f"{row}-{name}", drawn)] = chart
+                chart = curves.drawn(rows, name, table.recipe.methods)
+                drawn[_file_name(table.name, f"{row}-{name}", drawn)] = chart
     return drawn
 
 
@@ -127,9 +127,9 @@ def _lead(collection: Collection, roots: Sequence[Path]) -> str:
     return f"{len(runs)} run{'s' * (len(runs) != 1)} in {places}: {', '.join(counts)}; {time}."
 
 
-def _answers(groups: Sequence[Group]) -> list[Block]:
+def _answers(tables: Sequence[ResultTable]) -> list[Block]:
     """The verdicts, the differences that they count, and what would resolve the paper's."""
-    found = verdicts(groups)
+    found = verdicts(tables)
     if not found:
         return [Sentences(["No two methods of a table have finished runs: no comparison is possible yet."])]
     first, changed = _parted(found)
@@ -137,7 +137,7 @@ def _answers(groups: Sequence[Group]) -> list[Block]:
     if changed:
         lines = sum(len(one.placed) for one in changed)
         blocks.append(Fold(f"{lines} difference{'s' * (lines != 1)} of changed recipes", _compared(changed)))
-    plans = effects.sheet_of_plans(effects.seed_plans(groups), found[0].measure)
+    plans = effects.sheet_of_plans(effects.seed_plans(tables), found[0].measure)
     return blocks if plans is None else [*blocks, Grid(plans)]
 
 
@@ -155,7 +155,7 @@ def _parted(found: Sequence[Verdict]) -> tuple[list[Verdict], list[Verdict]]:
     parts: dict[bool, list[Verdict]] = {False: [], True: []}
     for one in found:
         for is_changed, verdicts_of in parts.items():
-            kept = tuple((group, each) for group, each in one.placed if bool(group.changes) == is_changed)
+            kept = tuple((table, each) for table, each in one.placed if bool(table.changes) == is_changed)
             verdicts_of += [replace(one, placed=kept)] if kept else []
     own, changed = parts[False], parts[True]
     return (own, changed) if own else (changed, [])
@@ -165,8 +165,8 @@ def _in_words(found: Sequence[Verdict]) -> Fold:
     """A sentence for each difference, table by table; resolved ones first."""
     lines: dict[str, list[tuple[bool, str]]] = {}
     for verdict in found:
-        for group, one in verdict.placed:
-            lines.setdefault(group.title, []).append((not one.found.resolved, f"{one.row}: {one.describe()}."))
+        for table, one in verdict.placed:
+            lines.setdefault(table.title, []).append((not one.found.resolved, f"{one.row}: {one.describe()}."))
     blocks = [
         Sentences([text for _, text in sorted(of_table, key=lambda line: line[0])], title=title)
         for title, of_table in lines.items()
@@ -189,45 +189,45 @@ def _grid(sweep: Sweep) -> list[Block]:
     return [Grid(sheet(sweep)), Figure(f"{sweep.name}: {sweep.fields[0]}", grid(sweep))]
 
 
-def _blocks(found: _Report, group: Group) -> list[Block]:
-    filled = with_equal_runs(group, found.collection.runs)
+def _blocks(found: _Report, table: ResultTable) -> list[Block]:
+    filled = with_equal_runs(table, found.collection.runs)
     blocks: list[Block] = [_titled(filled, summary.sheet(filled)), *_plots(filled)]
-    below = (summary.sheet_of_comparisons(filled), levels.sheet_of_levels(group))
-    blocks += [_titled(group, made) for made in below if made is not None]
-    series = {row: found.series(group, row) for row in group.rows}
-    options = {row: [Curves(one, _captions(group, row))] for row, one in series.items() if one.names}
+    below = (summary.sheet_of_comparisons(filled), levels.sheet_of_levels(table))
+    blocks += [_titled(table, made) for made in below if made is not None]
+    series = {row: found.series(table, row) for row in table.rows}
+    options = {row: [Curves(one, _captions(table, row))] for row, one in series.items() if one.names}
     if options:
         blocks.append(Choice("Curves of", options))
     return blocks
 
 
-def _titled(group: Group, made: Sheet) -> Grid:
+def _titled(table: ResultTable, made: Sheet) -> Grid:
     """A table below the heading that names its data, which its own title need not repeat."""
-    short = made.title.removeprefix(f"{group.title}: ")
+    short = made.title.removeprefix(f"{table.title}: ")
     return Grid(made, short[:1].upper() + short[1:])
 
 
-def _plots(group: Group) -> list[Block]:
-    drawn, is_one = _dots(group), group.rows_differ
+def _plots(table: ResultTable) -> list[Block]:
+    drawn, is_one = _dots(table), table.rows_differ
     joined = "" if is_one else ", joined across methods"
     captions = chain([f"Every seed a dot{joined}; below, the mean with its 95 % interval."], repeat(""))
-    plots = [Figure(f"{row}: {group.recipe.measure}", chart, next(captions)) for row, chart in drawn.items()]
+    plots = [Figure(f"{row}: {table.recipe.measure}", chart, next(captions)) for row, chart in drawn.items()]
     return [Figures(plots, "whole" if is_one else "")] if plots else []
 
 
-def _dots(group: Group) -> dict[str, charts.Chart]:
+def _dots(table: ResultTable) -> dict[str, charts.Chart]:
     """A dot plot for each row of the printed table that has finished runs; one for all if rows differ in methods."""
-    recipe = group.recipe
+    recipe = table.recipe
     measure = f"{recipe.measure}, per cent"
-    if group.rows_differ:
-        cells = of_cells(group)
+    if table.rows_differ:
+        cells = of_cells(table)
         return {"all settings": dots(cells, recipe.methods, measure, joined=False)} if cells else {}
-    lines = {label: of_row(group, row, name) for label, row, name in recipe.lines}
+    lines = {label: of_row(table, row, name) for label, row, name in recipe.lines}
     return {label: dots(found, recipe.methods, measure) for label, found in lines.items() if found}
 
 
-def _captions(group: Group, row: str) -> dict[str, str]:
-    config = group.of_row(row)[0].config
+def _captions(table: ResultTable, row: str) -> dict[str, str]:
+    config = table.of_row(row)[0].config
     captions = {"flips": f"Of {config.batch} samples, those that the perturbation turns wrong."}
     if config.noise:
         captions["validation_accuracy"] = "Its labels are as noisy as those of the training data."
@@ -240,9 +240,9 @@ def _listing(found: _Report) -> Block:
 
 
 def _open_tables(collection: Collection) -> list[Block]:
-    if collection.groups and not any(group.recipe.name in RECIPES for group in collection.groups):
+    if collection.tables and not any(result_table.recipe.name in RECIPES for result_table in collection.tables):
         return []  # runs of data and tables of one's own alone
-    present = {group.recipe.name for group in collection.groups if not group.changes}
+    present = {result_table.recipe.name for result_table in collection.tables if not result_table.changes}
     blocks: list[Block] = []
     for name, make in RECIPES.items():
         recipe = make()
@@ -275,7 +275,7 @@ def _seconds_of_the_device(run: Run) -> float:
     return sum((seconds or 0.0) / max(1.0, together or 1.0) for seconds, together in rows)
 
 
-def _file_name(group: str, chart: str, taken: Container[str]) -> str:
+def _file_name(table: str, chart: str, taken: Container[str]) -> str:
     """Short enough for a file, and not among those taken.
 
     >>> _file_name("demo, epochs=3", "40%-flips", [])
@@ -283,7 +283,7 @@ def _file_name(group: str, chart: str, taken: Container[str]) -> str:
     >>> _file_name("demo, epochs=3", "40%-flips", ["demo-epochs-3-40-flips"])
     'demo-epochs-3-2-40-flips'
     """
-    short = _for_a_file(group)[:120]
+    short = _for_a_file(table)[:120]
     names = (_for_a_file(f"{short}{number}-{chart}") for number in chain([""], map("-{}".format, count(2))))
     return next(name for name in names if name not in taken)
 

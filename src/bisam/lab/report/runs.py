@@ -12,7 +12,7 @@ from bisam.lab.methods import title_of
 from bisam.lab.recipes import RECIPES
 from bisam.lab.report.page import Runs
 from bisam.lab.report.page.series import Series
-from bisam.lab.tables.cells import Run, changes_of, command, number, place_of, text_of
+from bisam.lab.tables.cells import Run, cell_of, changes_of, command, number, text_of
 from bisam.lab.tables.summary import OPEN, Sheet
 
 HEAD = [
@@ -43,7 +43,7 @@ def listing(
 def _listed(run: Run, row: Sequence[str], series: Series) -> dict[str, Any]:
     """What the page has of a run."""
     known = dict(zip(HEAD, row, strict=True))
-    place = place_of(run.config, run.record.folder)
+    place = cell_of(run.config, run.record.folder)
     status = run.status if run.status in ("done", "diverged", "not counted") else "not finished"
     own = {
         "recipe": run.config.recipe,
@@ -78,7 +78,7 @@ def _data_notes(run: Run) -> str:
 
 def _changed(run: Run) -> list[str]:
     """Names of the fields in which a run differs from its recipe."""
-    place = place_of(run.config, run.record.folder)
+    place = cell_of(run.config, run.record.folder)
     if place is None:
         return []
     own = RECIPES[place[0]]().cells[place[1]]

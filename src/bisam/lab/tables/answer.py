@@ -11,7 +11,7 @@ from pathlib import Path
 from bisam.lab.measures import title_of as title_of_measure
 from bisam.lab.methods import perturbs, title_of, uses
 from bisam.lab.records import WEIGHTS
-from bisam.lab.tables.cells import Group, Run, text_of
+from bisam.lab.tables.cells import ResultTable, Run, text_of
 from bisam.lab.tables.power import MOST_SEEDS, POWER, more_seeds
 from bisam.lab.tables.statistics import Difference, difference, signed
 from bisam.lab.tables.summary import OPEN, Sheet, diverged, milliseconds, spread
@@ -50,36 +50,36 @@ def _prediction(folder: Path) -> str:
     return f"bisam predict {shlex.quote(str(folder))} DATA"
 
 
-def answer(group: Group) -> Answer:
+def answer(table: ResultTable) -> Answer:
     """The answer of a table with one row: its base optimizer against its sharpness-aware methods."""
-    (row,) = group.recipe.rows
-    lines = [(name, title_of_measure(name)) for _, _, name in group.recipe.lines]
+    (row,) = table.recipe.rows
+    lines = [(name, title_of_measure(name)) for _, _, name in table.recipe.lines]
     counted, measure = lines[0]
-    base = next((method for method in group.recipe.methods if not perturbs(method)), None)
-    on_validation = _on_validation(group, row)
+    base = next((method for method in table.recipe.methods if not perturbs(method)), None)
+    on_validation = _on_validation(table, row)
     best = _best_of({method: runs for method, runs in on_validation.items() if perturbs(method)})
     first = _best_of(on_validation)
     better_base = first if best is not None and first is not None and not perturbs(first.config.method) else None
     gaps: dict[str, Difference | None] = {
         method: None
         if base is None
-        else difference(group.measured(row, method, counted), group.measured(row, base, counted))
-        for method in group.recipe.methods
+        else difference(table.measured(row, method, counted), table.measured(row, base, counted))
+        for method in table.recipe.methods
         if method != base
     }
     head = ["", "ρ", "seeds", *(title for _, title in lines)]
     head += [f"− {title_of(base)}" if base else "difference", "95 % interval", "resolved", "more seeds", "ms per step"]
     rows = []
-    for method in group.recipe.methods:
-        config = group.recipe.cells[row, method]
+    for method in table.recipe.methods:
+        config = table.recipe.cells[row, method]
         rho = text_of(config.rho) if uses(method, "rho") else OPEN
-        values = [_spread([*group.measured(row, method, name).values()]) for name, _ in lines]
-        count = str(len(group.measured(row, method, counted)))
+        values = [_spread([*table.measured(row, method, name).values()]) for name, _ in lines]
+        count = str(len(table.measured(row, method, counted)))
         rows.append(
-            [title_of(method), rho, count, *values, *_gap(gaps.get(method)), milliseconds(group.of(row, method))]
+            [title_of(method), rho, count, *values, *_gap(gaps.get(method)), milliseconds(table.of(row, method))]
         )
     sheet = Sheet(
-        f"{group.title}: {group.recipe.measure} in per cent", head, rows, _notes(group, row, [*gaps.values()])
+        f"{table.title}: {table.recipe.measure} in per cent", head, rows, _notes(table, row, [*gaps.values()])
     )
     sentence = _sentence(measure, base, best, gaps)
     return Answer(sentence, sheet, best.config.method if best else None, best, better_base)
@@ -139,15 +139,15 @@ def _advice(gap: Difference) -> str:
     return f"; {seeds} would resolve a difference of this size with a chance of {100 * POWER:.0f} %"
 
 
-def _on_validation(group: Group, row: str) -> dict[str, list[tuple[float, Run]]]:
+def _on_validation(table: ResultTable, row: str) -> dict[str, list[tuple[float, Run]]]:
     """For each method with results, sharpness-aware ones first: its runs with their results on validation data."""
     found = {
         method: [
             (value, run)
-            for run in group.of(row, method)
+            for run in table.of(row, method)
             if (value := run.measured(f"validation_{run.config.primary}")) is not None
         ]
-        for method in sorted(group.recipe.methods, key=perturbs, reverse=True)
+        for method in sorted(table.recipe.methods, key=perturbs, reverse=True)
     }
     return {method: runs for method, runs in found.items() if runs}
 
@@ -160,8 +160,8 @@ def _best_of(on_validation: dict[str, list[tuple[float, Run]]]) -> Run | None:
     return max(runs, key=lambda pair: pair[0])[1]
 
 
-def _notes(group: Group, row: str, gaps: list[Difference | None]) -> list[str]:
-    notes = [lost] if (lost := diverged(group, row, group.recipe.methods)) else []
+def _notes(table: ResultTable, row: str, gaps: list[Difference | None]) -> list[str]:
+    notes = [lost] if (lost := diverged(table, row, table.recipe.methods)) else []
     known = [gap for gap in gaps if gap is not None]
     if any(gap.low is not None and gap.paired for gap in known):
         notes.append("Differences and intervals are of pairs with the same seed: Student's t, each 95 % by itself.")

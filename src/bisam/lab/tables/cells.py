@@ -75,7 +75,7 @@ class Run:
 
 
 @dataclass
-class Group:
+class ResultTable:
     """A table: a recipe, what was changed of it, and the runs of each cell, by seed."""
 
     recipe: Recipe
@@ -124,7 +124,7 @@ class Group:
 class Collection:
     """Records, sorted into tables."""
 
-    groups: list[Group]
+    tables: list[ResultTable]
     others: list[Run]
     """Runs of no table: not counted, of an unregistered recipe, or a second one of the same cell and seed."""
     unreadable: list[tuple[Record, str]]
@@ -145,13 +145,13 @@ class Collection:
     @property
     def runs(self) -> list[Run]:
         """Each once, though it may be in two tables."""
-        grouped = (run for group in self.groups for runs in group.runs.values() for run in runs.values())
+        grouped = (run for table in self.tables for runs in table.runs.values() for run in runs.values())
         return [*{id(run): run for run in (*grouped, *self.others)}.values()]
 
 
 def collect(records: Iterable[Record]) -> Collection:
     """Tables in the order of the recipes, unchanged ones first; then those that are made from their records."""
-    groups: dict[tuple[str, tuple[str, ...]], Group] = {}
+    tables: dict[tuple[str, tuple[str, ...]], ResultTable] = {}
     others, unreadable, runs = [], [], []
     for record in records:
         run = _run(record)
@@ -167,23 +167,23 @@ def collect(records: Iterable[Record]) -> Collection:
             others.append(run)
             continue
         cell, changes = place
-        group = groups.setdefault((made.name, tuple(changes.values())), _group(made, changes))
-        seeds = group.runs[cell]
+        table = tables.setdefault((made.name, tuple(changes.values())), _empty_table(made, changes))
+        seeds = table.runs[cell]
         earlier = seeds.setdefault(run.config.seed, run)
         if earlier.record.result is None and run.record.result is not None:
             seeds[run.config.seed], run = run, earlier  # a finished run counts rather than one in progress
         if run is not seeds[run.config.seed]:
             others.append(run)
-    found = {key: {cell: dict(runs) for cell, runs in group.runs.items()} for key, group in groups.items()}
-    for (recipe, changed), group in groups.items():
+    found = {key: {cell: dict(runs) for cell, runs in table.runs.items()} for key, table in tables.items()}
+    for (recipe, changed), table in tables.items():
         for other, of_other in found.items():
             if changed and other[0] == recipe and other[1] != changed:
-                _complete(group, groups[other].fields, of_other)
-    for group in groups.values():
-        group.runs = {cell: dict(sorted(of_cell.items())) for cell, of_cell in group.runs.items()}
+                _complete(table, tables[other].fields, of_other)
+    for table in tables.values():
+        table.runs = {cell: dict(sorted(of_cell.items())) for cell, of_cell in table.runs.items()}
     order = [*RECIPES, *sorted(own)]
-    ordered = sorted(groups, key=lambda key: (key[1] != (), order.index(key[0]), key[1]))
-    return Collection([groups[key] for key in ordered], others, unreadable)
+    ordered = sorted(tables, key=lambda key: (key[1] != (), order.index(key[0]), key[1]))
+    return Collection([tables[key] for key in ordered], others, unreadable)
 
 
 def own_recipes(runs: Iterable[Run]) -> dict[str, Recipe]:
@@ -218,11 +218,11 @@ def in_order(cells: Mapping[Cell, Config]) -> dict[Cell, Config]:
     return {cell: cells[cell] for cell in ordered}
 
 
-def _group(recipe: Recipe, changes: Mapping[str, str]) -> Group:
-    return Group(recipe, ", ".join(changes.values()), fields=tuple(changes))
+def _empty_table(recipe: Recipe, changes: Mapping[str, str]) -> ResultTable:
+    return ResultTable(recipe, ", ".join(changes.values()), fields=tuple(changes))
 
 
-def _complete(changed: Group, theirs: Sequence[str], others: Mapping[Cell, Mapping[int, Run]]) -> None:
+def _complete(changed: ResultTable, theirs: Sequence[str], others: Mapping[Cell, Mapping[int, Run]]) -> None:
     """Add runs of another table that have the changed values anyway, as SAM's 200 epochs if SGD's were set to 200.
 
     A field that a method does not use, such as ρ of SGD, may have any value.
@@ -239,43 +239,43 @@ def _complete(changed: Group, theirs: Sequence[str], others: Mapping[Cell, Mappi
                 changed.borrowed.append(run)
 
 
-def fill(recipe: Recipe, records: Sequence[Record]) -> Group:
+def fill(recipe: Recipe, records: Sequence[Record]) -> ResultTable:
     """The cells of one recipe with runs of it, changed or not, and with runs of other tables that it can borrow."""
-    group = Group(recipe, "")
+    table = ResultTable(recipe, "")
     runs = [run for run in map(_run, records) if not isinstance(run, str) and not run.record.not_counted]
     for run in runs:
         place = _place(run.config, run.record.folder, recipe) if run.config.recipe == recipe.name else None
         if place is not None:
             cell, changes = place
-            group.changes = ", ".join(changes.values()) or group.changes
-            group.runs[cell][run.config.seed] = run
-    borrow(group, runs)
-    return group
+            table.changes = ", ".join(changes.values()) or table.changes
+            table.runs[cell][run.config.seed] = run
+    borrow(table, runs)
+    return table
 
 
-def borrow(group: Group, runs: Iterable[Run]) -> None:
+def borrow(table: ResultTable, runs: Iterable[Run]) -> None:
     """Add runs of other tables of the lab that are the same training as a cell of this one, which lacks that seed."""
-    cells = {training_of(config): cell for cell, config in group.recipe.cells.items()}
+    cells = {training_of(config): cell for cell, config in table.recipe.cells.items()}
     for run in runs:
         config = run.config
         cell = cells.get(training_of(replace(config, seed=0))) if config.recipe in RECIPES else None
-        if cell is None or config.recipe == group.recipe.name or run.record.not_counted:
+        if cell is None or config.recipe == table.recipe.name or run.record.not_counted:
             continue
-        earlier = group.runs[cell].get(config.seed)
+        earlier = table.runs[cell].get(config.seed)
         if earlier is None or (earlier.record.result is None and run.record.result is not None):
-            group.runs[cell][config.seed] = run
-            group.borrowed.append(run)
+            table.runs[cell][config.seed] = run
+            table.borrowed.append(run)
 
 
-def with_equal_runs(group: Group, runs: Iterable[Run]) -> Group:
+def with_equal_runs(table: ResultTable, runs: Iterable[Run]) -> ResultTable:
     """A copy of a table whose rows have methods of their own, such as the frontier, that has borrowed SAM's runs.
 
     Any other table itself: its own runs are compared, and each difference counts in one table.
     """
-    if not group.rows_differ or group.changes:
-        return group
-    own = defaultdict(dict, {cell: dict(of_cell) for cell, of_cell in group.runs.items()})
-    borrowing = replace(group, runs=own, borrowed=[*group.borrowed])
+    if not table.rows_differ or table.changes:
+        return table
+    own = defaultdict(dict, {cell: dict(of_cell) for cell, of_cell in table.runs.items()})
+    borrowing = replace(table, runs=own, borrowed=[*table.borrowed])
     borrow(borrowing, runs)
     return borrowing
 
@@ -296,7 +296,7 @@ def tables_with(configs: Iterable[Config]) -> list[str]:
 def is_of_a_table(run: Run) -> bool:
     """Whether it has a cell: of a recipe that is registered here, or of one that is made from records."""
     config = run.config
-    return place_of(config, run.record.folder) is not None if config.recipe in RECIPES else bool(config.title)
+    return cell_of(config, run.record.folder) is not None if config.recipe in RECIPES else bool(config.title)
 
 
 def command(run: Run) -> str:
@@ -351,7 +351,7 @@ def _place(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[
     return nearest[0], changes[nearest[0]]
 
 
-def place_of(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[str, Cell] | None:
+def cell_of(config: Config, folder: Path, recipe: Recipe | None = None) -> tuple[str, Cell] | None:
     """The recipe and the cell that the run in a folder is of, changed or not; `recipe` may be an unregistered one."""
     found = _place(config, folder, recipe if recipe is not None and recipe.name == config.recipe else None)
     return None if found is None else (config.recipe, found[0])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from bisam.lab.methods import title_of
 from bisam.lab.recipes import Recipe
 from bisam.lab.tables import published
-from bisam.lab.tables.cells import Group
+from bisam.lab.tables.cells import ResultTable
 from bisam.lab.tables.costs import hours
 from bisam.lab.tables.power import MOST_SEEDS, POWER, count_text, deviation_range, seeds_to_resolve
 from bisam.lab.tables.statistics import Difference, difference_of_means, signed
@@ -30,7 +30,7 @@ def paper_difference(recipe: Recipe, label: str, method: str, baseline: str) -> 
 class SeedPlan:
     """What it would take to resolve the paper's effect in one row of a table."""
 
-    group: Group
+    table: ResultTable
     label: str
     row: str
     method: str
@@ -55,20 +55,20 @@ class SeedPlan:
     @property
     def present(self) -> int:
         """Seeds that the unchanged recipe has of both methods."""
-        if self.group.changes:
+        if self.table.changes:
             return 0
-        both = [self.group.measured(self.row, name).keys() for name in (self.method, self.baseline)]
+        both = [self.table.measured(self.row, name).keys() for name in (self.method, self.baseline)]
         return len(both[0] & both[1])
 
     @property
     def hours(self) -> float | None:
         """Of the missing seeds on one H200."""
-        part = self.group.recipe.only([self.row], [self.method, self.baseline])
+        part = self.table.recipe.only([self.row], [self.method, self.baseline])
         return hours(replace(part, seeds=max(0, self.needed - self.present)))
 
     @property
     def command(self) -> str:
-        recipe = self.group.recipe
+        recipe = self.table.recipe
         parts = ["bisam", "reproduce", f"{recipe.name}/{self.row}", "--methods", f"{self.baseline},{self.method}"]
         parts += ["--seeds", f"0-{self.needed - 1}"]
         if recipe.cells[self.row, self.method].model != "densenet121":  # whose hours are those without
@@ -80,26 +80,26 @@ class SeedPlan:
         return f"{self.label}: {title_of(self.method)} − {title_of(self.baseline)}"
 
 
-def seed_plans(groups: Iterable[Group]) -> list[SeedPlan]:
+def seed_plans(tables: Iterable[ResultTable]) -> list[SeedPlan]:
     """For each difference of the paper whose scatter is measured by two or more pairs.
 
     Runs of a changed recipe give the scatter only where those of the unchanged one do not.
     """
     found: dict[tuple[str, str, str], SeedPlan] = {}
-    for group in sorted(groups, key=lambda group: bool(group.changes)):
-        for one in comparisons(group):
-            plan = _plan(group, one)
+    for table in sorted(tables, key=lambda table: bool(table.changes)):
+        for one in comparisons(table):
+            plan = _plan(table, one)
             if plan is not None:
-                found.setdefault((group.recipe.name, one.row, one.method), plan)
+                found.setdefault((table.recipe.name, one.row, one.method), plan)
     return [*found.values()]
 
 
-def _plan(group: Group, one: MethodDifference) -> SeedPlan | None:
-    row = next(row for label, row, _ in group.recipe.lines if label == one.row)
-    printed, found = paper_difference(group.recipe, one.row, one.method, one.baseline), one.found
+def _plan(table: ResultTable, one: MethodDifference) -> SeedPlan | None:
+    row = next(row for label, row, _ in table.recipe.lines if label == one.row)
+    printed, found = paper_difference(table.recipe, one.row, one.method, one.baseline), one.found
     if printed is None or found.deviation is None:
         return None
-    return SeedPlan(group, one.row, row, one.method, one.baseline, printed.mean, found.deviation, found.runs[0])
+    return SeedPlan(table, one.row, row, one.method, one.baseline, printed.mean, found.deviation, found.runs[0])
 
 
 def sheet_of_plans(plans: Sequence[SeedPlan], measure: str = "test accuracy") -> Sheet | None:
@@ -111,9 +111,9 @@ def sheet_of_plans(plans: Sequence[SeedPlan], measure: str = "test accuracy") ->
     for plan in plans:
         spent = None if plan.needed >= MOST_SEEDS else plan.hours
         rows.append([
-            f"{plan.group.recipe.name}, {plan.name}",
+            f"{plan.table.recipe.name}, {plan.name}",
             signed(plan.effect),
-            f"{plan.deviation:.2f}, from {plan.pairs}" + (f"\nwith {plan.group.changes}" if plan.group.changes else ""),
+            f"{plan.deviation:.2f}, from {plan.pairs}" + (f"\nwith {plan.table.changes}" if plan.table.changes else ""),
             str(plan.present),
             count_text(plan.needed) + _range(*plan.needed_range),
             OPEN if spent is None else f"{spent:.1f}" if spent < 100 else f"{spent:,.0f}",

@@ -62,7 +62,7 @@ H200 = Gpu(
 GPUS = {"h200": H200}
 
 
-def find(name: str) -> Gpu:
+def find_gpu(name: str) -> Gpu:
     """The GPU of that name, or the one that a file of `bisam bench` was measured on."""
     if name.lower() in GPUS:
         return GPUS[name.lower()]

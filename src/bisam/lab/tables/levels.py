@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from bisam.lab.methods import title_of
-from bisam.lab.tables.cells import Group
+from bisam.lab.tables.cells import ResultTable
 from bisam.lab.tables.statistics import Difference, Moments, difference_of_means, signed
 from bisam.lab.tables.summary import OPEN, Sheet, published_of, spread
 
@@ -23,15 +23,15 @@ class Level:
     """Ours − the paper's, taken as independent (Welch's t)."""
 
 
-def levels(group: Group) -> list[Level]:
+def levels(table: ResultTable) -> list[Level]:
     """Of the cells that have runs and a number in the paper; none where another network stands in for the paper's."""
-    paper = None if group.fields else published_of(group)
+    paper = None if table.fields else published_of(table)
     if paper is None:
         return []
     made = []
-    for label, row, name in group.recipe.lines:
-        for method in group.recipe.methods:
-            values, printed = [*group.measured(row, method, name).values()], paper.moments(label, method)
+    for label, row, name in table.recipe.lines:
+        for method in table.recipe.methods:
+            values, printed = [*table.measured(row, method, name).values()], paper.moments(label, method)
             if values and printed is not None:
                 deviation = statistics.stdev(values) if len(values) > 1 else None
                 ours = Moments(statistics.fmean(values), deviation, len(values))
@@ -39,9 +39,9 @@ def levels(group: Group) -> list[Level]:
     return made
 
 
-def sheet_of_levels(group: Group) -> Sheet | None:
+def sheet_of_levels(table: ResultTable) -> Sheet | None:
     """The levels with their intervals; None without any."""
-    found = levels(group)
+    found = levels(table)
     if not found:
         return None
     head = ["level", "ours", "paper's", "ours − paper's", "95 % interval", "apart?"]
@@ -60,7 +60,7 @@ def sheet_of_levels(group: Group) -> Sheet | None:
         "Welch's t, from means, standard deviations and numbers of runs. Apart: the interval excludes 0. Methods of "
         "one row share seeds, so their levels are not independent of each other."
     ]
-    return Sheet(f"{group.title}: distance from the paper in points of {group.recipe.measure}", head, rows, notes)
+    return Sheet(f"{table.title}: distance from the paper in points of {table.recipe.measure}", head, rows, notes)
 
 
 def _text(one: Moments) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bisam.lab.config import Config
 from bisam.lab.tables.footprint import estimated_mib
 from bisam.lab.tables.gpus import Gpu
-from bisam.lab.tables.planning import Choice, Comparison, Plan, end_of, hours_on, missing_seeds
+from bisam.lab.tables.planning import Comparison, RankedComparison, TablePlan, end_of, hours_on, missing_seeds
 from bisam.lab.tables.power import MOST_SEEDS, POWER, count_text
 from bisam.lab.tables.statistics import signed
 from bisam.lab.tables.summary import OPEN, Sheet
@@ -21,7 +21,7 @@ GPUS_OF_A_MACHINE = 8
 """More are on several machines, which Ray joins; those of one machine share a table without an option."""
 
 
-def sheet_of_runs(made: Plan) -> Sheet:
+def sheet_of_runs(made: TablePlan) -> Sheet:
     """Runs, hours and memory of the whole table, with the recipe's number of seeds."""
     recipe, budget = made.recipe, made.budget
     rows, total, count, runs = [], 0.0, 0, []
@@ -59,12 +59,12 @@ def sheet_of_runs(made: Plan) -> Sheet:
     return Sheet(f"{recipe.title} on {budget.gpus} {budget.gpu.title}", head, rows, notes)
 
 
-def _times(made: Plan, minutes: Sequence[float], hours: float) -> list[str]:
+def _times(made: TablePlan, minutes: Sequence[float], hours: float) -> list[str]:
     """Minutes of a run and GPU hours of all; open where a model of the table has no measured step."""
     return [OPEN] * 2 if made.unmeasured else [" to ".join(_span(minutes)), _hours_text(hours)]
 
 
-def sheet_of_choices(made: Plan) -> Sheet | None:
+def sheet_of_choices(made: TablePlan) -> Sheet | None:
     """The comparisons in the order to train them; None if the table has none."""
     if not made.choices and not made.unknown:
         return None
@@ -92,7 +92,7 @@ def sheet_of_choices(made: Plan) -> Sheet | None:
     return Sheet("Differences, cheapest first", head, rows, notes)
 
 
-def commands(made: Plan, file: str | None = None) -> list[str]:
+def commands(made: TablePlan, file: str | None = None) -> list[str]:
     """Those that train what the budget allows, in order; finished runs are skipped by them. `file` has the table."""
     table, found = file or made.recipe.name, []
     for one in (choice.comparison for choice in made.affordable if choice.runs):
@@ -116,14 +116,14 @@ def _described(one: Comparison) -> list[str]:
     return [one.name, signed(one.effect), scatter, needed]
 
 
-def _effort(choice: Choice) -> list[str]:
+def _effort(choice: RankedComparison) -> list[str]:
     """More runs and GPU hours."""
     if not choice.comparison.is_resolved and choice.comparison.needed >= MOST_SEEDS:
         return [OPEN, OPEN]
     return [str(choice.runs), _hours_text(choice.gpu_hours)]
 
 
-def _outcome(choice: Choice) -> str:
+def _outcome(choice: RankedComparison) -> str:
     if choice.comparison.is_resolved:
         return "resolved"
     return "beyond" if choice.end is None else f"{_hours_text(choice.end)} h"

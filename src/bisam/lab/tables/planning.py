@@ -11,7 +11,7 @@ from bisam.lab.config import Config
 from bisam.lab.methods import baseline_of, title_of
 from bisam.lab.recipes import Recipe
 from bisam.lab.tables import published
-from bisam.lab.tables.cells import Cell, Group
+from bisam.lab.tables.cells import Cell, ResultTable
 from bisam.lab.tables.costs import hours_of_run
 from bisam.lab.tables.effects import paper_difference
 from bisam.lab.tables.gpus import Gpu
@@ -81,7 +81,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RankedComparison:
     """A comparison in the order of what it costs, beside those before it."""
 
     comparison: Comparison
@@ -94,25 +94,25 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """A table within a budget."""
 
     recipe: Recipe
     budget: Budget
     finished: Mapping[Cell, frozenset[int]]
     """Seeds of each cell that are trained already."""
-    choices: list[Choice]
+    choices: list[RankedComparison]
     unknown: list[Comparison]
     """Comparisons without a known scatter."""
     unmeasured: tuple[str, ...] = ()
     """Models without a measured step on this GPU: with one there are no hours, and the budget leaves nothing out."""
 
     @property
-    def affordable(self) -> list[Choice]:
+    def affordable(self) -> list[RankedComparison]:
         return [choice for choice in self.choices if choice.end is not None]
 
 
-def plan(recipe: Recipe, groups: Sequence[Group], budget: Budget, effect: float | None = None) -> Plan:
+def plan(recipe: Recipe, tables: Sequence[ResultTable], budget: Budget, effect: float | None = None) -> TablePlan:
     """The comparisons of a table, cheapest first, and how far the budget reaches.
 
     Args:
@@ -126,17 +126,17 @@ def plan(recipe: Recipe, groups: Sequence[Group], budget: Budget, effect: float 
     hours = {cell: hours_on(config, budget.gpu) for cell, config in recipe.cells.items()}
     unmeasured = tuple(dict.fromkeys(recipe.cells[cell].model for cell, of_run in hours.items() if of_run is None))
     costs = {cell: 1.0 if unmeasured or of_run is None else of_run for cell, of_run in hours.items()}
-    finished = {cell: _finished(groups, recipe, cell) for cell in recipe.cells}
-    compared = list(comparisons(recipe, groups, effect))
+    finished = {cell: _finished(tables, recipe, cell) for cell in recipe.cells}
+    compared = list(comparisons(recipe, tables, effect))
     known = [one for one in compared if one.deviation is not None]
     unknown = [one for one in compared if one.deviation is None]
     choices = greedy(known, costs, finished, replace(budget, hours=UNLIMITED) if unmeasured else budget)
-    return Plan(recipe, budget, finished, choices, unknown, unmeasured)
+    return TablePlan(recipe, budget, finished, choices, unknown, unmeasured)
 
 
-def comparisons(recipe: Recipe, groups: Sequence[Group], effect: float | None = None) -> Iterable[Comparison]:
+def comparisons(recipe: Recipe, tables: Sequence[ResultTable], effect: float | None = None) -> Iterable[Comparison]:
     """Each method with its baseline, in each line of the table."""
-    own = sorted((g for g in groups if g.recipe.name == recipe.name), key=lambda group: bool(group.changes))
+    own = sorted((g for g in tables if g.recipe.name == recipe.name), key=lambda table: bool(table.changes))
     for label, row, measure in recipe.lines:
         for method in recipe.methods:
             baseline = baseline_of(method, recipe.methods)
@@ -150,17 +150,17 @@ def comparisons(recipe: Recipe, groups: Sequence[Group], effect: float | None = 
             if scatter is None:
                 scatter = _scatter_of_paper(recipe, label, method, baseline)
             resolved = any(
-                (gap := difference(*(group.measured(row, one, measure) for one in (method, baseline)))) is not None
+                (gap := difference(*(table.measured(row, one, measure) for one in (method, baseline)))) is not None
                 and gap.resolved
-                for group in own
-                if not group.changes
+                for table in own
+                if not table.changes
             )
             diverged = frozenset(
                 run.config.seed
-                for group in own
-                if not group.changes
+                for table in own
+                if not table.changes
                 for one in (method, baseline)
-                for run in group.of(row, one)
+                for run in table.of(row, one)
                 if run.status == "diverged"
             )
             yield Comparison(label, row, method, baseline, size, scatter, pairs, resolved, diverged)
@@ -171,7 +171,7 @@ def greedy(
     costs: Mapping[Cell, float],
     finished: Mapping[Cell, frozenset[int]],
     budget: Budget,
-) -> list[Choice]:
+) -> list[RankedComparison]:
     """Always the comparison that adds the fewest GPU hours next: comparisons of one row share runs.
 
     Seeds are 0, 1, 2, …, so the first n seeds of a cell serve all comparisons that need n or fewer.
@@ -189,7 +189,7 @@ def greedy(
         fits = end <= budget.hours and (best.is_resolved or best.needed < MOST_SEEDS)
         if fits:
             seeds = wanted
-        choices.append(Choice(best, sum(added[id(best)].values()), spent[id(best)], end if fits else None))
+        choices.append(RankedComparison(best, sum(added[id(best)].values()), spent[id(best)], end if fits else None))
     return choices
 
 
@@ -231,15 +231,17 @@ def hours_on(config: Config, gpu: Gpu) -> float | None:
     return hours_of_run(config, gpu.plain_ms)
 
 
-def _finished(groups: Sequence[Group], recipe: Recipe, cell: Cell) -> frozenset[int]:
-    runs = (run for g in groups if g.recipe.name == recipe.name and not g.changes for run in g.of(*cell))
+def _finished(tables: Sequence[ResultTable], recipe: Recipe, cell: Cell) -> frozenset[int]:
+    runs = (run for g in tables if g.recipe.name == recipe.name and not g.changes for run in g.of(*cell))
     return frozenset(run.config.seed for run in runs if run.record.result is not None)
 
 
-def _scatter(groups: Sequence[Group], row: str, measure: str, method: str, baseline: str) -> tuple[float | None, int]:
+def _scatter(
+    tables: Sequence[ResultTable], row: str, measure: str, method: str, baseline: str
+) -> tuple[float | None, int]:
     """Standard deviation of the paired differences, and their number; of the unchanged recipe if it has any."""
-    for group in groups:
-        ours, theirs = (group.measured(row, one, measure) for one in (method, baseline))
+    for table in tables:
+        ours, theirs = (table.measured(row, one, measure) for one in (method, baseline))
         gap = difference(ours, theirs)
         if gap is not None and gap.deviation is not None:  # equal gaps, but for rounding, have none
             return gap.deviation, gap.runs[0]

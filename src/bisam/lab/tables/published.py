@@ -62,8 +62,8 @@ def table(name: str) -> PublishedTable:
 def of(recipe: Recipe) -> PublishedTable | None:
     """The table of a recipe, with a row for each of its lines; None where it is not the paper's.
 
-    >>> from bisam.lab.recipes import find
-    >>> found = of(find("glue"))
+    >>> from bisam.lab.recipes import find_recipe
+    >>> found = of(find_recipe("glue"))
     >>> found.cells["cola_mcc"]["adamw"].mean, found.average["sam"].mean
     (56.63, 75.6)
     """

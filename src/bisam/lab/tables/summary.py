@@ -19,7 +19,7 @@ from bisam.lab.methods import baseline_of, perturbs, title_of
 from bisam.lab.recipes import RECIPES
 from bisam.lab.records import Record, model_code
 from bisam.lab.tables import published
-from bisam.lab.tables.cells import MOST_PROBLEMS, Collection, Group, Run, damage, is_of_a_table
+from bisam.lab.tables.cells import MOST_PROBLEMS, Collection, ResultTable, Run, damage, is_of_a_table
 from bisam.lab.tables.statistics import Difference, difference, signed
 
 OPEN = "–"
@@ -85,55 +85,55 @@ class MethodDifference:
         return f"{sentence}; {self.diverged}" if self.diverged else sentence
 
 
-def sheet(group: Group) -> Sheet:
-    """The group's table in the layout of the paper, with all of its rows; of another table, the rows that have runs.
+def sheet(table: ResultTable) -> Sheet:
+    """The table in the layout of the paper, with all of its rows; of another table, the rows that have runs.
 
     A table whose rows have methods of their own, as the frontier's, has a line for each cell instead.
     """
-    paper = published_of(group)
-    if paper is None and group.rows_differ:
-        return _list_of_cells(group)
-    shown = [line for line in group.recipe.lines if paper is not None or line[1] in group.rows]
-    rows = [[label, *_line(group, paper, label, row, name)] for label, row, name in shown]
-    if paper is not None and paper.average and {*paper.cells} == {label for label, *_ in group.recipe.lines}:
-        rows.append(["average", *(_average(group, paper, method) for method in group.recipe.methods)])
-    if len(group.rows) == 1:  # of several models or noise rates a mean would be meaningless
+    paper = published_of(table)
+    if paper is None and table.rows_differ:
+        return _list_of_cells(table)
+    shown = [line for line in table.recipe.lines if paper is not None or line[1] in table.rows]
+    rows = [[label, *_line(table, paper, label, row, name)] for label, row, name in shown]
+    if paper is not None and paper.average and {*paper.cells} == {label for label, *_ in table.recipe.lines}:
+        rows.append(["average", *(_average(table, paper, method) for method in table.recipe.methods)])
+    if len(table.rows) == 1:  # of several models or noise rates a mean would be meaningless
         for title, name in (("flips per batch, last epoch", "flips"), ("ms per step, last epoch", "milliseconds")):
-            means = _means(group, name)
+            means = _means(table, name)
             if any(mean != OPEN for mean in means):
                 rows.append([title, *means])
-    title = f"{group.title}: {group.recipe.measure} in per cent" + (
-        f", the paper's{_stood_in(group, paper)} below" if paper else ""
+    title = f"{table.title}: {table.recipe.measure} in per cent" + (
+        f", the paper's{_stood_in(table, paper)} below" if paper else ""
     )
     return Sheet(
         title,
-        ["", *(title_of(method) for method in group.recipe.methods)],
+        ["", *(title_of(method) for method in table.recipe.methods)],
         rows,
-        [*_effort(group), *unlike(group)],
+        [*_effort(table), *unlike(table)],
     )
 
 
-def _list_of_cells(group: Group) -> Sheet:
+def _list_of_cells(table: ResultTable) -> Sheet:
     rows = [
-        [label, title_of(method), accuracy(group, row, method, name)]
-        for label, row, name in group.recipe.lines
-        for method in group.recipe.methods
-        if group.of(row, method)
+        [label, title_of(method), accuracy(table, row, method, name)]
+        for label, row, name in table.recipe.lines
+        for method in table.recipe.methods
+        if table.of(row, method)
     ]
-    title = f"{group.title}: {group.recipe.measure} in per cent"
-    return Sheet(title, ["row", "method", group.recipe.measure], rows, [*_effort(group), *unlike(group)])
+    title = f"{table.title}: {table.recipe.measure} in per cent"
+    return Sheet(title, ["row", "method", table.recipe.measure], rows, [*_effort(table), *unlike(table)])
 
 
-def _effort(group: Group) -> list[str]:
+def _effort(table: ResultTable) -> list[str]:
     """A note where the base optimizer, with one gradient a step, did not have twice the epochs of the others.
 
     That it has them is a convention of the paper and of the lab's tables, not of one's own.
     """
-    if group.recipe.name not in RECIPES:
+    if table.recipe.name not in RECIPES:
         return []
     unequal: dict[str, list[str]] = defaultdict(list)
-    for row in group.rows:
-        epochs = {run.config.method: run.config.epochs for run in group.of_row(row)}
+    for row in table.rows:
+        epochs = {run.config.method: run.config.epochs for run in table.of_row(row)}
         others = {count for method, count in epochs.items() if perturbs(method)}
         for method, count in epochs.items():
             if not perturbs(method) and others and others != {count / 2}:
@@ -144,7 +144,7 @@ def _effort(group: Group) -> list[str]:
     ]
 
 
-def unlike(group: Group) -> list[str]:
+def unlike(table: ResultTable) -> list[str]:
     """A note where runs were trained on different data, or with different code, of the same name.
 
     Both are compared by the digests in their receipts. That of a streamed data set is of names and sizes of files only,
@@ -152,7 +152,7 @@ def unlike(group: Group) -> list[str]:
     """
     data: dict[str, Counter[str]] = defaultdict(Counter)
     code: dict[str, Counter[str]] = defaultdict(Counter)
-    for run in (run for row in group.rows for run in group.of_row(row)):
+    for run in (run for row in table.rows for run in table.of_row(row)):
         receipt = run.record.receipt or {}
         checksum, own_code = receipt.get("data_checksum"), receipt.get(model_code.KEY)
         if isinstance(checksum, str) and not _is_streamed(run.config.data):
@@ -172,30 +172,30 @@ def _is_streamed(data: str) -> bool:
     return data in DATA_SETS and DATA_SETS[data].is_streamed
 
 
-def comparisons(group: Group) -> list[MethodDifference]:
+def comparisons(table: ResultTable) -> list[MethodDifference]:
     """Each method minus its baseline, in each row of the table that has runs of both."""
-    paper = published_of(group)
+    paper = published_of(table)
     found = []
-    for label, row, name in group.recipe.lines:
-        for method in group.recipe.methods:
-            baseline = baseline_of(method, group.recipe.methods)
+    for label, row, name in table.recipe.lines:
+        for method in table.recipe.methods:
+            baseline = baseline_of(method, table.recipe.methods)
             if baseline is None:
                 continue
-            gap = difference(group.measured(row, method, name), group.measured(row, baseline, name))
+            gap = difference(table.measured(row, method, name), table.measured(row, baseline, name))
             if gap is not None:
                 printed = [paper.cells.get(label, {}).get(m) if paper else None for m in (method, baseline)]
                 paper_method, paper_baseline = printed
                 paper_gap = (
                     None if paper_method is None or paper_baseline is None else paper_method.mean - paper_baseline.mean
                 )
-                lost = diverged(group, row, (baseline, method))
+                lost = diverged(table, row, (baseline, method))
                 found.append(MethodDifference(label, method, baseline, gap, paper_gap, lost))
     return found
 
 
-def sheet_of_comparisons(group: Group) -> Sheet | None:
+def sheet_of_comparisons(table: ResultTable) -> Sheet | None:
     """The differences with their intervals; None if no two methods have results."""
-    found = comparisons(group)
+    found = comparisons(table)
     if not found:
         return None
     head = ["difference", "ours", "95 % interval", "n", "sign resolved?"]
@@ -213,7 +213,7 @@ def sheet_of_comparisons(group: Group) -> Sheet | None:
         head.append("paper's")
         for row, one in zip(rows, found, strict=True):
             row.append(OPEN if one.published is None else signed(one.published))
-    return Sheet(f"{group.title}: differences in points of {group.recipe.measure}", head, rows, _cautions(found))
+    return Sheet(f"{table.title}: differences in points of {table.recipe.measure}", head, rows, _cautions(found))
 
 
 def _cautions(found: Sequence[MethodDifference]) -> list[str]:
@@ -233,11 +233,11 @@ def _cautions(found: Sequence[MethodDifference]) -> list[str]:
     return notes
 
 
-def diverged(group: Group, row: str, methods: Iterable[str]) -> str:
+def diverged(table: ResultTable, row: str, methods: Iterable[str]) -> str:
     """Text such as "2 of 6 SAM runs diverged and are left out"."""
     parts = []
     for method in methods:
-        runs = group.of(row, method)
+        runs = table.of(row, method)
         count = sum(run.status == "diverged" for run in runs)
         if count:
             parts.append(f"{count} of {len(runs)} {title_of(method)} runs diverged and are left out")
@@ -282,28 +282,28 @@ def _in_markdown(text: str) -> str:
     return printable(text).replace("<", "&lt;").replace("|", r"\|").replace("\n", "<br>")
 
 
-def published_of(group: Group) -> published.PublishedTable | None:
-    """The paper's table, if the group is of one and nothing was changed, but the model where another stands in."""
-    changed = [name for name in group.fields if not (name == "model" and group.recipe.stands_in)]
-    return None if changed or (group.changes and not group.fields) else published.of(group.recipe)
+def published_of(table: ResultTable) -> published.PublishedTable | None:
+    """The paper's table, if the table is of one and nothing was changed, but the model where another stands in."""
+    changed = [name for name in table.fields if not (name == "model" and table.recipe.stands_in)]
+    return None if changed or (table.changes and not table.fields) else published.of(table.recipe)
 
 
-def _stood_in(group: Group, paper: published.PublishedTable | None) -> str:
+def _stood_in(table: ResultTable, paper: published.PublishedTable | None) -> str:
     """The model of the paper's numbers, where another one stands in for it."""
-    return f" ({paper.model})" if group.fields and paper is not None and paper.model else ""
+    return f" ({paper.model})" if table.fields and paper is not None and paper.model else ""
 
 
-def _line(group: Group, paper: published.PublishedTable | None, label: str, row: str, name: str) -> Iterable[str]:
-    for method in group.recipe.methods:
+def _line(table: ResultTable, paper: published.PublishedTable | None, label: str, row: str, name: str) -> Iterable[str]:
+    for method in table.recipe.methods:
         printed = paper.cells.get(label, {}).get(method) if paper else None
         below = "" if printed is None else f"\n{spread(printed.mean, printed.std)}"
-        yield accuracy(group, row, method, name) + below
+        yield accuracy(table, row, method, name) + below
 
 
-def accuracy(group: Group, row: str, method: str, name: str) -> str:
+def accuracy(table: ResultTable, row: str, method: str, name: str) -> str:
     """Text such as "94.20 ± 0.10, n = 3, 1 diverged"."""
-    values = [*group.measured(row, method, name).values()]
-    runs = group.of(row, method)
+    values = [*table.measured(row, method, name).values()]
+    runs = table.of(row, method)
     counts = {status: sum(run.status == status for run in runs) for status in ("done", "diverged")}
     under_way = len(runs) - sum(counts.values())
     lost = [f"{counts['diverged']} diverged"] * bool(counts["diverged"]) + [f"{under_way} not finished"] * bool(
@@ -315,11 +315,11 @@ def accuracy(group: Group, row: str, method: str, name: str) -> str:
     return ", ".join([spread(statistics.fmean(values), deviation), f"n = {len(values)}", *lost])
 
 
-def _average(group: Group, paper: published.PublishedTable, method: str) -> str:
+def _average(table: ResultTable, paper: published.PublishedTable, method: str) -> str:
     """Over the rows, where each has a run, each the mean of its measures, as GLUE's average; the paper's below."""
     means: dict[str, list[float]] = defaultdict(list)
-    for _, row, name in group.recipe.lines:
-        values = [*group.measured(row, method, name).values()]
+    for _, row, name in table.recipe.lines:
+        values = [*table.measured(row, method, name).values()]
         means[row].append(statistics.fmean(values) if values else math.nan)
     mean = statistics.fmean(map(statistics.fmean, means.values()))
     ours = OPEN if math.isnan(mean) else spread(mean, None)
@@ -332,10 +332,10 @@ def spread(mean: float, deviation: float | None) -> str:
     return text.replace("-", "−")
 
 
-def _means(group: Group, name: str) -> list[str]:
+def _means(table: ResultTable, name: str) -> list[str]:
     cells = []
-    for method in group.recipe.methods:
-        runs = [run for run in group.of_method(method) if run.status == "done"]
+    for method in table.recipe.methods:
+        runs = [run for run in table.of_method(method) if run.status == "done"]
         cells.append(milliseconds(runs) if name == "milliseconds" else _mean([run.last(name) for run in runs]))
     return cells
 

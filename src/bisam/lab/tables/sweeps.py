@@ -16,7 +16,7 @@ from bisam.lab.config import Config
 from bisam.lab.measures import title_of
 from bisam.lab.methods import METHODS, every_of, uses
 from bisam.lab.recipes import Recipe
-from bisam.lab.tables.cells import NUMERICS, Cell, Collection, Group, Run, changes_of, place_of, text_of
+from bisam.lab.tables.cells import NUMERICS, Cell, Collection, ResultTable, Run, cell_of, changes_of, text_of
 from bisam.lab.tables.statistics import Difference, difference
 from bisam.lab.tables.summary import OPEN, Sheet, spread
 from bisam.objectives import PAPER_MU
@@ -211,25 +211,25 @@ def outcome(recipe: Recipe, fields: Sequence[str], runs: Iterable[Run]) -> list[
     return found
 
 
-def sort_out(collection: Collection) -> tuple[list[Group], list[Sweep]]:
+def sort_out(collection: Collection) -> tuple[list[ResultTable], list[Sweep]]:
     """Tables to show, and sweeps. Runs of a sweep have no table of their own, for it would show their test accuracy."""
-    recipes = {group.recipe.name: group.recipe for group in collection.groups if group.changes}
+    recipes = {table.recipe.name: table.recipe for table in collection.tables if table.changes}
     found = [sweep for recipe in recipes.values() for sweep in sweeps(recipe, collection.runs)]
     swept = {id(run) for sweep in found for run in sweep.runs}
-    return [group for group in collection.groups if not group.changes or not _only(group, swept)], found
+    return [table for table in collection.tables if not table.changes or not _only(table, swept)], found
 
 
-def _only(group: Group, swept: Container[int]) -> bool:
+def _only(table: ResultTable, swept: Container[int]) -> bool:
     """Whether all runs of a table, except borrowed ones, belong to sweeps."""
-    borrowed = {id(run) for run in group.borrowed}
-    runs = [run for of_cell in group.runs.values() for run in of_cell.values()]
+    borrowed = {id(run) for run in table.borrowed}
+    runs = [run for of_cell in table.runs.values() for run in of_cell.values()]
     return all(id(run) in swept for run in runs if id(run) not in borrowed)
 
 
 def sweeps(recipe: Recipe, runs: Sequence[Run]) -> list[Sweep]:
     """Sweeps of three or more values of one number among these runs, of the recipe as it is or changed alike."""
     found: list[Sweep] = []
-    places = [(place_of(run.config, run.record.folder, recipe), run) for run in runs]
+    places = [(cell_of(run.config, run.record.folder, recipe), run) for run in runs]
     for cell, own in recipe.cells.items():
         of_cell = [run for place, run in places if place == (recipe.name, cell)]
         of_method = METHODS[own.method].fields if own.method in METHODS else ()

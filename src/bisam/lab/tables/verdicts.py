@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bisam.lab.methods import METHODS, title_of
-from bisam.lab.tables.cells import Group
+from bisam.lab.tables.cells import ResultTable
 from bisam.lab.tables.summary import MethodDifference, comparisons
 
 
@@ -19,7 +19,7 @@ class Verdict:
     """The methods that are compared, such as "BiSAM"."""
     baseline: str
     """What they are compared with, such as "SAM"."""
-    placed: tuple[tuple[Group, MethodDifference], ...]
+    placed: tuple[tuple[ResultTable, MethodDifference], ...]
     """Each difference with its table."""
 
     @property
@@ -33,7 +33,7 @@ class Verdict:
     @property
     def measure(self) -> str:
         """What the tables compare: "test accuracy", or "test results" where they compare several measures."""
-        found = {group.recipe.first_measure for group, _ in self.placed}
+        found = {table.recipe.first_measure for table, _ in self.placed}
         return found.pop() if len(found) == 1 else "test results"
 
     @property
@@ -76,16 +76,16 @@ class Verdict:
         ])  # fmt: skip
 
 
-def verdicts(groups: Iterable[Group]) -> list[Verdict]:
+def verdicts(tables: Iterable[ResultTable]) -> list[Verdict]:
     """Those of BiSAM and its adaptive and efficient kin against what each adds Q to; then the others by method.
 
     The first measure of a row counts alone: the others are of the same pairs of runs.
     """
-    found: dict[tuple[str, str], list[tuple[Group, MethodDifference]]] = defaultdict(list)
-    for group in groups:
-        for one in comparisons(group):
-            if one.row in group.recipe.first_lines:
-                found[_family(one)].append((group, one))
+    found: dict[tuple[str, str], list[tuple[ResultTable, MethodDifference]]] = defaultdict(list)
+    for table in tables:
+        for one in comparisons(table):
+            if one.row in table.recipe.first_lines:
+                found[_family(one)].append((table, one))
     order = sorted(found, key=lambda key: key != ("BiSAM", "SAM"))
     return [Verdict(*key, tuple(found[key])) for key in order]
 

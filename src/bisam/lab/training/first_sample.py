@@ -30,7 +30,7 @@ def output_of_one(model: nn.Module, batch: Batch, config: Config) -> Any:
 def with_sizes(model: nn.Module, config: Config, source: Source) -> nn.Module:
     """The same model. Lazy layers, such as nn.LazyLinear, have the sizes of the data, and draw their weights now."""
     if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
-        validation = source.parts(config, torch.device("cpu")).validation
+        validation = source.loaders(config, torch.device("cpu")).validation
         with torch.no_grad():
             output_of_one(model, Batch(*next(iter(validation.epoch(0)))), config)
     return model

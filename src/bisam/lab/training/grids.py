@@ -57,7 +57,7 @@ class CellGrid:
         return f"{name_of_cell(self.recipe, self.cell)}: {axes}, {len(self.jobs)} runs"
 
 
-def plans(
+def cell_grids(
     recipe: Recipe,
     fields: Sequence[str],
     seeds: Sequence[int],

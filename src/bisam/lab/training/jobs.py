@@ -19,11 +19,11 @@ from bisam.lab.data.sources import Source
 from bisam.lab.methods import uses
 from bisam.lab.recipes import Recipe
 from bisam.lab.records import model_code
-from bisam.lab.tables.cells import collect, folder_name, place_of, tables_with, training_of, without_numerics
+from bisam.lab.tables.cells import cell_of, collect, folder_name, tables_with, training_of, without_numerics
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job, signals, train
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import ALONE, Ranks
-from bisam.lab.training.run import Build, build_by_name
+from bisam.lab.training.run import BuildModel, build_by_name
 
 
 def jobs_of(
@@ -64,7 +64,7 @@ def _listed(methods: Sequence[str]) -> str:
     return f"{', '.join(methods)} {'does' if len(methods) == 1 else 'do'}"
 
 
-def twins(jobs: Sequence[Job]) -> dict[Path, Job]:
+def equal_finished_runs(jobs: Sequence[Job]) -> dict[Path, Job]:
     """For the folder of each unfinished job, a finished run of the same training, but for `NUMERICS`.
 
     It has the same cell and seed, or is a run of another table of the lab, beside this one, that has an equal cell.
@@ -82,9 +82,9 @@ def twins(jobs: Sequence[Job]) -> dict[Path, Job]:
     found: dict[Path, Job] = {}
     for job in jobs:
         own, equal = done.get(_cell_of(job.config, job.folder)), done.get(training_of(job.config))
-        twin = own or (equal if equal is not None and equal.folder.parent != job.folder.parent else None)
-        if twin is not None and job.folder not in ended:
-            found[job.folder] = twin
+        finished = own or (equal if equal is not None and equal.folder.parent != job.folder.parent else None)
+        if finished is not None and job.folder not in ended:
+            found[job.folder] = finished
     return found
 
 
@@ -97,7 +97,7 @@ def _tables(jobs: Sequence[Job]) -> list[Path]:
 
 def _cell_of(config: Config, folder: Path) -> tuple[Any, Config]:
     """A key that is the same for runs of one cell and seed that differ only in `NUMERICS`."""
-    return place_of(config, folder), without_numerics(config)
+    return cell_of(config, folder), without_numerics(config)
 
 
 def _is_damaged(record: records.Record) -> bool:
@@ -120,7 +120,7 @@ def run(
     *,
     together: int = 1,
     checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
-    build: Build = build_by_name,
+    build: BuildModel = build_by_name,
     ranks: Ranks = ALONE,
 ) -> None:
     """Train what is not done, `together` runs at a time where they can step together.

@@ -36,7 +36,7 @@ from bisam.lab.records.receipt import receipt, timestamp
 from bisam.lab.spec import TIMM, parse_model
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.ranks import ALONE, Ranks, is_of_collective
-from bisam.lab.training.run import Build, TrainingRun, build_by_name
+from bisam.lab.training.run import BuildModel, TrainingRun, build_by_name
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
 
@@ -78,7 +78,7 @@ def train(
     *,
     together: int | None = None,
     checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
-    build: Build = build_by_name,
+    build: BuildModel = build_by_name,
     ranks: Ranks = ALONE,
 ) -> list[RunInUse]:
     """Train these runs, `together` at a time (default: all): they step in one CUDA graph, each in its own epoch.
@@ -93,7 +93,7 @@ def train(
     Returns a RunInUse for each run that another process trains; these are skipped.
     """
     waiting, active = deque(jobs), list[ActiveRun]()
-    crew, step = list[ActiveRun](), None
+    stepping, step = list[ActiveRun](), None
     elsewhere: list[RunInUse] = []
     now, saved = {**receipt(), **ranks.described()}, time.monotonic()
     if source.notes:
@@ -116,7 +116,7 @@ def train(
                     job = waiting.popleft()
                     active += _admitted(job, source, device, stack, now, progress, elsewhere, build, ranks)
                 if _leave(active, source, progress):
-                    crew, step = [], None  # they hold memory of the finished runs
+                    stepping, step = [], None  # they hold memory of the finished runs
                     continue
             except BaseException:
                 if ranks.is_first and not ranks.shard:  # others may not be here to give their parts
@@ -129,11 +129,11 @@ def train(
                 raise _stopped(active, stopping)
             if not active:  # other processes have finished what was waiting
                 continue
-            if step is None or crew != _abreast(active):
-                crew = _abreast(active)
-                step = steps_of([one.training for one in crew], progress.note)
-                progress.begin({one.training.config: one.epoch for one in crew}, len(crew[0].training.batches))
-            _epoch(crew, step, progress, stopped)
+            if step is None or stepping != _runs_to_step(active):
+                stepping = _runs_to_step(active)
+                step = steps_of([one.training for one in stepping], progress.note)
+                progress.begin({one.training.config: one.epoch for one in stepping}, len(stepping[0].training.batches))
+            _epoch(stepping, step, progress, stopped)
     return elsewhere
 
 
@@ -146,7 +146,7 @@ def _stopped(active: Sequence[ActiveRun], stopping: Sequence[str]) -> Stopped:
 
 def _admitted(
     job: Job, source: Source, device: torch.device, stack: ExitStack, now: dict[str, Any], progress: Progress,
-    elsewhere: list[RunInUse], build: Build, ranks: Ranks,
+    elsewhere: list[RunInUse], build: BuildModel, ranks: Ranks,
 ) -> list[ActiveRun]:  # fmt: skip
     """The run, resumed; empty if another process trains it or has finished it."""
     training = TrainingRun(job.config, source, device, build, ranks)
@@ -184,7 +184,7 @@ def _following(one: ActiveRun, now: dict[str, Any]) -> list[ActiveRun]:
     return [one]
 
 
-def _abreast(active: Sequence[ActiveRun]) -> list[ActiveRun]:
+def _runs_to_step(active: Sequence[ActiveRun]) -> list[ActiveRun]:
     """The runs that step now: those furthest within their epoch, until all are between two epochs."""
     furthest = max(one.batch for one in active)
     return [one for one in active if one.batch == furthest]
@@ -199,27 +199,27 @@ def _leave(active: list[ActiveRun], source: Source, progress: Progress) -> bool:
     return bool(ended)
 
 
-def _epoch(crew: Sequence[ActiveRun], step: CapturedSteps, progress: Progress, stopped: Callable[[], bool]) -> None:
+def _epoch(stepping: Sequence[ActiveRun], step: CapturedSteps, progress: Progress, stopped: Callable[[], bool]) -> None:
     """Train to the end of the epoch that each of them is in, or until it is stopped."""
-    first = crew[0].batch
-    for one in crew:
+    first = stepping[0].batch
+    for one in stepping:
         one.training.begin_epoch(one.epoch)
     began = time.monotonic()
-    batches = zip(*(one.training.batches.epoch(one.epoch, start=first) for one in crew), strict=True)
+    batches = zip(*(one.training.batches.epoch(one.epoch, start=first) for one in stepping), strict=True)
     for number, batch in enumerate(batches, start=first + 1):
-        for one in crew:
+        for one in stepping:
             one.training.begin_step(one.epoch, number - 1)
         step(batch)
         progress.step(number)
         if stopped():
-            _clock(crew, began)
-            for one in crew:
+            _clock(stepping, began)
+            for one in stepping:
                 one.batch = number
             return
-    _clock(crew, began)
-    alike = len({(one.training.config.model, _passes(one)) for one in crew}) == 1
-    for one in crew:
-        metrics = one.training.end_epoch(one.epoch, together=len(crew), alike=alike)
+    _clock(stepping, began)
+    alike = len({(one.training.config.model, _passes(one)) for one in stepping}) == 1
+    for one in stepping:
+        metrics = one.training.end_epoch(one.epoch, together=len(stepping), alike=alike)
         one.run.metrics.append(metrics)
         one.epoch, one.batch = one.epoch + 1, 0
         progress.epoch(one.training.config, one.run.folder, metrics)

@@ -112,9 +112,9 @@ class Ranks:
         return "local" if config.micro_batch is not None else PERTURBATIONS[self.perturb]
 
     @property
-    def held(self) -> sharding.Whole:
+    def held(self) -> sharding.WholeModel:
         """What this process holds of a model, and how its state is gathered."""
-        return sharding.Shards() if self.shard else sharding.Whole()
+        return sharding.ShardedModel() if self.shard else sharding.WholeModel()
 
     def wrapped(self, model: nn.Module) -> nn.Module:
         """The model to train: the same one for one process."""

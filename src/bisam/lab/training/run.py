@@ -23,7 +23,7 @@ from bisam.objectives import logits_of
 from bisam.plan import Batch
 from bisam.tensors.buckets import locals_of
 
-Build = Callable[[Config, Source], nn.Module]
+BuildModel = Callable[[Config, Source], nn.Module]
 """Makes the model of a run, with weights drawn from torch's global generator."""
 
 
@@ -70,15 +70,15 @@ class TrainingRun:
         config: Config,
         source: Source,
         device: torch.device,
-        build: Build = build_by_name,
+        build: BuildModel = build_by_name,
         ranks: Ranks = ALONE,
     ) -> None:
         self.config, self.device, self.classes, self.ranks = config, device, source.classes, ranks
         self.held = ranks.held
         self.others = tuple(name for name in config.measured if name != "accuracy")
         self.tops = {"test_accuracy": 1, **({"test_top5_accuracy": 5} if source.classes >= CLASSES_FOR_TOP5 else {})}
-        parts = source.parts(config, device)
-        self.batches, self.validation, self.test = parts.train, parts.validation, parts.test
+        loaders = source.loaders(config, device)
+        self.batches, self.validation, self.test = loaders.train, loaders.validation, loaders.test
         if len(self.batches) == 0:
             raise ValueError(f"a batch of {config.batch} is larger than the training data: set a smaller batch")
         if len(self.validation) == 0:
@@ -92,7 +92,7 @@ class TrainingRun:
             steps = config.epochs * len(self.batches)
             self.optimizer = methods.optimizer(wrapped, config, ranks.sharpness(config), steps=steps)
         self._check_fits()
-        for batches in (parts.train, parts.validation, parts.test):
+        for batches in (loaders.train, loaders.validation, loaders.test):
             batches.shard = Shard(ranks.rank, ranks.count)
         self.kernels = "torch"
         """Whose kernels compute the training passes, for the receipt."""
@@ -173,10 +173,10 @@ class TrainingRun:
     def diverged(self) -> bool:
         """Whether any weight is not finite."""
         weights = [weight for weight in self.model.parameters() if weight.is_floating_point() or weight.is_complex()]
-        parts = [part for part in locals_of(weights) if part.numel()]
+        loaders = [part for part in locals_of(weights) if part.numel()]
         found = False
-        if parts:  # a rank may hold none of a small model that is sharded
-            largest = [norm.float() for norm in torch._foreach_norm(parts, math.inf)]
+        if loaders:  # a rank may hold none of a small model that is sharded
+            largest = [norm.float() for norm in torch._foreach_norm(loaders, math.inf)]
             found = not bool(torch.isfinite(torch.stack(largest)).all())  # one wait for the device
         return self.ranks.any(found) if self.held.is_sharded else found
 
@@ -323,7 +323,7 @@ class TrainingRun:
 
     def _counted(self, counter: str, steps: Tensor) -> Tensor:
         """A counter that a checkpoint of an older version lacks: there every step was perturbed, or none."""
-        is_counted = counter == "steps_at_weights" or methods.find(self.config.method).perturbs
+        is_counted = counter == "steps_at_weights" or methods.find_method(self.config.method).perturbs
         return steps if is_counted else torch.zeros_like(steps)
 
     def _loaded_best(self, state: dict[str, Any]) -> Best:

@@ -19,7 +19,7 @@ State = dict[str, Any]
 LISTS = (nn.ModuleList, nn.Sequential)
 
 
-class Whole:
+class WholeModel:
     """Every rank has the whole model: one process, and DistributedDataParallel."""
 
     is_sharded = False
@@ -47,7 +47,7 @@ class Whole:
         return state
 
 
-class Shards(Whole):
+class ShardedModel(WholeModel):
     """Each rank has a part of every parameter. All ranks call these together, and the first one has what they return.
 
     The other ranks have dicts without weights, and tensors without data.

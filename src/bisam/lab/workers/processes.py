@@ -147,9 +147,9 @@ def _work(connection: Connection, device: str, threads: int) -> None:
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C is for the command, which then stops its workers
     torch.set_num_threads(threads)
-    place = torch.device(device)
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
+    torch_device = torch.device(device)
+    if torch_device.type == "cuda":
+        torch.cuda.set_device(torch_device)
     while True:
         try:
             task = connection.recv()
@@ -157,7 +157,7 @@ def _work(connection: Connection, device: str, threads: int) -> None:
             return
         with suppress(BrokenPipeError, ConnectionResetError):  # the command has ended, and so does this
             try:
-                connection.send(train(task, place, connection.send))
+                connection.send(train(task, torch_device, connection.send))
             except Stopped:
                 return
             except Exception as error:  # of CUDA, for one, after which a process is of no more use

@@ -94,7 +94,7 @@ class Relay(Progress):
         super().__init__(Console(quiet=True))
         self._task, self._send = task, send
         self._folders = {own.config: (own.folder, given) for own, given in zip(jobs, task.jobs, strict=True)}
-        self._crew: list[Config] = []
+        self._stepping: list[Config] = []
         self._sent = 0.0
         self._is_heard = True
 
@@ -110,13 +110,13 @@ class Relay(Progress):
         """The command has counted them."""
 
     def begin(self, epochs: Mapping[Config, int], batches: int) -> None:
-        self._crew = [*epochs]
+        self._stepping = [*epochs]
         self._show("begin", dict(epochs), batches)
 
     def step(self, number: int) -> None:
         if time.monotonic() - self._sent > SECONDS_BETWEEN_STEPS:
             self._sent = time.monotonic()
-            self._show("steps", dict.fromkeys(self._crew, number))
+            self._show("steps", dict.fromkeys(self._stepping, number))
 
     def epoch(self, config: Config, folder: Path, metrics: dict[str, Any]) -> None:
         self._show("epoch", config, self._folders[config][1].folder, metrics)

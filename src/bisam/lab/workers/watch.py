@@ -17,7 +17,7 @@ from bisam.lab.training import jobs as runs
 from bisam.lab.training.loop import SECONDS_BETWEEN_CHECKPOINTS, Job, Stopped, signals
 from bisam.lab.training.progress import Progress, name_of
 from bisam.lab.training.ranks import ALONE, Ranks
-from bisam.lab.training.run import Build, build_by_name
+from bisam.lab.training.run import BuildModel, build_by_name
 from bisam.lab.workers.messages import Begun, Done, Failed, Happening, InUse, Lost, Shown
 from bisam.lab.workers.task import Load, Task
 
@@ -26,7 +26,7 @@ class WorkersLost(RuntimeError):  # noqa: N818
     """Runs whose workers died once too often. The others are trained."""
 
 
-class Place(Protocol):
+class WorkerBackend(Protocol):
     """Where tasks are run: processes of this machine, or a Ray cluster."""
 
     is_elsewhere: bool
@@ -45,7 +45,7 @@ class Place(Protocol):
 def train(
     jobs: Sequence[Job],
     load: Load,
-    place: Place | None,
+    backend: WorkerBackend | None,
     progress: Progress,
     *,
     device: torch.device,
@@ -53,13 +53,13 @@ def train(
     storage: Storage | None,
     together: int,
     checkpoint_seconds: float,
-    build: Build = build_by_name,
+    build: BuildModel = build_by_name,
     ranks: Ranks = ALONE,
 ) -> None:
-    """Train what is not done, with the workers of a place; without a place in this process, on this device."""
-    if place is not None:
+    """Train what is not done, with the workers of a backend; without one in this process, on this device."""
+    if backend is not None:
         run(
-            jobs, load, place, progress,
+            jobs, load, backend, progress,
             root=root, storage=storage, together=together, checkpoint_seconds=checkpoint_seconds,
         )  # fmt: skip
         return
@@ -72,7 +72,7 @@ def train(
 def run(
     jobs: Sequence[Job],
     load: Load,
-    place: Place,
+    backend: WorkerBackend,
     progress: Progress,
     *,
     root: Path,
@@ -94,14 +94,14 @@ def run(
         return
     if storage is not None:
         storage.check()
-    if not place.is_elsewhere:  # once, and not in each worker: data may be downloaded, or be wrong
+    if not backend.is_elsewhere:  # once, and not in each worker: data may be downloaded, or be wrong
         for name in dict.fromkeys(job.config.data for job in pending):
             load(name, log=progress.note).prepare()
-    shared = root if place.is_elsewhere and storage is None else None
-    with place.open(), _token(shared) as token, signals() as stopping:
+    shared = root if backend.is_elsewhere and storage is None else None
+    with backend.open(), _token(shared) as token, signals() as stopping:
         tasks = _tasks(pending, together, root, load, checkpoint_seconds, storage, token)
         try:
-            with closing(place.run(tasks, stopping)) as happening:  # now, and not when the memory is cleaned up
+            with closing(backend.run(tasks, stopping)) as happening:  # now, and not when the memory is cleaned up
                 _watch(happening, tasks, progress)
         finally:
             if storage is not None:

@@ -60,7 +60,7 @@ MOST_NUMBERS = 2**31
 
 
 @dataclass(frozen=True)
-class Layer:
+class FusedLayer:
     """A convolution and its norm, and where its input and its shortcut come from: numbers of layers, −1 for x."""
 
     convolution: nn.Conv2d
@@ -114,7 +114,7 @@ class Gradient(NamedTuple):
 class Network:
     """Layers in the order of their computation. The last one's y is averaged over its pixels."""
 
-    layers: list[Layer]
+    layers: list[FusedLayer]
     modules: Sequence[nn.Module] = ()
     """All modules that are not called: hooks on them would not run."""
     dtype: torch.dtype = torch.bfloat16
@@ -150,7 +150,7 @@ class Network:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The means (N, C) of the last layer, for images (N, 3, H, W)."""
-        return Pass.apply(self, x, *self.parameters())  # type: ignore[no-untyped-call]
+        return NetworkFunction.apply(self, x, *self.parameters())  # type: ignore[no-untyped-call]
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -159,7 +159,7 @@ def _has_hooks(module: nn.Module) -> bool:
     )
 
 
-class Pass(torch.autograd.Function):
+class NetworkFunction(torch.autograd.Function):
     """The whole network as one function: autograd keeps nothing in between."""
 
     @staticmethod
@@ -188,7 +188,7 @@ def _forward(ctx: Any, network: Network, x: Tensor, params: Sequence[Tensor]) ->
 
 
 def _backward(ctx: Any, of_means: Tensor) -> Any:
-    layers: list[Layer] = ctx.network.layers
+    layers: list[FusedLayer] = ctx.network.layers
     images, *saved = ctx.saved_tensors
     weights, rest = saved[: len(layers)], saved[len(layers) :]
     found = [Values(*rest[3 * number : 3 * number + 3]) for number in range(len(layers))]
@@ -228,7 +228,9 @@ def _images(x: Tensor, dtype: torch.dtype) -> Tensor:
     return images
 
 
-def _layer(layer: Layer, x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, shortcut: Tensor | None) -> Values:
+def _layer(
+    layer: FusedLayer, x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, shortcut: Tensor | None
+) -> Values:
     inputs, outputs = layer.size
     height, width = x.shape[2] // layer.stride, x.shape[3] // layer.stride
     z = _empty(x, (x.shape[0], outputs, height, width), x.dtype)
@@ -280,7 +282,7 @@ def _of_norm(values: Values, gradient: Gradient) -> tuple[Tensor, Tensor, Tensor
 
 
 def _of_input(
-    layer: Layer, of_z: Tensor, weight: Tensor, below: Values, other: Tensor | None, *, has_shortcut: bool
+    layer: FusedLayer, of_z: Tensor, weight: Tensor, below: Values, other: Tensor | None, *, has_shortcut: bool
 ) -> Gradient:
     """What reaches the norm below; `other` is the gradient of its y over a shortcut."""
     inputs, outputs = layer.size
@@ -301,7 +303,7 @@ def _of_input(
 class WeightSums:
     """The gradients of the weights: parts of sums over all pixels, which are added up for all weights of a size."""
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[FusedLayer]) -> None:
         self._layers = layers
         self._numbers: dict[tuple[int, int], list[int]] = defaultdict(list)
         for number, layer in enumerate(layers):

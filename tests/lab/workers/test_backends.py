@@ -1,4 +1,4 @@
-"""Options that name a place: where runs train, and what is refused in a line before anything is written."""
+"""Options that name a backend: where runs train, and what is refused in a line before anything is written."""
 
 import socket
 import sys
@@ -8,8 +8,8 @@ import torch
 from typer.testing import CliRunner
 
 from bisam.lab.cli import app
+from bisam.lab.workers.backends import backend_of, gpus_of_task
 from bisam.lab.workers.on_ray import RayCluster
-from bisam.lab.workers.places import gpus_of_task, place
 from bisam.lab.workers.processes import Processes
 
 COMMANDS = {
@@ -106,7 +106,7 @@ def test_a_cluster_that_does_not_answer_is_an_error_in_a_line(command, address, 
 
 def chosen(on="", **options):
     defaults = {"workers": None, "gpus_per_run": None, "retries": 2, "device": "auto", "together": 1, "stored": False}
-    return place(on, **{**defaults, **options})
+    return backend_of(on, **{**defaults, **options})
 
 
 @pytest.mark.parametrize(

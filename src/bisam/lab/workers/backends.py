@@ -1,4 +1,4 @@
-"""From options to the place where runs are trained."""
+"""From options to the workers that train runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from bisam.lab.workers.on_ray import RayCluster
 from bisam.lab.workers.processes import Processes
 
 
-def place(
+def backend_of(
     on: str, *, workers: int | None, gpus_per_run: float | None, retries: int, device: str, together: int, stored: bool
 ) -> Processes | RayCluster | None:
-    """The place that the options name; None is this process, as it is for one GPU or CPU.
+    """The workers that the options name; None is this process, as it is for one GPU or CPU.
 
     `stored` is whether the runs are kept in a storage, which a worker fetches them from.
     """

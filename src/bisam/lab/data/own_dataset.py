@@ -22,7 +22,7 @@ UNBALANCED = 1.5
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class DataSplit:
     """Inputs and labels, int64 (N).
 
     Inputs are pixels, uint8 (N, 3, H, W), or encoded images; numbers, float32 (N, F) or with more axes, or the columns
@@ -35,12 +35,12 @@ class Part:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def rows(self, rows: Tensor) -> Part:
+    def rows(self, rows: Tensor) -> DataSplit:
         if isinstance(self.inputs, Tensor):
-            return Part(self.inputs[rows], self.labels[rows])
+            return DataSplit(self.inputs[rows], self.labels[rows])
         if isinstance(self.inputs, pa.Table):
-            return Part(self.inputs.take(pa.array(rows.numpy())), self.labels[rows])
-        return Part([self.inputs[row] for row in rows.tolist()], self.labels[rows])
+            return DataSplit(self.inputs.take(pa.array(rows.numpy())), self.labels[rows])
+        return DataSplit([self.inputs[row] for row in rows.tolist()], self.labels[rows])
 
     @cached_property
     def checksum(self) -> str:
@@ -57,16 +57,16 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class OwnDataset:
     """A data set of one's own. Without a validation part, each seed takes one from the training part."""
 
     name: str
     kind: Kind
-    train: Part
-    test: Part
+    train: DataSplit
+    test: DataSplit
     classes: Sequence[str]
     """Names of the classes."""
-    validation: Part | None = None
+    validation: DataSplit | None = None
     notes: Sequence[str] = field(default_factory=list)
     """Lines about what was assumed or left out."""
     columns: TableReading | None = None
