@@ -19,7 +19,7 @@ def folder_of_fit(table: ResultTable) -> Path | None:
 
 
 def answer_of(table: ResultTable) -> list[Block]:
-    """None for a table that is not a fit's."""
+    """Empty for a table that is not a fit's."""
     folder = folder_of_fit(table)
     if folder is None:
         return []

@@ -91,9 +91,9 @@ class Progress:
         self._bars: LiveBars | None = None
         self._tasks: dict[Config, TaskID] = {}
         self._line = 0.0
-        self._said = 0.0
+        self._printed_at = 0.0
         """When the last line was printed."""
-        self._last = ""
+        self._last_line = ""
         """The last line about all runs."""
         self._begun: set[Config] = set()
         self._crew: list[Config] = []
@@ -157,7 +157,7 @@ class Progress:
             for config in (config for config in numbers if config in self._tasks):
                 done = self._epochs[config] * self._batches[config] + numbers[config]
                 self._bars.update(self._tasks[config], completed=done)
-        elif numbers and time.monotonic() - self._said > SECONDS_WITHOUT_LINE:
+        elif numbers and time.monotonic() - self._printed_at > SECONDS_WITHOUT_LINE:
             for config, number in numbers.items():
                 self.overall.epoch(config, self._epochs[config] + number / self._batches[config])
             config, number = next(iter(numbers.items()))
@@ -190,9 +190,9 @@ class Progress:
             self._bars.remove_task(self._tasks.pop(config))
         self.note(f"{self.label(config)}  {text}, {_time(result['seconds'])}")
         self.overall.finish(config, self.group(config), result.get(self.score))
-        if self._bars is None and not self.overall.is_over and self.overall.line != self._last:
-            self._last = self.overall.line  # of runs that end at the same time once
-            self.note(self._last)
+        if self._bars is None and not self.overall.is_over and self.overall.line != self._last_line:
+            self._last_line = self.overall.line  # of runs that end at the same time once
+            self.note(self._last_line)
 
     def group(self, config: Config) -> str:
         """The name of a run without its seed."""
@@ -203,7 +203,7 @@ class Progress:
 
         A closed pipe and a full disk are ignored: a training does not stop because its log cannot be written.
         """
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
         with suppress(SystemExit, OSError):  # rich raises SystemExit where a pipe was closed
             self.console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
