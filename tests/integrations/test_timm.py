@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import pickle
 from functools import partial
 
 import pytest
@@ -225,3 +226,9 @@ def test_a_model_of_timm_is_fine_tuned_with_adaptive_clipping():
         for _ in range(5)
     ]  # fmt: skip
     assert losses[-1] < losses[0]
+
+
+def test_a_scaler_is_pickled_and_its_copy_scales_by_itself():
+    scaler = SharpnessAwareScaler("cpu")
+    for twin in (pickle.loads(pickle.dumps(scaler)), copy.deepcopy(scaler)):
+        assert twin._waiting._backward.__self__ is twin

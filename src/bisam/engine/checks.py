@@ -221,9 +221,6 @@ class Variant(Protocol):
     same_dropout: bool
 
     @property
-    def sharpness(self) -> str | None: ...
-
-    @property
     def skips_steps(self) -> bool: ...
 
 
@@ -249,19 +246,11 @@ def check_by_hand(variant: Variant) -> None:
         )
 
 
-def check_rank_by_hand(variant: Variant, sync: GradientSync, *, has_warned: bool) -> bool:
-    """Raise if the first pass has averaged what each rank is to perturb by itself; warn by default. Returns whether."""
-    if not (sync.is_local and sync.has_averaged_last_pass):
-        return False
-    message = (
+def warn_of_averaged_ascent() -> None:
+    warn_caller(
         "the first pass has averaged its gradients over the ranks, so all are perturbed alike. To perturb each rank by "
         'its own gradient, run the first pass inside of model.no_sync(); to perturb all alike, give sharpness="global"'
     )
-    if variant.sharpness == "local":
-        raise RuntimeError(f'sharpness="local", but {message}')
-    if not has_warned:
-        warn_caller(message)
-    return True
 
 
 def refuse_loss_without_criterion(name: str) -> None:

@@ -26,13 +26,13 @@ from bisam.engine.checks import (
     check_by_hand,
     check_caller,
     check_options,
-    check_rank_by_hand,
     check_sees_batch,
     check_start,
     check_stop,
     check_vectorize,
     refuse_unknown_options,
     refusing_third_pass,
+    warn_of_averaged_ascent,
     warn_unless_criterion,
 )
 from bisam.engine.combined import Base, combine, leaves
@@ -285,7 +285,9 @@ class SharpnessAware(TwoPasses):
             )
         check_by_hand(self)
         self._require_gradients("ascend()", "the first backward pass")
-        self._has_warned_of_averaged |= check_rank_by_hand(self, self._sync, has_warned=self._has_warned_of_averaged)
+        if self._sync.is_local and self._sync.has_averaged_last_pass and not self._has_warned_of_averaged:
+            self._has_warned_of_averaged = True
+            warn_of_averaged_ascent()
         warn_unless_criterion(self)
         if self.criterion.current is Pass.NONE:
             self.criterion.begin()

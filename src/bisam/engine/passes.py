@@ -50,6 +50,8 @@ class TwoPasses(Moves):
     """Gradients from before the step, until its first closure clears them by `zero_grad`."""
     _has_perturbed: bool
     """Whether this object has done a perturbed step, for what is checked in the first one."""
+    _has_looked_for_replicas = False
+    """Whether the first step of this object has looked for a DistributedDataParallel that it was not given."""
     _may_freeze: bool
     """Whether parameters may be frozen in an ascent pass: no reentrant checkpoint was seen in the first one."""
 
@@ -66,7 +68,8 @@ class TwoPasses(Moves):
         restores_buffers = self.model is not None or not self.perturbation.needs_ascent
         must_watch = perturbs and not self._has_perturbed and not restores_buffers
         buffer_watch = WatchBuffers() if must_watch else None
-        may_miss_replicas = not self._has_perturbed and self._sync.may_miss_replicas
+        may_miss_replicas = not self._has_looked_for_replicas and self._sync.may_miss_replicas
+        self._has_looked_for_replicas = True
         replica_check = RefuseUnknownReplicas(type(self).__name__) if may_miss_replicas else None
         try:
             self._running = True

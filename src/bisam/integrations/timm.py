@@ -41,7 +41,7 @@ class SharpnessAwareScaler:
 
     def __init__(self, device: str = "cuda", *, enabled: bool = True) -> None:
         self._scaler = torch.amp.GradScaler(device, enabled=enabled)
-        self._waiting = Waiting(lambda loss: self._scaler.scale(loss).backward())  # type: ignore[no-untyped-call]
+        self._waiting = Waiting(self._scaled_backward)
 
     def __call__(
         self,
@@ -79,6 +79,9 @@ class SharpnessAwareScaler:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._scaler.load_state_dict(state_dict)
+
+    def _scaled_backward(self, loss: Tensor) -> None:
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _check(self, loss: Any, optimizer: Any, create_graph: bool) -> None:
         if not isinstance(optimizer, SharpnessAware):

@@ -77,7 +77,7 @@ class GradientSync:
     @property
     def has_averaged_last_pass(self) -> bool:
         """Whether DistributedDataParallel averages the gradients of the last forward pass: it was not in no_sync()."""
-        return any(replica.require_forward_param_sync for replica in self.replicas)
+        return ranks() > 1 and any(replica.require_forward_param_sync for replica in self.replicas)
 
     @property
     def perturbs_each_rank(self) -> bool:

@@ -437,3 +437,18 @@ def test_tables_with_semicolons_or_tabs_are_read_as_those_with_commas(ending, te
     assert (line in said(dataset)) == (decimals is not None)
     like = OwnData(dataset).preparation(Config(data=dataset.name, model="perceptron"))
     assert open_new(str(path), like).notes == ([line] if decimals else [])
+
+
+@pytest.mark.parametrize("first", [0, 1, 7])
+def test_rows_with_more_fields_than_the_header_are_refused_whatever_their_first_field_is(first, tmp_path):
+    rows = "".join(f"{number},hello, world,{number % 2}\n" for number in range(first, first + 12))
+    (tmp_path / "t.csv").write_text("id,text,label\n" + rows)
+    with pytest.raises(DataError, match=r"t\.csv has rows with more fields than its header"):
+        open_dataset(f"{tmp_path / 't.csv'}?label=label")
+
+
+def test_a_comma_between_thousands_leaves_decimals_with_points(tmp_path):
+    rows = "".join(f"{number}.5;{'1,000' if number == 3 else 'x'};{number % 2}\n" for number in range(12))
+    (tmp_path / "t.csv").write_text("price;note;label\n" + rows)
+    dataset = open_dataset(f"{tmp_path / 't.csv'}?label=label")
+    assert "t.csv: columns are separated by semicolons, decimals are written with points" in dataset.notes

@@ -1,5 +1,7 @@
 """Folders of images as users have them: hidden copies, other types of files, and a folder around the classes."""
 
+from pathlib import Path
+
 import pytest
 from PIL import Image
 
@@ -8,6 +10,7 @@ from bisam.lab.data.new_samples import open_new
 from bisam.lab.data.own import open_dataset
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.preparation import Preparation
+from bisam.lab.data.visible_files import counted_by_ending
 
 LIKE = Preparation("image", ("rose", "tulip"), size=4, mean=(0.5,) * 3, std=(0.25,) * 3)
 
@@ -88,3 +91,15 @@ def test_a_folder_around_the_folder_of_classes_names_the_inner_one(photos):
     (photos.parent / "__MACOSX").mkdir()
     with pytest.raises(DataError, match=r"folder, photos, whose images are in folders of its own: give \S+/photos$"):
         open_dataset(str(photos.parent))
+
+
+def test_a_folder_of_a_class_may_be_a_link(photos, tmp_path):
+    (photos / "tulip").rename(tmp_path / "elsewhere")
+    (photos / "tulip").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    dataset = open_dataset(str(photos))
+    assert (len(dataset.train) + len(dataset.test), dataset.classes) == (12, ["rose", "tulip"])
+
+
+def test_endings_of_many_kinds_are_counted_in_a_short_line():
+    paths = [Path(f"{number}.x{number}") for number in range(30)] + [Path("README"), Path("LICENSE")]
+    assert counted_by_ending(paths) == ", ".join(["2 without an ending", *(f"1 .x{n}" for n in range(9)), "21 others"])

@@ -244,8 +244,9 @@ def _with_inputs(
 def _from_folder(name: str, folder: Path, test: str | None = None) -> OwnDataset:
     """A folder of class folders, or of train, validation and test folders of these."""
     parts = _with_test(_folders_of_parts(folder) or {"train": folder}, test, str(folder))
-    files = {
-        part: [place / path for path in visible_files(place) if len(path.parts) > 1] for part, place in parts.items()
+    files = {  # a folder of a class may be a link
+        part: [of_class / path for of_class in visible_folders(place) for path in visible_files(of_class)]
+        for part, place in parts.items()
     }
     inputs, labels = {}, {}
     for part, place in parts.items():

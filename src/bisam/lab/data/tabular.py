@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
 import importlib
 import json
@@ -29,8 +30,11 @@ BUILDERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".n
 
 LONGEST_HEADER = 2**20
 
-DECIMAL_COMMA = re.compile(rb'(^|;)\s*"?[-+]?\d+,\d+"?\s*(;|$)', re.MULTILINE)
+DECIMAL_COMMA = re.compile(rb'(^|;)\s*"?[-+]?\d+,\d+"?\s*(;|\r?$)', re.MULTILINE)
 """A field of a table with semicolons that is a number with a comma."""
+
+DECIMAL_POINT = re.compile(rb'(^|;)\s*"?[-+]?\d+\.\d+"?\s*(;|\r?$)', re.MULTILINE)
+"""The same with a point: then a comma may separate thousands."""
 
 REMEDY_OF_FIELDS = "put a field that has a comma in quotes, write decimals with points, and name every column"
 
@@ -179,6 +183,9 @@ def _read(files: Sequence[Path]) -> tuple[pa.Table, dict[str, list[str]]]:
     datasets = package(f"{files[0].name} is read")
     builder = BUILDERS[files[0].suffix.lower()]
     options = _separators(files[0])
+    if builder == "csv":
+        for path in files:
+            _refuse_more_fields_than_names(path, options.get("sep", ","))
     with tempfile.TemporaryDirectory() as cache:  # its copy would stay in the user's folder otherwise
         try:
             with silent_retries(), _without_bars(datasets):
@@ -204,6 +211,18 @@ def _read(files: Sequence[Path]) -> tuple[pa.Table, dict[str, list[str]]]:
     return table.rename_columns([name.strip() for name in table.column_names]), names
 
 
+def _refuse_more_fields_than_names(path: Path, separator: str) -> None:
+    """Raise if the first row is longer than the header: pandas would take its first fields for names of rows."""
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        rows = (row for row in csv.reader(file, delimiter=separator) if row)
+        try:
+            header, first = next(rows, []), next(rows, [])
+        except csv.Error:  # of a field longer than the module reads
+            return
+    if len(first) > len(header):
+        raise DataError(f"{path} has rows with more fields than its header: {REMEDY_OF_FIELDS}")
+
+
 def _separators(path: Path) -> dict[str, str]:
     """What separates columns and decimals, as options of pandas; empty for commas and points."""
     if path.suffix.lower() == ".tsv":
@@ -214,7 +233,8 @@ def _separators(path: Path) -> dict[str, str]:
         header, rows = file.readline(LONGEST_HEADER), file.read(LONGEST_HEADER)
     if b";" not in header or b"," in header:
         return {}
-    return {"sep": ";", "decimal": "," if DECIMAL_COMMA.search(rows) else "."}
+    has_commas = DECIMAL_COMMA.search(rows) is not None and DECIMAL_POINT.search(rows) is None
+    return {"sep": ";", "decimal": "," if has_commas else "."}
 
 
 def _note_of_separators(path: Path) -> list[str]:

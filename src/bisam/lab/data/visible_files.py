@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+MOST_NAMED = 10
+"""Endings of files that a line names."""
+
 OF_ARCHIVES = "__MACOSX"
 """The folder that macOS adds to an archive: its files have the names of images, and are none."""
 
@@ -33,7 +36,9 @@ def visible_folders(folder: Path) -> list[Path]:
 def counted_by_ending(paths: Iterable[Path]) -> str:
     """
     >>> counted_by_ending(map(Path, ("1.heic", "2.HEIC", "notes.txt", "README")))
-    '2 .heic, 1 .txt, 1 README'
+    '2 .heic, 1 .txt, 1 without an ending'
     """
-    counts = Counter(path.suffix.lower() or path.name for path in paths)
-    return ", ".join(f"{count} {ending}" for ending, count in counts.most_common())
+    counts = Counter(path.suffix.lower() or "without an ending" for path in paths).most_common()
+    named = [f"{count} {ending}" for ending, count in counts[:MOST_NAMED]]
+    others = sum(count for _, count in counts[MOST_NAMED:])
+    return ", ".join([*named, f"{others} others"] if others else named)

@@ -319,7 +319,7 @@ class TrainingRun:
         memory = optimizer.get("sharpness", {}).get("memory")
         if not memory or self.ranks.sharpness(self.config) != "local":
             return {}
-        return {"memories": self.ranks.gathered(memory)}
+        return {"memories": self.ranks.gathered(_on_cpu(memory))}
 
     def _counted(self, counter: str, steps: Tensor) -> Tensor:
         """A counter that a checkpoint of an older version lacks: there every step was perturbed, or none."""
@@ -365,3 +365,10 @@ def _are_probabilities(outputs: Tensor) -> bool:
     """Of samples that differ, unless there is one only: a head of zeros gives all of them its bias."""
     differ = len(outputs) == 1 or bool((outputs != outputs[0]).any())
     return differ and bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < 1e-2).all())
+
+
+def _on_cpu(state: Any) -> Any:
+    """The same with its tensors on the CPU: another process may not see this one's device."""
+    if isinstance(state, dict):
+        return {key: _on_cpu(value) for key, value in state.items()}
+    return state.cpu() if isinstance(state, Tensor) else state
