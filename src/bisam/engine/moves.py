@@ -49,7 +49,7 @@ class Moves(Wrapper):
     _others: list[Tensor]
     """Parameters of the model that another optimizer may step, as of the beginning of the step."""
     _has_warned_of_scaled = False
-    _has_warned_of_averaged = False
+    _has_warned_of_averaged: bool
     _start_key: tuple[Callable[[int], bool], int] | None = None
     """The function given as `start` and the step that `_start_result` is of."""
     _start_result = False

@@ -150,7 +150,7 @@ class SharpnessAware(TwoPasses):
         self._running = False
         self._stale = None
         self._awaits_update, self._scaler_state = False, None
-        self._has_perturbed = False
+        self._has_perturbed = self._has_looked_for_replicas = self._has_warned_of_averaged = False
         self._may_freeze = True
         self._fixed_radii = None
         super().__init__(combined)

@@ -50,7 +50,7 @@ class TwoPasses(Moves):
     """Gradients from before the step, until its first closure clears them by `zero_grad`."""
     _has_perturbed: bool
     """Whether this object has done a perturbed step, for what is checked in the first one."""
-    _has_looked_for_replicas = False
+    _has_looked_for_replicas: bool
     """Whether the first step of this object has looked for a DistributedDataParallel that it was not given."""
     _may_freeze: bool
     """Whether parameters may be frozen in an ascent pass: no reentrant checkpoint was seen in the first one."""

@@ -16,7 +16,7 @@ _IN_LATEX = {
     "μ": r"$\mu$", "ε": r"$\epsilon$", "≥": r"$\geq$", "×": r"$\times$", "÷": r"$\div$", "<": r"$<$", ">": r"$>$",
 }  # fmt: skip
 
-_NUMBER = r"[+−-]?\d+(?:\.\d+)?"
+_NUMBER = r"[+−-]?\d[\d,]*(?:\.\d+)?"
 _NOTE = r"(?:, | )(?P<note>from \d+|(?:\d+ (?:diverged|not finished|at once)(?:, )?)+|pairs|runs? each)"
 _VALUE = re.compile(rf"(?:{OPEN}|(?P<mean>{_NUMBER}))(?: ± (?P<deviation>{_NUMBER}))?(?:, n = (?P<n>\d+))?(?:{_NOTE})?")
 _INTERVAL = re.compile(rf"(?P<low>{_NUMBER}) to (?P<high>[+−]\d+\.\d+)")
@@ -65,6 +65,8 @@ def _columns(head: str, cells: Sequence[str]) -> dict[str, list[str]]:
     {'SAM mean': ['94.20', ''], 'SAM standard deviation': ['0.10', ''], 'SAM n': ['3', '']}
     >>> _columns("95 % interval", ["−0.03 to +0.29"]), _columns("resolved", ["no"])
     ({'95 % interval low': ['-0.03'], '95 % interval high': ['+0.29']}, {'resolved': ['no']})
+    >>> _columns("more seeds", ["1,234", "7"]), _columns("ours", ["–"])
+    ({'more seeds': ['1234', '7']}, {'ours': ['']})
     """
     found = [_numbers(cell) for cell in cells]
     if any(parts is None for parts in found):
@@ -72,7 +74,8 @@ def _columns(head: str, cells: Sequence[str]) -> dict[str, list[str]]:
     kept = [kind for kind in KINDS if any(parts and kind in parts for parts in found)]
     is_plain = {"standard deviation", "n"}.isdisjoint(kept)  # "ours" and "seeds" have no other numbers
     names = {kind: head if kind == "mean" and is_plain else f"{head} {kind}".strip() for kind in kept}
-    return {names[kind]: [(parts or {}).get(kind, "") for parts in found] for kind in kept} or {head: [*cells]}
+    columns = {names[kind]: [(parts or {}).get(kind, "") for parts in found] for kind in kept}
+    return columns or {head: [""] * len(cells)}
 
 
 def _numbers(cell: str) -> dict[str, str] | None:
@@ -88,7 +91,10 @@ def _numbers(cell: str) -> dict[str, str] | None:
         if line is None:
             return None
         parts = {place + KEYS[key]: text for key, text in line.groupdict().items() if text}
-        found |= {kind: text.replace("−", "-") for kind, text in parts.items()}
+        notes = {kind for kind in parts if kind.endswith("note")}
+        found |= {
+            kind: text if kind in notes else text.replace("−", "-").replace(",", "") for kind, text in parts.items()
+        }
     return found
 
 
