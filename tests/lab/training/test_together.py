@@ -7,6 +7,7 @@ import re
 import signal
 import weakref
 from contextlib import ExitStack, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -264,6 +265,26 @@ def test_all_runs_are_counted_from_the_start_and_saved_as_often_as_wanted(tmp_pa
     assert {0, 1} == {*saved}
     lines = [line for line in console.file.getvalue().splitlines() if "epoch" not in line]
     assert [line.split(",")[0] for line in lines] == ["run 2 of 2"]  # and none when nothing is left
+
+
+@pytest.mark.parametrize(("seconds", "saved"), [(1, 3), (0, 11)])
+def test_saving_takes_at_most_a_twentieth_of_the_time_unless_every_epoch_is_to_be_saved(
+    seconds, saved, tmp_path, monkeypatch
+):
+    now, seen = [0.0], []
+
+    class Slow(Progress):
+        def epoch(self, config, folder, metrics):
+            now[0] += 10
+
+        def saved(self, config):
+            seen.append(now[0])
+            now[0] += 2  # as a large model takes: 40 seconds until the next
+
+    monkeypatch.setattr(lab, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with Slow() as progress:
+        train([job(tmp_path / "a", 12)], tiny_images(), torch.device("cpu"), progress, checkpoint_seconds=seconds)
+    assert len(seen) == saved
 
 
 def test_whether_steps_cost_alike_is_recorded(tmp_path):

@@ -101,7 +101,12 @@ Partial = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")]
 Every = Annotated[
-    float, typer.Option("--checkpoint-seconds", min=0, help="Save when an epoch ends, but not more often.")
+    float,
+    typer.Option(
+        "--checkpoint-seconds",
+        min=0,
+        help="Save when an epoch ends, but not more often, nor for more than a twentieth of the time. 0: every epoch.",
+    ),
 ]
 Rows = Annotated[
     str,

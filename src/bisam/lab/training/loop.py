@@ -40,6 +40,9 @@ from bisam.lab.training.run import BuildModel, TrainingRun, build_by_name
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
 
+LARGEST_SHARE_OF_SAVING = 0.05
+"""Of the time of a training: saving several large models takes seconds, a good part of the default's twenty."""
+
 
 class Stopped(Exception):  # noqa: N818 - it is no error
     """A signal stopped the training. Every run is saved, and the same command resumes it."""
@@ -84,8 +87,9 @@ def train(
     """Train these runs, `together` at a time (default: all): they step in one CUDA graph, each in its own epoch.
 
     Their epochs must have the same number of batches. When a run ends, the next one takes its place. Each resumes from
-    its last checkpoint, if it has one, and writes its result into its folder; finished runs are skipped. When
-    `stopping` gets a name (see `signals`), all are saved and `Stopped` is raised.
+    its last checkpoint, if it has one, and writes its result into its folder; finished runs are skipped. Checkpoints
+    are `checkpoint_seconds` apart or more, so that saving takes at most a twentieth of the time; 0 saves after every
+    epoch. When `stopping` gets a name (see `signals`), all are saved and `Stopped` is raised.
 
     With several `ranks`, all of them call this with the same jobs. The first one decides, and writes the records; the
     others have folders of their own, which are not kept.
@@ -95,7 +99,8 @@ def train(
     waiting, active = deque(jobs), list[ActiveRun]()
     stepping, step = list[ActiveRun](), None
     elsewhere: list[RunInUse] = []
-    now, saved = {**receipt(), **ranks.described()}, time.monotonic()
+    now = {**receipt(), **ranks.described()}
+    saved, pause = time.monotonic(), checkpoint_seconds
     if source.notes:
         now["data_notes"] = list(source.notes)
 
@@ -122,9 +127,11 @@ def train(
                 if ranks.is_first and not ranks.shard:  # others may not be here to give their parts
                     save()  # no run is within a step here
                 raise
-            if stop or ranks.of_first(time.monotonic() - saved > checkpoint_seconds):
+            if stop or ranks.of_first(time.monotonic() - saved > pause):
+                began = time.monotonic()
                 save()
                 saved = time.monotonic()
+                pause = _pause(checkpoint_seconds, saved - began)
             if stop:
                 raise _stopped(active, stopping)
             if not active:  # other processes have finished what was waiting
@@ -135,6 +142,15 @@ def train(
                 progress.begin({one.training.config: one.epoch for one in stepping}, len(stepping[0].training.batches))
             _epoch(stepping, step, progress, stopped)
     return elsewhere
+
+
+def _pause(least: float, saving: float) -> float:
+    """Seconds from a checkpoint that took `saving` to the next one. With least = 0 every epoch ends with one.
+
+    >>> _pause(20, 0.1), _pause(20, 10), _pause(0, 10)
+    (20, 200.0, 0)
+    """
+    return max(least, saving / LARGEST_SHARE_OF_SAVING) if least else 0
 
 
 def _stopped(active: Sequence[ActiveRun], stopping: Sequence[str]) -> Stopped:
