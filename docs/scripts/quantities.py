@@ -59,8 +59,8 @@ class Tables:
         return self._tables[name]
 
 
-class Asked:
-    """What a function is asked for: its arguments, and the number of decimals."""
+class Query:
+    """The arguments of a function in a sentence, and its number of decimals."""
 
     def __init__(self, tables: Tables, arguments: list[str], digits: int) -> None:
         self.tables = tables
@@ -164,7 +164,7 @@ def _chosen(values: Mapping[int, float], chosen: str) -> dict[int, float]:
         return dict(values)
     found = re.fullmatch(r"(seed|without|above|below)(\d+)", chosen)
     if not found:
-        raise ValueError(f"@{chosen} means nothing")
+        raise ValueError(f"unknown @{chosen}")
     kind, limit = found[1], int(found[2])
     belongs: dict[str, Callable[[int, float], bool]] = {
         "seed": lambda seed, _: seed == limit,
@@ -179,107 +179,107 @@ def _word(count: int) -> str:
     return WORDS[count] if count < len(WORDS) else str(count)
 
 
-def mean(asked: Asked) -> str:
-    return asked.number(asked.moments().mean)
+def mean(query: Query) -> str:
+    return query.number(query.moments().mean)
 
 
-def scatter(asked: Asked) -> str:
+def scatter(query: Query) -> str:
     """The standard deviation over seeds."""
-    deviation = asked.moments().deviation
+    deviation = query.moments().deviation
     if deviation is None:
         raise ValueError("one run has no deviation")
-    return asked.number(deviation)
+    return query.number(deviation)
 
 
-def median(asked: Asked) -> str:
-    return asked.number(statistics.median(asked.values().values()))
+def median(query: Query) -> str:
+    return query.number(statistics.median(query.values().values()))
 
 
-def lowest(asked: Asked) -> str:
-    return asked.number(min(asked.values().values()))
+def lowest(query: Query) -> str:
+    return query.number(min(query.values().values()))
 
 
-def highest(asked: Asked) -> str:
-    return asked.number(max(asked.values().values()))
+def highest(query: Query) -> str:
+    return query.number(max(query.values().values()))
 
 
-def seeds(asked: Asked) -> str:
+def seeds(query: Query) -> str:
     """How many runs, as a word."""
-    return _word(len(asked.values()))
+    return _word(len(query.values()))
 
 
-def gap(asked: Asked) -> str:
+def gap(query: Query) -> str:
     """The first − the second, with its sign."""
-    return asked.signed(asked.gap().mean)
+    return query.signed(query.gap().mean)
 
 
-def above(asked: Asked) -> str:
+def above(query: Query) -> str:
     """How far the first is above the second."""
-    found = asked.gap().mean
+    found = query.gap().mean
     if found < 0:
         raise ValueError(f"the first is not above the second: {found:+.2f}")
-    return asked.number(found)
+    return query.number(found)
 
 
-def below(asked: Asked) -> str:
+def below(query: Query) -> str:
     """How far the first is below the second."""
-    found = asked.gap().mean
+    found = query.gap().mean
     if found > 0:
         raise ValueError(f"the first is not below the second: {found:+.2f}")
-    return asked.number(-found)
+    return query.number(-found)
 
 
-def interval(asked: Asked) -> str:
+def interval(query: Query) -> str:
     """The 95 % interval of the difference: without signs if it is resolved, the end next to 0 first."""
-    low, high = _ends(asked)
+    low, high = _ends(query)
     if low <= 0 <= high:
-        return signed_interval(asked)
-    return " to ".join(asked.number(end) for end in sorted((abs(low), abs(high))))
+        return signed_interval(query)
+    return " to ".join(query.number(end) for end in sorted((abs(low), abs(high))))
 
 
-def signed_interval(asked: Asked) -> str:
-    return " to ".join(map(asked.signed, _ends(asked)))
+def signed_interval(query: Query) -> str:
+    return " to ".join(map(query.signed, _ends(query)))
 
 
-def _ends(asked: Asked) -> tuple[float, float]:
-    found = asked.gap()
+def _ends(query: Query) -> tuple[float, float]:
+    found = query.gap()
     if found.low is None or found.high is None:
         raise ValueError("the difference has no interval")
     return found.low, found.high
 
 
-def resolved(asked: Asked) -> str:
+def resolved(query: Query) -> str:
     """A claim: the interval of the difference excludes 0."""
-    if not asked.gap().resolved:
-        raise ValueError(f"the difference is not resolved: {asked.gap().interval}")
+    if not query.gap().resolved:
+        raise ValueError(f"the difference is not resolved: {query.gap().interval}")
     return ""
 
 
-def unresolved(asked: Asked) -> str:
+def unresolved(query: Query) -> str:
     """A claim: it does not."""
-    if asked.gap().resolved:
-        raise ValueError(f"the difference is resolved: {asked.gap().interval}")
+    if query.gap().resolved:
+        raise ValueError(f"the difference is resolved: {query.gap().interval}")
     return ""
 
 
-def radius(asked: Asked) -> str:
+def radius(query: Query) -> str:
     """ρ of the first ÷ that of the second."""
     ours, theirs = (
-        table.recipe.cells[row, method].rho for table, row, method, _ in (asked.cell(place) for place in (0, 1))
+        table.recipe.cells[row, method].rho for table, row, method, _ in (query.cell(place) for place in (0, 1))
     )
-    return asked.number(ours / theirs)
+    return query.number(ours / theirs)
 
 
-def loss(asked: Asked) -> str:
+def loss(query: Query) -> str:
     """The training loss of the last epoch, the mean over seeds."""
-    table, row, method, _ = asked.cell()
+    table, row, method, _ = query.cell()
     runs = table.runs.get((row, method), {}).values()
-    return asked.number(statistics.fmean(loss for run in runs if (loss := run.last("loss")) is not None))
+    return query.number(statistics.fmean(loss for run in runs if (loss := run.last("loss")) is not None))
 
 
-def stuck(asked: Asked) -> str:
+def stuck(query: Query) -> str:
     """Epochs before the training loss of a run, such as @seed0, is below that of ten equal logits."""
-    table, row, method, chosen = asked.cell()
+    table, row, method, chosen = query.cell()
     runs = table.runs.get((row, method), {})
     epochs = {seed: _epochs_before(MOVED, run.record.metrics) for seed, run in runs.items()}
     (found,) = _chosen(epochs, chosen).values()
@@ -290,22 +290,22 @@ def _epochs_before(loss: float, metrics: Iterable[Mapping[str, float]]) -> float
     return next((metric["epoch"] for metric in metrics if metric["loss"] < loss), math.inf)
 
 
-def times(asked: Asked) -> str:
+def times(query: Query) -> str:
     """A factor, as a word."""
-    return _word(round(asked.moments().mean))
+    return _word(round(query.moments().mean))
 
 
-def time(asked: Asked) -> str:
+def time(query: Query) -> str:
     """Time of the training relative to 200 epochs of SGD, of a cell of the frontier."""
-    table, row, method, _ = asked.cell()
+    table, row, method, _ = query.cell()
     config = table.recipe.cells[row, method]
     found = frontier.relative_time(config, frontier.timing()[config.model]["ratio"])
     if found is None:
         raise ValueError("it was not timed")
-    return asked.number(found)
+    return query.number(found)
 
 
-FUNCTIONS: Mapping[str, Callable[[Asked], str]] = {
+FUNCTIONS: Mapping[str, Callable[[Query], str]] = {
     function.__name__: function
     for function in (
         mean, scatter, median, lowest, highest, seeds, gap, above, below, interval, signed_interval, resolved,

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from quantities import FUNCTIONS, Asked, Tables
+from quantities import FUNCTIONS, Query, Tables
 
 from bisam.lab.tables.cells import Collection
 
@@ -64,7 +64,7 @@ def _parsed(sentence: str, tables: Tables) -> tuple[list[str], list[str]]:
         name, *given = call.split()
         digits = int(given.pop()[1:]) if given and re.fullmatch(r"\.\d", given[-1]) else 1
         arguments = given or arguments
-        value = _value(name, Asked(tables, arguments, digits), sentence)
+        value = _value(name, Query(tables, arguments, digits), sentence)
         if value:
             values.append(value)
             words.append(after)
@@ -73,10 +73,10 @@ def _parsed(sentence: str, tables: Tables) -> tuple[list[str], list[str]]:
     return words, values
 
 
-def _value(name: str, asked: Asked, sentence: str) -> str:
+def _value(name: str, query: Query, sentence: str) -> str:
     if name not in FUNCTIONS:
         raise ValueError(f"unknown function {name!r} of quantities.py: choose from {', '.join(FUNCTIONS)}")
     try:
-        return FUNCTIONS[name](asked)
+        return FUNCTIONS[name](query)
     except (ValueError, KeyError, StopIteration) as error:
-        raise ValueError(f"{name} {' '.join(asked.arguments)} in {sentence!r}: {error}") from error
+        raise ValueError(f"{name} {' '.join(query.arguments)} in {sentence!r}: {error}") from error
