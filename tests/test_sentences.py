@@ -20,24 +20,24 @@ def scripts():
 
 @pytest.fixture(scope="module")
 def filled(scripts):
-    """The page with one sentence's numbers made anew."""
+    """A function that returns a page with the numbers of one sentence filled in."""
     found = scripts["ledger"].read()
     return lambda text, sentence: scripts["sentences"].fill(text, [sentence], found)
 
 
 def results(method, name="test_accuracy", row="noise40"):
-    """From the files of the first three seeds of label_noise."""
+    """A result of the first three seeds of label_noise, from their files."""
     folders = [ROOT / f"results/label_noise/{row}-{method}-seed{seed}+compile=True" for seed in range(3)]
     return [json.loads((folder / "result.json").read_text())[name] for folder in folders]
 
 
 def last_rows(method, name):
-    """The same of their last epochs."""
+    """A metric of the last epoch of the same runs, from their files."""
     folders = [ROOT / f"results/label_noise/noise40-{method}-seed{seed}+compile=True" for seed in range(3)]
     return [json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])[name] for folder in folders]
 
 
-def test_means_differences_and_intervals_are_those_of_the_files(filled):
+def test_means_differences_and_intervals_are_computed_from_the_files_of_the_runs(filled):
     sam, sgd = results("sam"), results("sgd")
     gaps = [a - b for a, b in zip(sam, sgd, strict=True)]
     mean, half = statistics.fmean(gaps), T_OF_TWO_DEGREES * statistics.stdev(gaps) / 3**0.5
@@ -52,13 +52,13 @@ def test_means_differences_and_intervals_are_those_of_the_files(filled):
     )
 
 
-def test_an_interval_without_signs_begins_next_to_zero_and_one_with_both_signs_has_them(filled):
+def test_an_unsigned_interval_is_positive_and_ascending_and_one_around_zero_keeps_its_signs(filled):
     made = filled("0, 0 to 1", "{below label_noise/40%/sgd sam .0}, {interval .2}").split(", ")[1].split(" to ")
     assert 0 < float(made[0]) < float(made[1])
     assert filled("0 to 1", "{interval label_noise/40%/bisam-log sam}").startswith("−")
 
 
-def test_other_accuracies_of_a_cell(filled):
+def test_last_and_validation_accuracies_single_seeds_and_the_lowest_of_a_cell_are_filled_in(filled):
     last, validation = results("sgd", "last_test_accuracy"), results("sgd", "validation_accuracy")
     best = results("sgd")
     made = filled(
@@ -74,7 +74,7 @@ def test_other_accuracies_of_a_cell(filled):
     assert made == " ".join(f"{number:.2f}" for number in numbers).replace("-", "−")
 
 
-def test_runs_that_failed_are_counted_apart(filled):
+def test_failed_runs_are_counted_separately_from_the_others(filled):
     folders = (ROOT / "results/frontier_digits").glob("digitsnet-noise40-asam-seed*")
     values = [json.loads((path / "result.json").read_text())["test_accuracy"] for path in folders]
     assert len(values) == 20
@@ -87,7 +87,7 @@ def test_runs_that_failed_are_counted_apart(filled):
     assert made == f"One of twenty failed, nineteen have {statistics.fmean(v for v in values if v > 30):.1f} %"
 
 
-def test_the_papers_numbers_and_the_distance_from_them(filled):
+def test_the_papers_numbers_and_the_gap_to_them_are_filled_in(filled):
     made = filled(
         "0 and 0 and 0",
         "{mean label_noise/40%/sam@paper .2} and {scatter .2} and {gap label_noise/40%/sam sam@paper .2}",
@@ -96,7 +96,7 @@ def test_the_papers_numbers_and_the_distance_from_them(filled):
     assert made == f"89.03 and 0.09 and {gap}"
 
 
-def test_measurements_beside_the_ledger(filled):
+def test_values_of_measurement_files_are_filled_in(filled):
     epoch = json.loads((ROOT / "benchmarks/results/bench_h200.json").read_text())["epoch"]["resnet56"]
     made = filled(
         "no times, 0 s",
@@ -107,7 +107,7 @@ def test_measurements_beside_the_ledger(filled):
     assert made == f"eighteen times, {epoch['seconds_of_epoch']['sam']:.2f} s"
 
 
-def test_radii_losses_and_times_of_cells(filled):
+def test_radii_losses_and_times_of_cells_are_filled_in(filled):
     made = filled(
         "0 and 0 and 0",
         "{radius digits40/all/msam sam .0} and {loss label_noise/40%/sam .3} and {time cifar40/late10/sam .2}",
@@ -119,27 +119,27 @@ def test_radii_losses_and_times_of_cells(filled):
     assert made[2] == f"{0.9 + 0.1 * step['median']:.2f}"
 
 
-def test_a_star_is_each_number_there_and_an_underline_may_be_a_blank(filled):
+def test_a_star_matches_every_key_and_an_underscore_matches_a_blank(filled):
     table = json.loads((ROOT / "benchmarks/results/autocast.json").read_text())["table"].values()
     cosines = [cell["cosine of the corrections"] for cell in table]
     made = filled("0 to 1", "{lowest measured:autocast/table/*/cosine_of_the_corrections .3} to {highest .3}")
     assert made == f"{min(cosines):.3f} to {max(cosines):.3f}"
 
 
-def test_epochs_before_the_loss_leaves_that_of_equal_logits(filled):
+def test_stuck_counts_the_epochs_before_the_loss_falls_below_that_of_equal_logits(filled):
     folder = ROOT / "results/label_noise/noise80-sam-seed1+compile=True"
     losses = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     stuck = len(losses) - sum(1 for place in range(len(losses)) if min(losses[: place + 1]) < 2.3)
     assert filled("after 0", "after {stuck label_noise/80%/sam@seed1}") == f"after {stuck}"
 
 
-def test_a_sentence_is_found_over_line_breaks_and_only_numbers_that_changed_are_written(filled):
+def test_a_sentence_is_found_across_line_breaks_and_only_its_numbers_are_replaced(filled):
     page = "SAM is 99 points\n  above SGD (95 % interval 1.9\nto 5.6)."
     sentence = "SAM is {above label_noise/40%/sam sgd} points above\nSGD (95 % interval {interval})."
     assert filled(page, sentence) == "SAM is 3.8 points\n  above SGD (95 % interval 1.9\nto 5.6)."
 
 
-def test_a_claim_leaves_no_words_and_raises_where_it_is_not_true(filled):
+def test_a_claim_adds_no_text_and_raises_if_it_is_false(filled):
     text = "They are apart, and these not."
     true = (
         "They are apart, {resolved label_noise/40%/sam sgd} and these not. {unresolved label_noise/40%/bisam-log sam}"
@@ -152,22 +152,22 @@ def test_a_claim_leaves_no_words_and_raises_where_it_is_not_true(filled):
 
 
 @pytest.mark.parametrize(
-    ("sentence", "said"),
+    ("sentence", "message"),
     [
         ("another {mean label_noise/40%/sam}", "the page has this sentence 0 times, and should have it once: another"),
         ("SAM {mean label_noise/40%/sam}", "the page has this sentence 2 times"),
         ("SAM has {average label_noise/40%/sam}", "'average' of quantities.py: choose from mean, scatter"),
         ("SAM has {mean label_noises/40%/sam}", "the ledger has no table 'label_noises', but demo, cifar10"),
         ("SAM has {mean label_noise/41%/sam}", "label_noise has no cell 41%/sam: its rows are 0%, 20%"),
-        ("SAM has {mean label_noise/40%/sam@best}", "@best means nothing"),
+        ("SAM has {mean label_noise/40%/sam@best}", "unknown @best"),
         ("SAM has {mean label_noise/40%/sam@seed77}", "no run of label_noise/40%/sam@seed77 is finished"),
         ("SAM has {above label_noise/40%/sgd sam}", "the first is not above the second: -"),
         ("SAM has {below label_noise/40%/sam sgd}", r"the first is not below the second: \+"),
         ("SAM has {mean demo/40%/sam@paper}", "the paper does not print demo/40%/sam@paper"),
     ],
 )
-def test_what_cannot_be_filled_is_named(sentence, said, filled):
-    with pytest.raises(ValueError, match=said):
+def test_a_sentence_that_cannot_be_filled_in_is_refused_with_the_reason(sentence, message, filled):
+    with pytest.raises(ValueError, match=message):
         filled("SAM has 3 %, SAM 4", sentence)
 
 
