@@ -14,7 +14,7 @@ from bisam.lab.tables import published, summary
 from bisam.lab.tables.cells import Collection, ResultTable, Run, collect, command
 from bisam.lab.tables.levels import levels
 from bisam.lab.tables.sheets import sheets
-from bisam.lab.tables.statistics import Difference, signed
+from bisam.lab.tables.statistics import LEVEL, Difference, holm, signed
 
 ROOT = Path(__file__).parents[2]
 NO_BREAK = "\u00a0"
@@ -77,20 +77,41 @@ EVIDENCE_METHODS = {"sam": "SAM − base", "bisam-log": "BiSAM (−log) − SAM"
 
 
 def evidence_table(found: Collection) -> str:
-    """A line for each experiment: SAM − its base optimizer and BiSAM − SAM, bold where the interval excludes 0."""
+    """A line for each experiment: SAM − its base optimizer and BiSAM − SAM, bold where the interval excludes 0.
+
+    Below it stands how many of the intervals do so, and how many with a correction for their number.
+    """
     gaps = {
         (result_table.name, one.row, one.method): one.found
         for result_table in found.tables
         for one in summary.comparisons(result_table)
     }
     rows = []
+    shown: dict[str, list[tuple[str, Difference]]] = {"BiSAM with SAM": [], "SAM with its base": []}
     for title, table, row in EVIDENCE:
         of_row = {method: gaps[table, row, method] for method in EVIDENCE_METHODS if (table, row, method) in gaps}
         if of_row:
+            for method, gap in of_row.items():
+                shown["SAM with its base" if method == "sam" else "BiSAM with SAM"].append((title, gap))
             few, many = (pick(gap.runs[0] for gap in of_row.values()) for pick in (min, max))
             cells = [_beside(of_row.get(method)) for method in EVIDENCE_METHODS]
             rows.append([title, *cells, str(few) if few == many else f"{few} to {many}"])
-    return markdown(["trained on", *EVIDENCE_METHODS.values(), "seeds"], rows)
+    counts = " ".join(_resolved_by_chance(what, of) for what, of in shown.items() if of)
+    return f"{markdown(['trained on', *EVIDENCE_METHODS.values(), 'seeds'], rows)}\n\n{counts}"
+
+
+def _resolved_by_chance(what: str, gaps: list[tuple[str, Difference]]) -> str:
+    """How many differences are resolved, how many would be if none existed, and which are with Holm's correction."""
+    tested = [(title, gap, p) for title, gap in gaps if (p := gap.p_value) is not None]
+    resolved = sum(gap.resolved for _, gap, _ in tested)
+    survive = holm([p for _, _, p in tested])
+    names = [title for (title, _, _), survives in zip(tested, survive, strict=True) if survives]
+    still = f"{len(names)} still {'do' if len(names) > 1 else 'does'}: {'; '.join(names)}" if names else "none does"
+    by_chance = len(tested) * (1 - LEVEL)
+    return (
+        f"Of the {len(tested)} intervals that compare {what}, {resolved} exclude 0. If there were no differences, "
+        f"about {by_chance:.1f} would by chance. Corrected for {len(tested)} comparisons (Holm), {still}."
+    )
 
 
 def _beside(gap: Difference | None) -> str:
@@ -170,12 +191,39 @@ def verdicts(found: Collection) -> str:
         if (words := summary.diverged(table, row, table.recipe.methods))
     ]
     lists["Not counted"] = [words for run in found.others if (words := _not_counted(run))]
-    lists["Under way"] = [words for table in _of_the_paper(found) for words in _not_finished(table)]
+    lists["Unfinished"] = [words for table in _of_the_paper(found) for words in _not_finished(table)]
     recipes = [make() for make in RECIPES.values()]
     lists["Not run"] = [words for recipe in recipes if (words := _not_run(recipe, found.tables))]
+    lists["Not run"] += [_number_not_run(recipes, found.tables)]
     lists["No recipe yet"] = sorted(_tables_of_accuracies() - {recipe.published for recipe in recipes})
-    told = {title: items for title, items in lists.items() if items or title.startswith("Resolved, with the")}
-    return "\n".join(f"- **{title}**: {'; '.join(items) or 'nothing yet'}." for title, items in told.items())
+    shown = {title: items for title, items in lists.items() if items or title.startswith("Resolved, with the")}
+    return "\n".join(f"- **{title}**: {'; '.join(items) or 'nothing yet'}." for title, items in shown.items())
+
+
+WITHOUT_CUTOUT = ", label_smoothing=0.1, cutout=0"
+"""What follows the name of a table in the earlier recipe, whose initial weights were other ones too."""
+
+
+def without_cutout_table(found: Collection) -> str:
+    """The cells that were trained with the earlier recipe, beside today's runs and the paper's."""
+    by_name = {table.name: table for table in found.tables}
+    rows = []
+    for name, earlier in by_name.items():
+        if name.endswith(WITHOUT_CUTOUT):
+            recipe = name.removesuffix(WITHOUT_CUTOUT)
+            for row, method in product(earlier.rows, earlier.recipe.methods):
+                if not earlier.measured(row, method):
+                    continue
+                measure = f"test_{earlier.recipe.cells[row, method].primary}"
+                before, today = (
+                    summary.accuracy(table, row, method, measure) if table else "–"
+                    for table in (earlier, by_name.get(recipe))
+                )
+                printed = published.of(earlier.recipe).moments(row, method)
+                paper = summary.spread(printed.mean, printed.deviation)
+                rows.append([f"{recipe}, {row}", title_of(method), before, today, paper])
+    head = ["table, row", "method", "without cutout, the earlier recipe", "today's recipe", "paper's"]
+    return markdown(head, rows)
 
 
 def _differences(found: Collection, outcome: str) -> list[str]:
@@ -214,13 +262,13 @@ def _outcome(one: summary.MethodDifference) -> str:
 
 
 def _not_counted(run: Run) -> str:
-    """A run of a recipe's that somebody took out, and the first sentence of why."""
+    """A run of a recipe that is excluded by hand, and the first sentence of the reason."""
     reason = run.record.not_counted.split(". ")[0].removesuffix(".")
     return f"`{command(run)}` ({reason})" if reason and command(run) else ""
 
 
 def _not_finished(table: ResultTable) -> Iterator[str]:
-    """A text for each row that has runs under way."""
+    """A text for each row that has unfinished runs."""
     for row in table.rows:
         runs = [run for run in table.of_row(row) if run.record.result is None]
         if runs:
@@ -233,6 +281,14 @@ def _not_finished(table: ResultTable) -> Iterator[str]:
 def _tables_of_accuracies() -> set[str]:
     """The others are of seconds."""
     return {name for name, table in published.tables().items() if "seconds" not in (table.get("metric") or "")}
+
+
+def _number_not_run(recipes: Iterable[Recipe], tables: Iterable[ResultTable]) -> str:
+    """Such as "together 96 of the 123 cells of the paper's tables"."""
+    own = {table.name: table for table in tables}
+    cells = [(recipe.name, *cell) for recipe in recipes if recipe.published for cell in recipe.cells]
+    missing = sum(name not in own or not own[name].of(row, method) for name, row, method in cells)
+    return f"together {missing} of the {len(cells)} cells of the paper's tables"
 
 
 def _not_run(recipe: Recipe, tables: Iterable[ResultTable]) -> str:

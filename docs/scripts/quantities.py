@@ -8,6 +8,8 @@ A cell means the test accuracy of its runs, or what follows an @, which a second
 `@last` and `@validation` are other accuracies, `@paper` is what the paper prints, `@seed0` is one run, `@without0` all
 others, `@above30` and `@below30` are the runs that end there.
 
+The difference of a group of rows is the mean of theirs: clean_cifar/bisam-log sam.
+
 `measured:` and a path is a number of a file of benchmarks/results, or a list of them, which are the runs then:
 measured:bench_h200/epoch/resnet56/speed_up_over_authors. A `*` is each one there, and `_` may be a blank.
 """
@@ -25,7 +27,13 @@ import frontier
 from bisam.lab.recipes import frontier_row
 from bisam.lab.tables import published
 from bisam.lab.tables.cells import Collection, ResultTable
-from bisam.lab.tables.statistics import Difference, Moments, difference, difference_of_means
+from bisam.lab.tables.statistics import Difference, Moments, difference, difference_of_means, mean_difference
+
+GROUPS = {
+    "clean_cifar": ["label_noise/0%", "cifar10/vgg19bn", "cifar10/resnet56"],
+    "noisy_cifar": ["label_noise/20%", "label_noise/40%", "label_noise/60%"],
+}
+"""Rows whose differences a sentence averages. At 80 % wrong labels some trainings fail: their scatter would decide."""
 
 FRONTIERS = {
     "cifar0": ("frontier", "resnet32", 0.0),
@@ -126,7 +134,11 @@ class Query:
         return Moments(statistics.fmean(values), statistics.stdev(values) if values[1:] else None, len(values))
 
     def gap(self) -> Difference:
-        """Of the first cell − the second."""
+        """Of the first cell − the second; of a group of rows the mean of their differences."""
+        group, _, method = self.arguments[0].partition("/")
+        if group in GROUPS:
+            of_rows = [[f"{row}/{method}", *self.arguments[1:]] for row in GROUPS[group]]
+            return mean_difference([Query(self.tables, one, self.digits).gap() for one in of_rows])
         if self.of_paper(0) or self.of_paper(1):
             return difference_of_means(self.moments(0), self.moments(1))
         found = difference(self.values(0), self.values(1))
@@ -229,6 +241,21 @@ def below(query: Query) -> str:
     return query.number(-found)
 
 
+def median_gap(query: Query) -> str:
+    """The median of the differences of pairs."""
+    return query.signed(statistics.median(_gaps_of_pairs(query)))
+
+
+def pairs_below(query: Query) -> str:
+    """In how many pairs the first is below the second."""
+    return _word(sum(gap < 0 for gap in _gaps_of_pairs(query)))
+
+
+def _gaps_of_pairs(query: Query) -> list[float]:
+    ours, theirs = query.values(0), query.values(1)
+    return [ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()]
+
+
 def interval(query: Query) -> str:
     """The 95 % interval of the difference: without signs if it is resolved, the end next to 0 first."""
     low, high = _ends(query)
@@ -262,6 +289,12 @@ def unresolved(query: Query) -> str:
     return ""
 
 
+def between(query: Query) -> str:
+    """The accuracy at a part of the way from the first cell to the second: label_noise/20%/sam 40%/sam 0.8."""
+    part = float(query.arguments[2])
+    return query.number((1 - part) * query.moments(0).mean + part * query.moments(1).mean)
+
+
 def radius(query: Query) -> str:
     """ρ of the first ÷ that of the second."""
     ours, theirs = (
@@ -290,6 +323,38 @@ def _epochs_before(loss: float, metrics: Iterable[Mapping[str, float]]) -> float
     return next((metric["epoch"] for metric in metrics if metric["loss"] < loss), math.inf)
 
 
+def lost_by_choice(query: Query) -> str:
+    """Points between the best epoch and the chosen one, the mean over runs: what a choice by clean labels may gain.
+
+    From validation curves that are smoothed over eleven epochs, with the effect of wrong labels taken out.
+    """
+    table, row, method, _ = query.cell()
+    noise = table.recipe.cells[row, method].noise
+    gaps = []
+    for run in table.runs.get((row, method), {}).values():
+        curve = smoothed([of_clean_labels(one["validation_accuracy"], noise) for one in run.record.metrics])
+        gaps.append(max(curve) - curve[run.record.result["best_epoch"]])
+    return query.number(statistics.fmean(gaps))
+
+
+def of_clean_labels(accuracy: float, noise: float, classes: int = 10) -> float:
+    """The accuracy on clean labels that gives this one where a part of the labels moved to another class, uniformly.
+
+    >>> round(of_clean_labels(60.0, 0.4)), round(of_clean_labels(10.0, 0.4))
+    (100, 10)
+    """
+    hit_by_chance = noise / (classes - 1)
+    return (accuracy - 100 * hit_by_chance) / (1 - noise - hit_by_chance)
+
+
+def smoothed(curve: list[float], beside: int = 5) -> list[float]:
+    """
+    >>> smoothed([0.0, 3.0, 0.0], beside=1)
+    [1.5, 1.0, 1.5]
+    """
+    return [statistics.fmean(curve[max(0, place - beside) : place + beside + 1]) for place in range(len(curve))]
+
+
 def times(query: Query) -> str:
     """A factor, as a word."""
     return _word(round(query.moments().mean))
@@ -309,6 +374,6 @@ FUNCTIONS: Mapping[str, Callable[[Query], str]] = {
     function.__name__: function
     for function in (
         mean, scatter, median, lowest, highest, seeds, gap, above, below, interval, signed_interval, resolved,
-        unresolved, radius, loss, stuck, time, times,
+        unresolved, median_gap, pairs_below, between, radius, loss, stuck, lost_by_choice, time, times,
     )
 }  # fmt: skip

@@ -20,9 +20,6 @@ from ledger import markdown
 import bisam
 from bisam import variants
 from bisam.lab import records
-from bisam.lab.methods import title_of
-from bisam.lab.recipes import find_recipe
-from bisam.lab.tables import published, summary
 from bisam.lab.tables.cells import Collection
 from bisam.lab.tables.statistics import difference
 
@@ -388,17 +385,6 @@ def scaling_where() -> str:
     )
 
 
-def cutout_table() -> str:
-    """What cutout did to the levels, beside the paper's."""
-    rows = []
-    for entry in measured("cutout_h200")["table"]:
-        table, row, method = entry["cell"].split("/")
-        printed = published.table(find_recipe(table).published).cells[row][method]
-        without = "–" if entry["without"] is None else f"{entry['without']:.2f}"
-        rows.append([f"{table}, {row}", title_of(method), without, f"{entry['with']:.2f}", summary.spread(*printed)])
-    return markdown(["table, row", "method", "without cutout", "with cutout", "paper's"], rows)
-
-
 def ties_table() -> str:
     """Test accuracy by the way in which a tie is counted."""
     head = ["weights", "any class of a tie is right", "the first", "the first, in fp32"]
@@ -419,9 +405,9 @@ PAGES = {
     ROOT / "docs/results.md": {
         **of_ledger(
             evidence=ledger.evidence_table, tables=ledger.all_tables, verdicts=ledger.verdicts,
-            flips=ledger.flips_table, levels=ledger.levels_list,
+            flips=ledger.flips_table, levels=ledger.levels_list, cutout=ledger.without_cutout_table,
         ),
-        "ties": ties_table, "cutout": cutout_table, "noise_rho": ledger.noise_rho_table,
+        "ties": ties_table, "noise_rho": ledger.noise_rho_table,
     },
     ROOT / "docs/runs.md": of_ledger(runs=ledger.all_runs),
     ROOT / "docs/lab.md": {"gpu": lab_on_a_gpu},

@@ -17,8 +17,11 @@ from bisam.lab.tables.cells import Collection
 from bisam.lab.tables.statistics import interval_of_mean
 
 PICTURE = ledger.ROOT / "docs/images/wrong-labels.svg"
-PANELS = {"Handwritten digits, small network": ("label_noise_digits", "demo"), "CIFAR-10, ResNet-32": ("label_noise",)}
-"""The tables that each panel is of."""
+PANELS = {
+    "Digits, small network, last weights": ("label_noise_digits", "demo"),
+    "CIFAR-10, ResNet-32, best on validation data": ("label_noise",),
+}
+"""The tables that each panel is of, and which weights they test."""
 APART = 1.1
 """Between the marks of one rate, in per cent of wrong labels."""
 

@@ -1,4 +1,4 @@
-"""What README and docs show of the ledger, made from invented records."""
+"""What README and docs show of the ledger, from invented records; and checks of the ledger itself."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ def lines(records):
     """The verdicts, by their titles."""
     rows = ledger.verdicts(collect(records)).splitlines()
     return {
-        title: said.removesuffix(".") for title, _, said in (row.removeprefix("- **").partition("**: ") for row in rows)
+        title: text.removesuffix(".") for title, _, text in (row.removeprefix("- **").partition("**: ") for row in rows)
     }
 
 
@@ -35,13 +35,14 @@ def runs(recorded, cell, accuracies):
     return [recorded(cell, seed, accuracy) for seed, accuracy in enumerate(accuracies)]
 
 
-def test_an_empty_ledger_has_run_nothing():
+def test_an_empty_ledger_lists_every_table_of_the_paper_as_not_run():
     (confirmed, first), (contradicted, second), (title, missing) = lines([]).items()
     assert (confirmed, contradicted) == ("Resolved, with the paper's sign", "Resolved, with the other sign")
     assert first == second == "nothing yet"
     assert title == "Not run"
     names = ["cifar10", "cifar100", "imagenet", "adaptive", "efficient", "label_noise", "finetune", "glue"]
-    assert missing == "; ".join(f"{name}, all of it" for name in names)
+    number = "together 123 of the 123 cells of the paper's tables"
+    assert missing == "; ".join([*(f"{name}, all of it" for name in names), number])
 
 
 @pytest.mark.parametrize(
@@ -60,14 +61,14 @@ def test_a_difference_is_confirmed_reversed_or_not_resolved(gaps, kind, recorded
         "cifar10/resnet56/bisam-log",
         [one.result["test_accuracy"] + gap for one, gap in zip(sam, gaps, strict=True)],
     )
-    said = lines([*sam, *other])
+    shown = lines([*sam, *other])
     count = "3 pairs" if len(gaps) == 3 else "1 run each"
-    assert said.pop(kind) == f"cifar10, resnet56: BiSAM (-log) − SAM ({count})"
-    del said["Not run"]
-    assert set(said.values()) == {"nothing yet"}
+    assert shown.pop(kind) == f"cifar10, resnet56: BiSAM (-log) − SAM ({count})"
+    del shown["Not run"]
+    assert set(shown.values()) == {"nothing yet"}
 
 
-def test_the_differences_of_a_row_stand_together(recorded):
+def test_the_differences_of_a_row_are_listed_together(recorded):
     cells = {"sam": 94.0, "bisam-log": 94.2, "bisam-tanh": 94.1}
     of_resnet = [recorded(f"cifar10/resnet56/{method}", 0, accuracy) for method, accuracy in cells.items()]
     of_vgg = [recorded(f"cifar10/vgg19bn/{method}", 0, accuracy) for method, accuracy in cells.items()]
@@ -79,32 +80,32 @@ def test_the_differences_of_a_row_stand_together(recorded):
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_where_the_paper_has_no_difference_none_can_agree_with_it(sign, recorded):
+def test_resolved_differences_are_listed_separately_where_the_paper_has_none(sign, recorded):
     plain = runs(recorded, "adaptive/resnet56/asam", [94.0, 94.2, 94.1])
     other = runs(recorded, "adaptive/resnet56/abisam-tanh", [94.0 + sign * 0.4, 94.2 + sign * 0.5, 94.1 + sign * 0.6])
-    said = lines([*plain, *other])
-    assert said["Resolved, where the paper has no difference"].startswith("adaptive, resnet56: ")
+    shown = lines([*plain, *other])
+    assert shown["Resolved, where the paper has no difference"].startswith("adaptive, resnet56: ")
 
 
-def test_runs_that_diverged_are_told(recorded):
+def test_diverged_runs_are_listed_and_counted_beside_their_difference(recorded):
     sam = runs(recorded, "cifar10/resnet56/sam", [94.0, 94.2, 94.1])
     some = runs(recorded, "cifar10/resnet56/bisam-log", [94.4, 94.7])
     some.append(recorded("cifar10/resnet56/bisam-log", 2, status="diverged", trained=7))
     all_ = [recorded("cifar10/resnet56/bisam-tanh", 0, status="diverged", trained=3)]
-    said = lines([*sam, *some, *all_])
-    assert said["Diverged"] == (
+    shown = lines([*sam, *some, *all_])
+    assert shown["Diverged"] == (
         "cifar10, resnet56: 1 of 3 BiSAM (-log) runs diverged and are left out, 1 of 1 BiSAM (tanh) runs diverged and "
         "are left out"
     )
-    (difference,) = (said[kind] for kind in said if "BiSAM (-log) − SAM" in said[kind])
+    (difference,) = (shown[kind] for kind in shown if "BiSAM (-log) − SAM" in shown[kind])
     assert "1 of 3 BiSAM (-log) runs diverged and are left out" in difference
 
 
-def test_a_run_that_does_not_count_is_told_with_the_first_sentence_of_the_reason(recorded):
+def test_an_uncounted_run_is_listed_with_the_first_sentence_of_the_reason(recorded):
     reason = "The labels were wrong. It is run again."
     faulty = replace(recorded("cifar10/resnet56/sam", 1, 99.0), not_counted=reason)
-    said = lines([*runs(recorded, "cifar10/resnet56/sam", [94.0]), faulty])
-    assert said["Not counted"] == "`bisam train cifar10/resnet56/sam --seeds 1` (The labels were wrong)"
+    shown = lines([*runs(recorded, "cifar10/resnet56/sam", [94.0]), faulty])
+    assert shown["Not counted"] == "`bisam train cifar10/resnet56/sam --seeds 1` (The labels were wrong)"
     assert "| not counted | – | – |" in ledger.all_runs(collect([faulty]))
 
 
@@ -112,7 +113,7 @@ def test_an_empty_ledger_has_a_table_of_flips_without_rows():
     assert len(ledger.flips_table(collect([])).splitlines()) == 2
 
 
-def test_flips_are_means_over_the_quarters_of_all_finished_runs(recorded):
+def test_flips_are_averaged_over_finished_runs_for_each_quarter_of_the_training(recorded):
     def run(method, seed, first, rest, model="vgg19bn", **options):
         found = recorded(f"cifar10/{model}/{method}", seed, trained=200, **options)
         metrics = [{**row, "flips": first if row["epoch"] < 50 else rest} for row in found.metrics]
@@ -132,25 +133,26 @@ def test_flips_are_means_over_the_quarters_of_all_finished_runs(recorded):
     ]
 
 
-def test_what_is_missing_of_a_table_is_told_in_few_words(recorded):
+def test_missing_cells_and_unfinished_runs_of_a_table_are_summarized(recorded):
     done = runs(recorded, "cifar10/resnet56/sam", [94.0])
     begun = [recorded("cifar10/vgg19bn/sam", seed, accuracy=None, trained=7 - seed) for seed in range(2)]
-    said = lines([*done, *begun])
-    assert said["Under way"] == "cifar10, vgg19bn with SAM: 2 runs, up to 7 of 200 epochs"
-    cifar10 = said["Not run"].split("; ")[0]
+    shown = lines([*done, *begun])
+    assert shown["Unfinished"] == "cifar10, vgg19bn with SAM: 2 runs, up to 7 of 200 epochs"
+    cifar10, *_, together = shown["Not run"].split("; ")
+    assert together == "together 121 of the 123 cells of the paper's tables"
     assert cifar10 == (
         "cifar10, densenet121, resnet56 with SGD, BiSAM (-log), BiSAM (tanh), vgg19bn with SGD, BiSAM (-log), "
         "BiSAM (tanh), wrn28-2, wrn28-10"
     )
 
 
-def test_a_changed_run_is_no_run_of_the_paper_s(recorded):
-    said = lines([recorded("cifar10/resnet56/sam", rho=0.1)])
-    assert said["Not run"].startswith("cifar10, all of it")
+def test_a_run_with_changed_settings_does_not_count_for_the_paper_s_table(recorded):
+    shown = lines([recorded("cifar10/resnet56/sam", rho=0.1)])
+    assert shown["Not run"].startswith("cifar10, all of it")
     assert len(ledger.paper_table(collect([recorded("cifar10/resnet56/sam", rho=0.1)])).splitlines()) == 2
 
 
-def test_the_paper_s_number_stands_beside_ours(recorded):
+def test_the_published_number_is_shown_beside_ours(recorded):
     records = runs(recorded, "cifar10/resnet56/sam", [94.0, 94.2]) + runs(
         recorded, "cifar10/resnet56/bisam-log", [94.5, 94.6]
     )
@@ -160,16 +162,19 @@ def test_the_paper_s_number_stands_beside_ours(recorded):
     assert log.endswith(") | +0.19 |")
 
 
-def test_the_evidence_is_bold_where_an_interval_excludes_zero(recorded):
+def test_differences_whose_interval_excludes_zero_are_bold_in_the_table_of_evidence(recorded):
     values = {"sgd": [90.0, 90.1, 90.2], "sam": [92.0, 92.0, 92.3], "bisam-log": [92.0, 92.4, 91.0]}
     found = [one for method, some in values.items() for one in runs(recorded, f"label_noise/40%/{method}", some)]
     found += runs(recorded, "demo/40%/sam", [90.0]) + runs(recorded, "demo/40%/bisam-tanh", [91.0])
-    _, _, demo, noise = ledger.evidence_table(collect(found)).replace("\u00a0", " ").splitlines()
+    table, counts = ledger.evidence_table(collect(found)).replace("\u00a0", " ").split("\n\n")
+    _, _, demo, noise = table.splitlines()
     assert demo == "| Digits, 40 % | – | – | +1.00 | 1 |"  # no interval from one seed
     title, sam, log, tanh, seeds = noise.strip("| ").split(" | ")
     assert (title, tanh, seeds) == ("CIFAR-10, ResNet-32, 40 %", "–", "3")
     assert sam.startswith("**+2.00** (+1.")
     assert log.startswith("−0.30 (−")
+    assert "Of the 1 intervals that compare BiSAM with SAM, 0 exclude 0." in counts
+    assert counts.endswith("Corrected for 1 comparisons (Holm), 1 still does: CIFAR-10, ResNet-32, 40 %.")
 
 
 def test_the_picture_of_wrong_labels_has_a_mark_for_each_rate_and_method_with_runs(recorded):
@@ -183,20 +188,20 @@ def test_the_picture_of_wrong_labels_has_a_mark_for_each_rate_and_method_with_ru
     assert re.sub(rb"clip\d+", b"clip", drawn) == re.sub(rb"clip\d+", b"clip", there), "run make docs"
 
 
-def test_a_run_that_has_not_ended_has_its_line(recorded):
-    said = ledger.all_runs(collect([recorded("cifar10/vgg19bn/sam", accuracy=None, trained=7)]))
-    assert "| 7 of 200 epochs | – | – | – | 1 | – | – |" in said
-    assert said.endswith("    bisam train cifar10/vgg19bn/sam --seeds 0")
+def test_an_unfinished_run_is_listed_with_its_progress(recorded):
+    shown = ledger.all_runs(collect([recorded("cifar10/vgg19bn/sam", accuracy=None, trained=7)]))
+    assert "| 7 of 200 epochs | – | – | – | 1 | – | – |" in shown
+    assert shown.endswith("    bisam train cifar10/vgg19bn/sam --seeds 0")
 
 
-def test_runs_stand_below_their_table_and_seeds_of_a_cell_share_a_command(recorded):
+def test_runs_are_listed_below_their_table_and_seeds_of_a_cell_share_a_command(recorded):
     found = [*runs(recorded, "demo/40%/sam", [90.0, 91.0, 92.0]), recorded("demo/40%/sam", 7, 93.0)]
     found += runs(recorded, "cifar10/vgg19bn/sgd", [94.0])
-    said = ledger.all_runs(collect(found))
-    assert re.findall(r"^## (.*)$", said, re.MULTILINE) == ["cifar10", "demo"]
-    commands = [line.strip() for line in said.splitlines() if line.startswith("    ")]
+    shown = ledger.all_runs(collect(found))
+    assert re.findall(r"^## (.*)$", shown, re.MULTILINE) == ["cifar10", "demo"]
+    commands = [line.strip() for line in shown.splitlines() if line.startswith("    ")]
     assert commands == ["bisam train cifar10/vgg19bn/sgd --seeds 0", "bisam train demo/40%/sam --seeds 0-2,7"]
-    assert sum(line.startswith("| ") for line in said.splitlines()) == 5 + 2 * 2
+    assert sum(line.startswith("| ") for line in shown.splitlines()) == 5 + 2 * 2
 
 
 def test_no_two_runs_on_the_page_have_the_same_name():
@@ -211,7 +216,7 @@ def finished_runs():
 
 
 @pytest.mark.parametrize("run", finished_runs(), ids=lambda run: run.record.folder.name)
-def test_every_run_of_the_ledger_tells_where_it_is_from_and_can_be_run_again(run, tmp_path):
+def test_every_run_of_the_ledger_records_its_origin_and_can_be_run_again(run, tmp_path):
     receipt, result = run.record.receipt, run.record.result
     assert run.record.commits not in ("", "unknown")
     assert "dirty" not in run.record.commits
@@ -224,23 +229,23 @@ def test_every_run_of_the_ledger_tells_where_it_is_from_and_can_be_run_again(run
     assert run.status == "diverged" or result["epochs"] == run.config.epochs
     assert not run.record.problems
     if run.config.recipe not in RECIPES:
-        return  # of data of one's own: docs/results.md has the command
+        return  # on custom data: docs/results.md has the command
     _, _, name, _, seed, *options = shlex.split(command(run))
     changes = dict(option.split("=") for option in options if option != "--set")
     (job,) = jobs_of(find_recipe(name), [int(seed)], changes, tmp_path)
     assert job.config == run.config
-    if WITHOUT_CUTOUT not in run.record.folder.parents:  # whose folders have the names of their time
+    if WITHOUT_CUTOUT not in run.record.folder.parents:  # whose folders are named as by the version that trained them
         assert job.folder.name == run.record.folder.name
 
 
-def test_runs_made_without_cutout_count_in_tables_of_their_own():
+def test_runs_trained_without_cutout_are_in_separate_tables():
     for table in ledger.read().tables:
         for run in (run for runs in table.runs.values() for run in runs.values()):
             is_old = WITHOUT_CUTOUT in run.record.folder.parents
             assert (table.changes == "label_smoothing=0.1, cutout=0") == is_old
 
 
-def test_the_first_measure_of_a_run_is_that_of_its_best_epoch():
+def test_the_validation_result_of_a_run_is_that_of_its_selected_epoch():
     for run in (run for run in finished_runs() if run.status == "done"):
         name = f"validation_{run.config.primary}"
         values = [row[name] for row in run.record.metrics]

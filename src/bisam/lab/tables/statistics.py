@@ -38,6 +38,20 @@ class Difference:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     @property
+    def p_value(self) -> float | None:
+        """Of Student's t test of the pairs; None without pairs or an interval.
+
+        >>> f"{difference({0: 94.2, 1: 94.9, 2: 94.5}, {0: 94.0, 1: 94.7, 2: 94.2}).p_value:.3f}"
+        '0.020'
+        """
+        if self.deviation is None:
+            return None
+        from scipy.stats import t  # slow to import, as below
+
+        pairs = self.runs[0]
+        return float(2 * t.sf(abs(self.mean) / self.deviation * pairs**0.5, pairs - 1))
+
+    @property
     def interval(self) -> str:
         return "" if self.low is None or self.high is None else f"{signed(self.low)} to {signed(self.high)}"
 
@@ -108,6 +122,37 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Differ
     return Difference(mean, low, high, runs, paired=False)
 
 
+def mean_difference(differences: Sequence[Difference]) -> Difference:
+    """The mean over differences of independent pairs, as of the rows of a table, each with its own scatter (Welch's t).
+
+    >>> row = difference({0: 94.2, 1: 94.9, 2: 94.5}, {0: 94.0, 1: 94.7, 2: 94.2})
+    >>> row.interval, mean_difference([row, row]).interval
+    ('+0.09 to +0.38', '+0.17 to +0.30')
+    """
+    mean, pairs = statistics.fmean(one.mean for one in differences), sum(one.runs[0] for one in differences)
+    if any(one.deviation is None for one in differences):
+        return Difference(mean, None, None, (pairs, pairs), paired=True)
+    counts = [one.runs[0] for one in differences]
+    squares = [(one.deviation or 0) ** 2 / one.runs[0] / len(differences) ** 2 for one in differences]
+    low, high = _welch(mean, squares, counts, [one.mean for one in differences])
+    return Difference(mean, low, high, (pairs, pairs), paired=True)
+
+
+def holm(p_values: Sequence[float]) -> list[bool]:
+    """Which of several tests reject with Holm's correction, so that the chance of any false one is at most 5 %.
+
+    >>> holm([0.04, 0.001, 0.03])
+    [False, True, False]
+    """
+    in_order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    rejected = [False] * len(p_values)
+    for rank, place in enumerate(in_order):
+        if p_values[place] > (1 - LEVEL) / (len(p_values) - rank):
+            break
+        rejected[place] = True
+    return rejected
+
+
 class Moments(NamedTuple):
     """Mean and standard deviation over runs, as a table prints them."""
 
@@ -143,11 +188,12 @@ def interval_of_mean(values: Sequence[float]) -> tuple[float, float] | tuple[Non
 
 
 def _welch(
-    mean: float, squares: tuple[float, float], runs: tuple[int, int], values: Sequence[float]
+    mean: float, squares: Sequence[float], runs: Sequence[int], values: Sequence[float]
 ) -> tuple[float, float] | tuple[None, None]:
-    """Of two groups with these squared standard errors."""
+    """Of groups with these squared standard errors, which add up."""
     total = sum(squares)
-    shares = [square / total for square in squares] if total else [1.0, 0.0]  # of tiny ones the squares would be 0
+    # of tiny ones the squares would be 0
+    shares = [square / total for square in squares] if total else [1.0] + [0.0] * (len(squares) - 1)
     freedom = 1 / sum(share**2 / (count - 1) for share, count in zip(shares, runs, strict=True))
     return _interval(mean, total**0.5, freedom, values)
 
