@@ -1,4 +1,4 @@
-"""Chromium for tests of pages: one browser for a module, and pages that note all that they ask for and say."""
+"""Chromium for tests of pages: one browser for a module, and pages that record their requests and messages."""
 
 import os
 import shutil
@@ -17,14 +17,14 @@ ALL_DRAWN = """() => [...document.querySelectorAll('main figure')]
 def chromium():
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as started:
-        sandbox = [] if os.getuid() else ["--no-sandbox"]  # which root has to do without
+        sandbox = [] if os.getuid() else ["--no-sandbox"]  # Chromium has no sandbox for root
         opened = started.chromium.launch(executable_path=BROWSER, args=sandbox)
         yield opened
         opened.close()
 
 
 class Opened:
-    """A page, with all that it asked for and all that it complained about."""
+    """An open page, with the URLs it requested and the messages and errors of its console."""
 
     def __init__(self, browser, path, link="", script="", wait_until="load", **options):
         self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
@@ -43,6 +43,6 @@ class Opened:
         return self.page
 
     def is_quiet(self):
-        """Whether it asked for nothing but itself and said nothing."""
+        """Whether it requested nothing but itself and logged nothing."""
         own = [url for url in self.requests if not url.startswith(("blob:", "data:"))]
         return len(own) == 1 and self.complaints == []

@@ -17,9 +17,9 @@ settings.load_profile("steady")
 
 
 def pytest_generate_tests(metafunc):
-    """Whatever asks for a variant, a base optimizer or a device runs over all there are."""
+    """Tests that take a variant, a base optimizer or a device run over all of them."""
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    known = {
+    values_of = {
         "variant": VARIANTS,
         "closure_variant": WITH_CLOSURE,
         "hand_variant": BY_HAND,
@@ -29,7 +29,7 @@ def pytest_generate_tests(metafunc):
         "captured_base": CAPTURED_BASES,
         "device": devices,
     }
-    for name, values in known.items():
+    for name, values in values_of.items():
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, values)
 

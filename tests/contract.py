@@ -75,7 +75,7 @@ class Contract:
             plain_step(alone, plain.base, x, y)
         assert_identical(tensors(model, optimizer), tensors(alone, plain))
 
-    # The weights come back
+    # The weights are restored
 
     @over_pairs
     def test_the_update_starts_from_the_weights_bitwise_and_in_place(self, pair, device):
@@ -100,7 +100,7 @@ class Contract:
     @pytest.mark.parametrize("failing", ["ascent", "descent"])
     @pytest.mark.parametrize("when", ["forward", "backward"])
     @over_pairs
-    def test_weights_and_state_come_back_bitwise_when_a_pass_raises(self, pair, failing, when):
+    def test_weights_and_state_are_restored_bitwise_when_a_pass_raises(self, pair, failing, when):
         model, optimizer = build(*pair)
         if failing == "ascent" and not optimizer.perturbation.needs_ascent:
             pytest.skip("the variant has no ascent pass")
@@ -130,13 +130,15 @@ class Contract:
         assert optimizer.phase == "ascent"
         assert all(p.requires_grad for p in model.parameters())
         optimizer.minimize(x, y)
-        if optimizer.perturbation.memory is None:  # else it remembers the pass that was lost: its draws, its mean
+        if optimizer.perturbation.memory is None:  # else its memory keeps the failed pass: its draws, its mean
             twin_optimizer.minimize(x, y)
             assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
 
     @pytest.mark.parametrize("missing", ["ascent", "descent"])
     @over_closure_pairs
-    def test_a_parameter_with_a_gradient_in_only_one_pass_is_restored_or_left(self, pair, missing):
+    def test_a_parameter_with_a_gradient_in_one_pass_only_is_restored_and_updated_by_the_descent_alone(
+        self, pair, missing
+    ):
         model, optimizer = build(*pair, net=lambda: nn.ModuleList([mlp(), mlp()]))
         x, y = batch()
         before = [p.detach().clone() for p in model[1].parameters()]
@@ -156,7 +158,7 @@ class Contract:
 
     @pytest.mark.parametrize("failing", ["ascent", "descent"])
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-    def test_weights_come_back_bitwise_when_a_gradient_is_not_finite(self, closure_variant, failing, value):
+    def test_weights_are_restored_bitwise_when_a_gradient_is_not_finite(self, closure_variant, failing, value):
         model, optimizer = build(closure_variant)
         x, y = batch()
         before = [p.detach().clone() for p in model.parameters()]
@@ -175,7 +177,7 @@ class Contract:
         optimizer.step(poisoned)
         assert_identical(at_update, before)
 
-    def test_a_zero_gradient_leaves_the_weights_where_they_are(self, hand_variant):
+    def test_a_zero_gradient_does_not_perturb_the_weights(self, hand_variant):
         model, optimizer = build(hand_variant)
         optimizer.criterion.record(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor(0.0))
         (sum(p.sum() for p in model.parameters()) * 0).backward()
@@ -186,7 +188,7 @@ class Contract:
 
     # Buffers
 
-    def test_buffers_hold_the_first_pass_and_nothing_of_the_second(self, variant, device):
+    def test_buffers_are_updated_by_the_first_pass_only(self, variant, device):
         model, optimizer = build(variant, device=device)
         x, y = batch(device=device)
         once = copy.deepcopy(model)
@@ -201,7 +203,7 @@ class Contract:
     # The three forms
 
     @over_closure_pairs
-    def test_step_and_minimize_are_one_step(self, pair, device):
+    def test_step_with_a_closure_and_minimize_take_the_same_steps(self, pair, device):
         results = []
         for form in ("step", "minimize"):
             model, optimizer = build(*pair, device=device)
@@ -215,7 +217,7 @@ class Contract:
         assert_identical(*results)
 
     @over_hand_pairs
-    def test_the_two_passes_by_hand_are_one_step(self, pair, device):
+    def test_the_two_passes_by_hand_and_minimize_take_the_same_steps(self, pair, device):
         model, optimizer = build(*pair, device=device)
         twin, twin_optimizer = build(*pair, device=device)
         for seed in range(3):
@@ -272,7 +274,7 @@ class Contract:
 
     def test_the_gradients_of_the_ascent_are_freed_before_the_descent(self, closure_variant):
         model, optimizer = build(closure_variant)
-        held, left = [], []
+        held, alive = [], []
         for param in model.parameters():
             param.register_post_accumulate_grad_hook(
                 lambda param: held.append(weakref.ref(param.grad)) if optimizer.phase == "ascent" else None
@@ -280,24 +282,24 @@ class Contract:
 
         def look(*_):
             if optimizer.phase == "descent":
-                left.extend(ref for ref in held if ref() is not None)
+                alive.extend(ref for ref in held if ref() is not None)
 
         model.register_forward_pre_hook(look)
         x, y = batch()
         optimizer.step(closure_of(model, optimizer, x, y))
         assert bool(held) == optimizer.perturbation.needs_ascent
-        assert not left
+        assert not alive
 
     # Checkpoints
 
     @over_pairs
-    def test_the_state_dict_is_the_base_optimizers_and_what_the_variant_remembers(self, pair):
+    def test_the_state_dict_is_that_of_the_base_optimizer_and_the_memory_of_the_variant(self, pair):
         _, optimizer = build(*pair)
         optimizer.minimize(*batch())
         state = optimizer.state_dict()
         memories = [optimizer.perturbation.memory, optimizer.merge.memory]
-        remembers = memories != [None, None] or optimizer.skips_steps
-        assert state.keys() == {"state", "param_groups", "sharpness"} - (set() if remembers else {"sharpness"})
+        has_memory = memories != [None, None] or optimizer.skips_steps
+        assert state.keys() == {"state", "param_groups", "sharpness"} - (set() if has_memory else {"sharpness"})
         assert state["state"].keys() == optimizer.base.state_dict()["state"].keys()
         plain = BASES[pair[1]](mlp().parameters()).state_dict()
         own = set(state["param_groups"][0]) - set(plain["param_groups"][0])
@@ -316,7 +318,7 @@ class Contract:
         for taken_after, file in enumerate(files):
             file.seek(0)
             resumed, resumed_optimizer = build(*pair)
-            resumed_optimizer.minimize(*batch(99))  # elsewhere before it loads
+            resumed_optimizer.minimize(*batch(99))  # so that its state differs before it loads
             resumed_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(resumed_optimizer, steps)
             weights, state, schedule = torch.load(file, weights_only=True)
             resumed.load_state_dict(weights)
@@ -328,7 +330,7 @@ class Contract:
             assert_identical(tensors(resumed, resumed_optimizer), tensors(model, optimizer))
 
     @over_pairs
-    def test_training_goes_over_from_a_checkpoint_of_the_base_optimizer(self, pair):
+    def test_training_continues_from_a_checkpoint_of_the_base_optimizer(self, pair):
         model, optimizer = build(*pair)
         plain_step(model, optimizer.base, *batch())
         plain = BASES[pair[1]](model.parameters())
@@ -342,7 +344,7 @@ class Contract:
         assert optimizer.param_groups[0]["rho"] == optimizer.perturbation.defaults["rho"]
         optimizer.minimize(*batch())
 
-    def test_a_deep_copy_trains_on_independently(self, variant):
+    def test_a_deep_copy_trains_independently(self, variant):
         model, optimizer = build(variant)
         optimizer.minimize(*batch(0))
         twin, twin_optimizer = copy.deepcopy((model, optimizer))
@@ -354,7 +356,7 @@ class Contract:
 
     # Parameter groups and schedulers
 
-    def test_a_group_with_rho_zero_is_left_out_also_of_the_norm(self, hand_variant):
+    def test_a_group_with_rho_zero_is_excluded_from_the_perturbation_and_its_norm(self, hand_variant):
         def two_groups(rho_of_second):
             torch.manual_seed(0)
             model = mlp().double()
@@ -405,7 +407,7 @@ class Contract:
         assert all(a == b for a, b in rates)
         assert len(set(rates)) == 5
 
-    def test_a_scheduler_sees_the_steps_taken_by_hand(self, hand_variant):
+    def test_a_scheduler_on_the_optimizer_counts_steps_taken_by_hand(self, hand_variant):
         model, optimizer = build(hand_variant)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
         x, y = batch()
@@ -419,7 +421,7 @@ class Contract:
     # Accumulation and clipping
 
     @over_pairs
-    def test_parts_run_one_after_the_other_add_up_to_the_batch(self, pair):
+    def test_accumulated_parts_add_up_to_the_batch(self, pair):
         self._check_parts(pair, lambda model, optimizer, x, y: optimizer.minimize(x, y, accumulate=4))
 
     @over_closure_pairs
@@ -460,7 +462,7 @@ class Contract:
     # Random numbers
 
     @pytest.mark.parametrize("same", [False, True])
-    def test_dropout_masks_are_fresh_in_each_pass_unless_asked_to_be_the_same(self, plain_variant, device, same):
+    def test_dropout_masks_differ_between_passes_unless_same_dropout_is_set(self, plain_variant, device, same):
         net = lambda: nn.Sequential(nn.Dropout(0.5), mlp())  # noqa: E731
         model, optimizer = build(plain_variant, net=net, device=device, same_dropout=same)
         masks = []
@@ -524,7 +526,7 @@ class Contract:
         assert_close(list(model.parameters()), list(eager.parameters()), 1e-5)
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-    def test_peak_memory_on_cuda_is_the_base_optimizers_and_one_copy_of_the_weights(self, plain_variant):
+    def test_peak_memory_on_cuda_is_that_of_the_base_optimizer_and_one_copy_of_the_weights(self, plain_variant):
         def peak(step):
             torch.cuda.reset_peak_memory_stats()
             start = torch.cuda.memory_allocated()

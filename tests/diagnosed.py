@@ -1,4 +1,4 @@
-"""What diagnostics are tried on: quadratics, whose closed forms are known, and every call, for what they share."""
+"""What diagnostics are tested on: quadratics, whose closed forms are known, and a call of every diagnostic."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ class Weights(nn.Module):
 
 
 class Quadratic:
-    """L = ½ wᵀ A w + bᵀ w; remembers the weights at which it was asked."""
+    """L = ½ wᵀ A w + bᵀ w; records the weights at which it was evaluated."""
 
     def __init__(self, matrix, linear):
         self.matrix, self.linear, self.seen = matrix, linear, []

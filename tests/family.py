@@ -1,4 +1,4 @@
-"""Who is tested: variants, base optimizers, the pairs of them that tests run on, and the nets and batches."""
+"""What is tested: variants, base optimizers, the pairs of them that tests run on, and the nets and batches."""
 
 import re
 from pathlib import Path
@@ -69,10 +69,10 @@ def kind_of(variant: str) -> str:
     return named.get(base, base)
 
 
-# What can be asked of whom: some need to see the batch, some need to run the passes themselves.
+# The forms of a step that a variant supports: some need to see the batch, some need to run the passes themselves.
 WITH_CLOSURE = [name for name in VARIANTS if kind_of(name) not in ("ESAM", "KSAM", "mSAM")]
 BY_HAND = [name for name in VARIANTS if kind_of(name) in ("SAM", "ASAM", "FriendlySAM", "VaSSO", "FisherSAM")]
-ALIKE_WHEN_CAPTURED = [name for name in VARIANTS if kind_of(name) != "ESAM"]  # which draws on the device then
+ALIKE_WHEN_CAPTURED = [name for name in VARIANTS if kind_of(name) != "ESAM"]  # ESAM draws on the device then
 WITHOUT_MEMORY = [name for name in VARIANTS if kind_of(name) in ("SAM", "ASAM", "FisherSAM")]
 
 
@@ -94,7 +94,7 @@ BASES = {
     "Muon and AdamW": muon_and_adamw,
 }
 
-CAPTURED_BASES = [name for name in BASES if "Muon" not in name]  # which reads its learning rate on the host
+CAPTURED_BASES = [name for name in BASES if "Muon" not in name]  # Muon reads its learning rate on the host
 
 # Each kind with cross entropy and with one of the bounds in turn. What is promised of a composition does not depend on
 # which bound it is; every kind agrees with its reference under each of them.
@@ -271,7 +271,7 @@ class WithScalar(nn.Module):
 
 
 class Skipping(nn.Module):
-    """With a layer that some steps leave out, and one that none uses."""
+    """With a layer that some steps skip, and one that is never used."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Real processes that are forked from a server: what it has imported once, they share.
+"""Real processes, forked from a server whose imports they share.
 
 Importing takes longer than most of what a test runs. The server is multiprocessing's; `context()` starts processes from
 it, and `Process` runs a command in one as `python -m` or `python file.py` would.
@@ -48,7 +48,7 @@ def context():
 
 
 class Process:
-    """A command under way, with the names of subprocess.Popen; `stdout` and `stderr` are the text so far.
+    """A running command, with the interface of subprocess.Popen; `stdout` and `stderr` are the text so far.
 
     The command is a path of a file, the name of a module such as bisam, or a function that can be imported; and its
     arguments. With a file for `stdout`, the process writes there.

@@ -17,7 +17,7 @@ import forked
 
 RANKS = 2
 LIMIT, GRACE = 600, 60
-"""Seconds that a function may take, and that others may run on when one has failed: they may wait for it for ever.
+"""Seconds that a function may take, and that the other rank may still run after one has failed: it may wait for ever.
 
 Limits end a hang. Both are more than ten times what it takes on an idle machine."""
 
@@ -73,7 +73,7 @@ _pool: _Pool | None = None
 
 
 def run(function, *args) -> list:
-    """What function(*args) returns on each rank. It must be importable: the processes are others."""
+    """What function(*args) returns on each rank. It must be importable: it runs in other processes."""
     global _pool
     if _pool is None or _pool.module != function.__module__:
         _close()

@@ -77,7 +77,7 @@ VARIANTS = {
 }
 
 
-# The other variants. `ascent` is any of the three objectives; each step is given a dict to remember things in.
+# The other variants. `ascent` is any of the three objectives; each step is given a dict for its memory.
 
 
 def each(objective, logits: Tensor, labels: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def dot(a: list[Tensor], b: list[Tensor]) -> float:
 
 @contextmanager
 def without_trace(model: nn.Module):
-    """Buffers afterwards as before."""
+    """Restores the buffers afterwards."""
     buffers = [b.clone() for b in model.buffers()]
     yield
     for b, saved in zip(model.buffers(), buffers, strict=True):
@@ -103,7 +103,7 @@ def without_trace(model: nn.Module):
 
 @contextmanager
 def moved(model: nn.Module, epsilon: list[Tensor]):
-    """At w + ε; weights and buffers afterwards as before."""
+    """At w + ε; restores weights and buffers afterwards."""
     weights = [p.detach().clone() for p in model.parameters()]
     with without_trace(model):
         for p, w, e in zip(model.parameters(), weights, epsilon, strict=True):

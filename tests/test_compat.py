@@ -1,4 +1,4 @@
-"""`bisam.compat.SAM` against the two-step class as it is usually written, written here once more."""
+"""`bisam.compat.SAM` against the usual two-step class, which is written out here."""
 
 import io
 
@@ -129,7 +129,7 @@ def test_defaults_are_those_of_the_usual_class():
     assert all(p.grad is not None for p in model.parameters())  # zero_grad=True clears them
 
 
-def test_misuse_is_loud():
+def test_misuse_raises_with_an_explanation():
     model = mlp()
     with pytest.raises(TypeError, match=r"must be a class such as torch.optim.SGD, got an instance of SGD"):
         SAM(model.parameters(), torch.optim.SGD(model.parameters(), lr=0.1))
@@ -144,7 +144,7 @@ def test_misuse_is_loud():
         SAM(model.parameters(), torch.optim.SGD, rho=-1, lr=0.1)
 
 
-def test_weights_come_back_when_the_closure_raises():
+def test_weights_are_restored_when_the_closure_raises():
     model = mlp()
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
     before = [p.detach().clone() for p in model.parameters()]
@@ -198,7 +198,7 @@ def test_a_captured_step_runs_both_passes():
     assert_identical(*trained)
 
 
-def test_the_closure_has_gradients_where_the_caller_has_none():
+def test_the_closure_runs_with_gradients_enabled_under_no_grad():
     """As in frameworks that call step() under torch.no_grad()."""
     x, y = batch()
     trained = []
@@ -213,7 +213,7 @@ def test_the_closure_has_gradients_where_the_caller_has_none():
     assert_identical(*trained)
 
 
-def test_an_overflow_is_skipped_with_a_scaler_and_batch_norm_counts_once_with_a_model():
+def test_a_scaler_skips_an_overflow_and_batch_norm_counts_each_step_once():
     x, y = batch()
     model = ConvNet()
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
@@ -231,7 +231,7 @@ def test_an_overflow_is_skipped_with_a_scaler_and_batch_norm_counts_once_with_a_
     assert {m.num_batches_tracked.item() for m in model.modules() if hasattr(m, "num_batches_tracked")} == {2}
 
 
-def test_a_scaler_that_steps_by_itself_is_refused_unless_both_passes_have_run():
+def test_scaler_step_is_refused_unless_both_passes_have_run():
     x, y = batch()
     model = mlp()
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
@@ -254,7 +254,7 @@ def test_a_scaler_that_steps_by_itself_is_refused_unless_both_passes_have_run():
     assert not all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
-def test_a_step_inside_of_another_optimizer_s_step_may_run_under_that_one_s_scaler():
+def test_a_step_inside_another_optimizers_step_may_run_under_that_optimizers_scaler():
     x, y = batch()
     model, other = mlp(), mlp()
     optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -270,7 +270,7 @@ def test_a_step_inside_of_another_optimizer_s_step_may_run_under_that_one_s_scal
     assert not all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
-def test_a_scaler_steps_by_itself_after_both_passes():
+def test_scaler_step_works_after_both_passes():
     x, y = batch()
     found = {}
     for enabled in (True, False):
@@ -290,7 +290,7 @@ def test_a_scaler_steps_by_itself_after_both_passes():
     assert_close(found[True], found[False], 1e-12)
 
 
-def test_a_dict_of_several_states_is_refused_as_by_every_optimizer():
+def test_a_dict_that_is_not_an_optimizer_state_is_refused():
     model = mlp()
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
     with pytest.raises(ValueError, match=r"several parts give the optimizer's"):

@@ -36,7 +36,7 @@ def test_every_snippet_runs_and_trains(code, tmp_path):
     base = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = bisam.BiSAM(base, model)
     if "bisam.BiSAM(base" in code or "bisam.SAM(base" in code:
-        base = torch.optim.SGD(model.parameters(), lr=0.1)  # one that is not taken yet
+        base = torch.optim.SGD(model.parameters(), lr=0.1)  # a base optimizer can be wrapped only once
     names = {
         "torch": torch, "bisam": bisam, "model": model, "base": base, "optimizer": optimizer, "x": x, "y": y,
         "loader": [batch(0), batch(1)], "validation_loader": [batch(2)],
@@ -73,7 +73,7 @@ def test_the_recipe_of_sam_on_perturbs_the_normalisation_layers_and_nothing_else
     assert torch.tensor([*perturbed.values()]).norm().item() == pytest.approx(0.5, rel=1e-5)
 
 
-def test_links_between_pages_lead_somewhere():
+def test_links_between_pages_point_to_existing_files():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             built = target == "report.html"  # by make site, which checks the links of its pages too
@@ -87,7 +87,7 @@ def tables(monkeypatch):
     return importlib.import_module("tables")
 
 
-def test_tables_of_the_docs_are_what_docstrings_and_measurements_make_them(tables):
+def test_tables_of_the_docs_are_up_to_date_with_docstrings_and_measurements(tables):
     for path in tables.PAGES:
         assert tables.page(path) == path.read_text(), f"run make docs: {path.name} is not up to date"
     assert {cls.__name__ for cls in tables.family()} == set(tables.GAINS)
@@ -104,7 +104,7 @@ def test_a_block_that_no_table_writes_and_a_table_without_a_block_are_refused(te
     assert tables.page(page) == "before\n<!-- kept -->\nnew\n<!-- end -->\nafter\n"
 
 
-def test_the_sentence_about_a_resumed_run_is_that_of_its_records(tables, monkeypatch):
+def test_the_sentence_about_a_resumed_run_follows_its_records(tables, monkeypatch):
     assert "had the same losses" in tables.lab_on_a_gpu()
     assert "the weights were equal bit for bit" in tables.lab_on_a_gpu()
     monkeypatch.setattr(tables, "_learnt", lambda record: record.folder)
@@ -113,13 +113,13 @@ def test_the_sentence_about_a_resumed_run_is_that_of_its_records(tables, monkeyp
     assert "the weights were not equal" in tables.lab_on_a_gpu()
 
 
-def test_every_public_name_is_on_the_page_of_names():
+def test_every_public_name_is_on_the_api_page():
     shown = set(re.findall(r"^(?:::: | +heading: )bisam\.(\S+)", (ROOT / "docs/api.md").read_text(), re.MULTILINE))
     shown -= {"capture.steps.capture"}  # `bisam.capture` names the package too, so its page has the full path
     assert shown == {*bisam.__all__, *(f"diagnostics.{name}" for name in bisam.diagnostics.__all__), "compat.SAM"}
 
 
-def test_every_variant_says_where_its_other_options_are():
+def test_the_docstring_of_every_variant_refers_to_the_shared_options():
     from bisam import variants
 
     family = [value for value in vars(variants).values() if getattr(value, "__module__", "") == variants.__name__]
@@ -144,4 +144,4 @@ def test_the_figures_of_the_docs_are_up_to_date(name, tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["figure", *FIGURES[name], "--out", str(drawn)])
     assert done.exit_code == 0, done.output
     shown, made = (re.sub(r"clip\d+", "clip", path.read_text()) for path in (ROOT / f"docs/images/{name}.svg", drawn))
-    assert shown == made  # but for numbers that go on from one drawing of a process to the next
+    assert shown == made  # but for numbers that continue from one drawing of a process to the next

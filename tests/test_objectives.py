@@ -18,7 +18,7 @@ finite = st.floats(-1e4, 1e4, allow_nan=False)
 
 
 def cube_root_bound(x):
-    """A φ of one's own: below the step, and neither of the paper's."""
+    """A custom φ: below the step, and neither of the paper's."""
     return -F.softplus(-x) / 3
 
 
@@ -39,7 +39,7 @@ def test_phi_never_exceeds_the_zero_one_step(phi, x):
 
 
 @pytest.mark.parametrize("phi", PHIS)
-def test_phi_touches_the_step_at_zero_from_below_and_rises(phi):
+def test_phi_is_zero_at_zero_and_increasing(phi):
     x = torch.linspace(-50, 20, 1001, dtype=torch.float64)
     values = PHIS[phi](x)
     assert abs(PHIS[phi](torch.zeros((), dtype=torch.float64)).item()) < FLOAT64_EPS
@@ -82,7 +82,7 @@ def test_q_minus_log_k_over_mu_never_exceeds_the_zero_one_error(seed, classes, m
 
 
 @given(seed=st.integers(0, 10_000), classes=st.integers(2, 20), dtype=st.sampled_from([torch.bfloat16, torch.float64]))
-def test_right_is_the_first_of_the_likeliest_classes(seed, classes, dtype):
+def test_the_predicted_class_is_the_first_of_the_most_likely_ones(seed, classes, dtype):
     logits, labels = random_problem(seed, classes, samples=50)
     logits = (logits * 2).round().to(dtype)  # many ties
     expected = [row.index(max(row)) == label for row, label in zip(logits.tolist(), labels.tolist(), strict=True)]
@@ -90,7 +90,7 @@ def test_right_is_the_first_of_the_likeliest_classes(seed, classes, dtype):
     assert zero_one_error(logits, labels).item() == pytest.approx(expected.count(False) / 50)
 
 
-def test_equal_logits_are_right_once_and_nan_never():
+def test_equal_logits_are_correct_for_one_class_and_nan_logits_for_none():
     labels = torch.arange(5)
     assert objectives.correct(torch.zeros(5, 5), labels).sum() == 1
     assert not objectives.correct(torch.full((5, 5), float("nan")), labels).any()
@@ -99,12 +99,12 @@ def test_equal_logits_are_right_once_and_nan_never():
     assert not objectives.correct(one_nan, labels).any()
 
 
-def test_a_label_that_is_no_class_is_an_error_and_no_mistake():
+def test_a_label_out_of_range_raises_and_does_not_count_as_wrong():
     with pytest.raises(IndexError, match="labels must lie in 0 … 4, for logits of 5 classes; got labels from 5 to 5"):
         zero_one_error(torch.zeros(1, 5), torch.tensor([5]))
 
 
-def test_the_bound_becomes_tight_as_mu_grows_for_confident_mistakes():
+def test_the_bound_is_tight_for_a_confident_mistake_at_large_mu():
     logits = torch.tensor([[0.0, 1e4, 0.0]], dtype=torch.float64)
     wrong = torch.tensor([0])
     assert bound(logits, wrong, phi="tanh", mu=1e5).item() == pytest.approx(1.0, abs=1e-4)
@@ -241,7 +241,7 @@ def test_one_hot_probabilities_are_class_indices():
     torch.testing.assert_close(bound(logits, F.one_hot(y, 5).float()), bound(logits, y))
 
 
-def test_cross_entropy_is_torchs_value_for_value():
+def test_cross_entropy_equals_that_of_torch_exactly():
     logits, y = torch.randn(8, 5), torch.randint(5, (8,))
     assert torch.equal(CrossEntropy(label_smoothing=0.1)(logits, y), F.cross_entropy(logits, y, label_smoothing=0.1))
     assert torch.equal(CrossEntropy()(logits, y.int()), F.cross_entropy(logits, y))
@@ -261,7 +261,7 @@ def test_value_and_gradient_are_finite_for_extreme_and_for_equal_logits(phi, dty
     assert extreme.grad.isfinite().all()
 
 
-def test_log_still_pulls_at_a_confidently_right_sample_where_tanh_has_given_up():
+def test_at_a_confidently_correct_sample_log_has_a_gradient_and_that_of_tanh_vanishes():
     gradients = {}
     for phi in PHIS:
         logits = torch.tensor([[1e3, 0.0]], dtype=torch.float64, requires_grad=True)
@@ -364,7 +364,7 @@ def test_mu_and_alpha_must_be_positive(value):
         LowerBound("tanh", alpha=value)
 
 
-def test_unknown_choices_are_named():
+def test_invalid_options_are_explained():
     with pytest.raises(ValueError, match='phi must be "log", "tanh" or a callable, got \'-log\''):
         LowerBound("-log")
     with pytest.raises(ValueError, match="reduction must be"):
@@ -395,7 +395,7 @@ def test_with_probabilities_the_bound_is_below_the_error_of_labels_drawn_from_th
     assert bound(logits, p, phi=phi, mu=mu, weight=weight if weighted else None) <= expected_error + 1e-6
 
 
-def test_no_class_index_ignores_probabilities():
+def test_ignore_index_does_not_apply_to_probabilities():
     logits, p = torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([[0.9, 0.1], [0.1, 0.9]])
     assert zero_one_error(logits, p, ignore_index=0).item() == 0.5
 
@@ -407,7 +407,7 @@ def test_class_weights_count_for_probabilities_as_for_indices():
         torch.testing.assert_close(function(logits, one_hot, weight=weight), function(logits, y, weight=weight))
 
 
-def test_what_is_not_a_tensor_is_named():
+def test_arguments_that_are_not_tensors_are_refused_with_their_type():
     for function in (lower_bound, bound, zero_one_error, CrossEntropy()):
         with pytest.raises(TypeError, match=r"logits must be a tensor, got tuple.*in a closure for step\(\)"):
             function((torch.zeros(2, 3), None), torch.tensor([0, 1]))
@@ -416,7 +416,7 @@ def test_what_is_not_a_tensor_is_named():
 
 
 @pytest.mark.parametrize("objective", [CrossEntropy(), LowerBound()])
-def test_a_label_outside_that_may_mark_what_to_ignore_names_the_option(objective):
+def test_an_out_of_range_label_that_may_mark_ignored_samples_names_ignore_index(objective):
     target = torch.tensor([[0, 1], [2, 255]])
     with pytest.raises(IndexError, match=r"If 255 marks labels to ignore.*CrossEntropyLoss\(ignore_index=255\)"):
         objective(torch.randn(2, 3, 2), target)

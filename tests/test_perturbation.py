@@ -10,7 +10,7 @@ from family import VARIANTS, assert_close, batch, build, kind_of, mlp
 
 
 def epsilon_of(model, optimizer, x, y):
-    """ε as the weights show it, and the ascent gradient that it came from."""
+    """ε as measured on the weights, the ascent gradient, and the weights before."""
     before = [p.detach().clone() for p in model.parameters()]
     optimizer.criterion(model(x), y).backward()
     gradients = [p.grad.clone() for p in model.parameters()]
@@ -38,7 +38,7 @@ def test_perturbation_has_length_rho_in_its_own_norm(plain_variant, rho):
     assert_close(epsilon, [rho * s * s * g / norm for g, s in zip(gradients, t, strict=True)], 1e-12)
 
 
-def test_each_group_chooses_for_itself_whether_it_is_adaptive():
+def test_each_group_has_its_own_option_adaptive():
     torch.manual_seed(0)
     model = mlp().double()
     vectors = [p for p in model.parameters() if p.dim() == 1]
@@ -63,7 +63,7 @@ def test_each_group_has_its_own_rho_and_all_share_one_norm():
 
 @pytest.mark.parametrize("gradient", [1e-40, 1e-38, 3e25])
 @pytest.mark.parametrize("kind", [SAM, FisherSAM])
-def test_one_gradient_at_the_ends_of_float32_gives_a_finite_perturbation(kind, gradient):
+def test_a_gradient_near_the_limits_of_float32_gives_a_finite_perturbation(kind, gradient):
     weight = nn.Parameter(torch.ones(1))
     optimizer = kind(torch.optim.SGD([weight], lr=0.1), rho=5.0)
     weight.grad = torch.full((1,), gradient)
@@ -114,7 +114,7 @@ def test_a_ball_in_the_fisher_metric_is_narrow_where_gradients_are_large():
     assert (weight[0] / weight[1]).item() == pytest.approx(10.0, rel=1e-4)  # ε is 1/(η g), but for the norm
 
 
-def test_each_group_has_its_own_eta_of_the_fisher_metric_and_zero_is_round():
+def test_each_group_has_its_own_eta_of_the_fisher_metric_and_eta_zero_is_a_round_ball():
     torch.manual_seed(0)
     model = mlp().double()
     eta = torch.tensor(3.0)
@@ -175,5 +175,5 @@ def test_rho_and_eta_must_be_non_negative_and_finite(name, value):
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
 
 
-def test_the_family_is_what_the_tests_run_over():
+def test_the_tested_variants_include_those_of_the_paper():
     assert set(VARIANTS) >= {"SAM", "ASAM", "BiSAM(log)", "BiSAM(tanh)", "ABiSAM(log)", "ABiSAM(tanh)"}

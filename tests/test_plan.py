@@ -14,7 +14,7 @@ def test_parts_cover_the_batch_in_order(pieces, sizes):
     assert torch.equal(torch.cat([part.y for part in parts]), batch.y)
 
 
-def test_what_is_not_per_sample_goes_to_every_part():
+def test_inputs_that_are_not_per_sample_are_passed_to_every_part():
     x = {"words": torch.arange(4), "nested": (torch.arange(4), torch.tensor(7)), "flag": True}
     for part in Batch(x, torch.arange(4)).split(2):
         assert len(part.x["words"]) == len(part.x["nested"][0]) == 2
@@ -22,13 +22,13 @@ def test_what_is_not_per_sample_goes_to_every_part():
         assert part.x["flag"] is True
 
 
-def test_the_whole_batch_is_handed_on_as_it_is():
+def test_splitting_into_one_part_returns_the_batch_itself():
     batch = Batch(torch.randn(4, 2), torch.arange(4))
     (same,) = batch.split(1)
     assert same is batch
 
 
-def test_plans_choose_by_their_scores():
+def test_plans_choose_the_samples_of_the_largest_rise_or_of_the_highest_loss():
     batch = Batch(torch.arange(4), torch.arange(4))
     before, after = torch.tensor([0.0, 5.0, 1.0, 1.0]), torch.tensor([3.0, 5.0, 3.0, 2.0])
     assert MostSensitive(0.5).for_descent(batch, before, lambda _: after).y.tolist() == [0, 2]
@@ -42,7 +42,7 @@ def test_half_of_a_batch_is_rounded_up(size, kept):
     assert len(HighestLoss(None).for_ascent(batch, lambda part: part.y)) == kept
 
 
-def test_scores_of_samples_with_many_labels_are_their_means():
+def test_the_score_of_a_sample_with_many_labels_is_their_mean():
     logits, target = torch.randn(3, 5, 7), torch.randint(5, (3, 7))
     each = per_sample(torch.nn.CrossEntropyLoss(), logits, target)
     torch.testing.assert_close(each.mean(), torch.nn.functional.cross_entropy(logits, target))

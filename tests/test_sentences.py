@@ -52,6 +52,39 @@ def test_means_differences_and_intervals_are_computed_from_the_files_of_the_runs
     )
 
 
+def test_the_difference_of_a_group_of_rows_is_the_mean_of_theirs(filled):
+    rows = ("noise20", "noise40", "noise60")
+    gaps = [
+        statistics.fmean(a - b for a, b in zip(results("sam", row=row), results("sgd", row=row), strict=True))
+        for row in rows
+    ]
+    assert filled("0", "{above noisy_cifar/sam sgd .2}") == f"{statistics.fmean(gaps):.2f}"
+
+
+def test_pairs_are_counted_and_their_median_and_points_between_two_cells_are_filled_in(filled):
+    sam, sgd = results("sam"), results("sgd")
+    gaps = sorted(a - b for a, b in zip(sgd, sam, strict=True))
+    made = filled(
+        "None, 0, 0",
+        "{pairs_below label_noise/40%/sgd sam}, {median_gap .2}, {between label_noise/40%/sam sgd 0.25 .2}",
+    )
+    quarter = 0.75 * statistics.fmean(sam) + 0.25 * statistics.fmean(sgd)
+    assert made == f"Three, −{abs(gaps[1]):.2f}, {quarter:.2f}"
+
+
+def test_what_a_choice_by_clean_labels_may_gain_is_read_off_smoothed_curves(filled):
+    gains = []
+    for seed in range(3):
+        folder = ROOT / f"results/label_noise/noise40-sgd-seed{seed}+compile=True"
+        noisy = [
+            json.loads(line)["validation_accuracy"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+        ]
+        clean = [(accuracy - 40 / 9) / (0.6 - 0.4 / 9) for accuracy in noisy]
+        smooth = [statistics.fmean(clean[max(0, epoch - 5) : epoch + 6]) for epoch in range(len(clean))]
+        gains.append(max(smooth) - smooth[json.loads((folder / "result.json").read_text())["best_epoch"]])
+    assert filled("0", "{lost_by_choice label_noise/40%/sgd .2}") == f"{statistics.fmean(gains):.2f}"
+
+
 def test_an_unsigned_interval_is_positive_and_ascending_and_one_around_zero_keeps_its_signs(filled):
     made = filled("0, 0 to 1", "{below label_noise/40%/sgd sam .0}, {interval .2}").split(", ")[1].split(" to ")
     assert 0 < float(made[0]) < float(made[1])
@@ -177,6 +210,6 @@ def test_every_file_of_sentences_belongs_to_a_page_and_every_number_is_up_to_dat
     assert files
     assert {file.stem for file in files} <= {*pages}
     for file in files:
-        text, known = pages[file.stem].read_text(), sentences.of_page(pages[file.stem])
-        assert known, f"{file.name} is empty"
-        assert sentences.fill(text, known, scripts["ledger"].read()) == text, f"run make docs: {file.stem}"
+        text, filled_in = pages[file.stem].read_text(), sentences.of_page(pages[file.stem])
+        assert filled_in, f"{file.name} is empty"
+        assert sentences.fill(text, filled_in, scripts["ledger"].read()) == text, f"run make docs: {file.stem}"

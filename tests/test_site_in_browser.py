@@ -1,4 +1,4 @@
-"""The site of the docs in a real browser: what a reader sees of tables, code and pictures."""
+"""The site of the docs in a real browser: how tables, code and pictures appear."""
 
 import statistics
 import subprocess
@@ -59,7 +59,7 @@ LONG_LINES = {"results": "bisam fit flowers102"}
 """Code that is longer than a large screen is wide, by page."""
 
 
-def test_tables_and_code_fit_on_a_large_screen_and_names_stay_in_one_piece(opened):
+def test_tables_and_code_fit_on_a_large_screen_and_names_are_not_wrapped(opened):
     for name in names():
         page = opened(name)
         allowed = LONG_LINES.get(name, "\n")
@@ -74,7 +74,7 @@ def test_no_page_is_wider_than_the_screen(screen, opened):
         assert page.evaluate("document.documentElement.scrollWidth") <= SCREENS[screen][0], name
 
 
-def test_rows_of_a_line_are_low_and_a_head_without_words_is_not_shown(opened):
+def test_single_line_rows_are_compact_and_table_heads_without_text_are_hidden(opened):
     page = opened("runs")
     heights = page.eval_on_selector_all("article tbody tr", "rows => rows.map((row) => row.offsetHeight)")
     assert len(heights) > 500
@@ -87,7 +87,7 @@ def test_rows_of_a_line_are_low_and_a_head_without_words_is_not_shown(opened):
     assert ["", False] in heads
 
 
-def test_pictures_are_dark_on_a_dark_page_and_can_be_read_on_a_phone(opened):
+def test_pictures_are_dark_on_a_dark_page_and_keep_a_readable_width_on_a_phone(opened):
     def shown(page):
         style = "images => images.map((one) => [getComputedStyle(one).filter !== 'none', one.clientWidth])"
         return page.eval_on_selector_all("article img[src$='.svg']", style)
@@ -114,7 +114,7 @@ LABELS = """() => {
 
 
 def test_no_label_of_a_picture_is_cut_or_covers_another(browser):
-    """With the wide letters of this system, where pictures are laid out with those of another."""
+    """With the wide letters of this system; the pictures were laid out with those of another."""
     page = browser.new_page()
     for path in sorted((ROOT / "docs/images").glob("*.svg")):
         page.goto(path.as_uri())

@@ -126,7 +126,7 @@ def test_any_variant_becomes_bilevel_with_an_ascent_of_its_own():
     assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
 
 
-def test_defaults_are_the_papers():
+def test_defaults_are_those_of_the_papers():
     radius = {name: build(name)[1].param_groups[0]["rho"] for name in VARIANTS}
     own = {"ASAM": 2.0, "MSAM": 0.3, "FisherSAM": 0.1}
     assert radius == {name: own.get(kind_of(name), 0.05) for name in VARIANTS}
@@ -200,7 +200,7 @@ def test_without_an_ascent_pass_options_of_the_ascent_are_refused():
         optimizer.ascend()
 
 
-def test_weighted_sharpness_of_one_half_is_sam_and_of_zero_the_base_optimizer():
+def test_wsam_of_gamma_one_half_is_sam_and_of_gamma_zero_the_base_optimizer():
     for gamma, other in ((0.5, {"variant": "SAM"}), (0.0, {"variant": "SAM", "rho": 0.0})):
         model, optimizer = build("WSAM", net=mlp, dtype=torch.float64, gamma=gamma)
         twin, twin_optimizer = build(net=mlp, dtype=torch.float64, **other)
@@ -212,7 +212,7 @@ def test_weighted_sharpness_of_one_half_is_sam_and_of_zero_the_base_optimizer():
         build("WSAM", gamma=1)
 
 
-def test_what_goes_around_a_ball_does_not_go_around_another():
+def test_perturbations_that_wrap_a_ball_refuse_to_wrap_another_perturbation():
     outers = (
         lambda inner: MinusMean(inner, 1.0, 0.9),
         lambda inner: AlongMean(inner, 0.9),
@@ -224,7 +224,7 @@ def test_what_goes_around_a_ball_does_not_go_around_another():
 
 
 @pytest.mark.parametrize("name", ["ESAM", "RSAM"])
-def test_a_pickled_optimizer_has_no_generators_of_devices_and_draws_on_as_the_original(name):
+def test_a_pickled_optimizer_has_no_device_generators_and_draws_the_same_numbers_as_the_original(name):
     _, optimizer = build(name, net=mlp)
     optimizer.minimize(*batch())
     assert optimizer.perturbation.generators()
@@ -247,12 +247,12 @@ def forward_backward_flops(optimizer, x, y):
     [
         ("SAM", 1.99, 2.01, 1),
         ("BiSAM(log)", 1.99, 2.01, 1),
-        ("ESAM", 1.4, 1.70, 8),  # which draws its tensors anew in every step
+        ("ESAM", 1.4, 1.70, 8),  # which draws other tensors in every step
         ("EBiSAM(log)", 1.4, 1.70, 8),
         ("KSAM", 1.2, 1.36, 1),
     ],
 )
-def test_counted_work_relative_to_sgd(name, least, most, steps):
+def test_flops_relative_to_sgd_are_in_the_expected_range(name, least, most, steps):
     def net():
         return nn.Sequential(*[nn.Linear(6, 6) for _ in range(40)], nn.Linear(6, 4))
 
@@ -281,7 +281,7 @@ def test_ksam_of_the_whole_batch_is_sam():
         ("periodic", {"every": 1}),
     ],
 )
-def test_each_variant_without_its_own_idea_is_sam(name, options):
+def test_each_variant_with_its_own_effect_switched_off_is_sam(name, options):
     model, optimizer = build(name, dtype=torch.float64, **options)
     twin, twin_optimizer = build("SAM", dtype=torch.float64)
     for seed in range(4):
@@ -324,7 +324,7 @@ def test_steps_between_perturbations_run_one_pass(name, passes):
 
 
 @pytest.mark.parametrize("start", [0, 2])
-def test_batch_statistics_of_a_model_that_was_not_given_are_warned_of_in_the_first_perturbed_step(start):
+def test_batch_norm_of_a_model_that_was_not_given_warns_in_the_first_perturbed_step(start):
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 5))
     optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), start=start)
     closure = closure_of(model, optimizer, torch.randn(8, 6), torch.arange(8) % 5)
@@ -334,7 +334,7 @@ def test_batch_statistics_of_a_model_that_was_not_given_are_warned_of_in_the_fir
         optimizer.step(closure)
 
 
-def test_looksam_remembers_in_the_same_storage_as_ever():
+def test_looksam_keeps_its_memory_in_the_same_storage():
     _, optimizer = build("LookSAM", net=mlp)
     addresses = []
     for seed in range(0, 6, 2):
@@ -354,7 +354,7 @@ def test_rsam_does_not_move_frozen_parameters():
     assert moved == [[False, False, True, True]] * 2
 
 
-def test_gsams_radius_follows_the_learning_rate_and_resumes():
+def test_gsams_radius_follows_the_learning_rate_whose_maximum_is_in_the_state_dict():
     model, optimizer = build("GSAM", net=mlp, rho=0.4, rho_min=0.1, dtype=torch.float64)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=4)
     before, radii = [], []
@@ -373,7 +373,7 @@ def test_gsams_radius_follows_the_learning_rate_and_resumes():
 
 
 @pytest.mark.parametrize("name", ["LookSAM", "FriendlySAM", "VaSSO", "LookSAM(log)"])
-def test_an_overflow_is_not_remembered(name):
+def test_gradients_that_overflow_do_not_enter_the_memory(name):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model, optimizer = build(name, net=mlp, scaler=scaler)
     x, y = batch()
@@ -415,7 +415,7 @@ def test_finite_gradients_of_any_size_give_finite_weights(variant, scale):
     assert all(p.isfinite().all() for p in model.parameters())
     for handle in handles:
         handle.remove()
-    optimizer.minimize(x, y)  # nothing of them is remembered that would spoil a step
+    optimizer.minimize(x, y)  # the memory has nothing of them that would spoil a step
     assert all(p.isfinite().all() for p in model.parameters())
 
 
@@ -439,13 +439,13 @@ def test_finite_gradients_of_any_size_give_finite_weights(variant, scale):
         ("GSAM", {"rho_min": -0.1}, "rho_min must be non-negative and finite, got -0.1"),
     ],
 )
-def test_options_of_variants_that_cannot_be(name, options, message):
+def test_invalid_options_of_variants_are_refused(name, options, message):
     with pytest.raises(ValueError, match=message):
         build(name, **options)
 
 
 @pytest.mark.parametrize("variant_name", ["ESAM", "KSAM", "mSAM"])
-def test_what_needs_the_batch_is_refused_where_it_cannot_be_seen(variant_name):
+def test_variants_that_need_the_batch_refuse_closures_and_passes_by_hand(variant_name):
     model, optimizer = build(variant_name)
     x, y = batch()
     before = tensors(model, optimizer)
@@ -458,7 +458,7 @@ def test_what_needs_the_batch_is_refused_where_it_cannot_be_seen(variant_name):
 
 
 @pytest.mark.parametrize("variant_name", ["GSAM", "LookSAM", "RSAM", "periodic"])
-def test_what_acts_outside_the_two_passes_cannot_be_run_by_hand(variant_name):
+def test_variants_that_act_outside_the_two_passes_cannot_be_run_by_hand(variant_name):
     model, optimizer = build(variant_name, net=mlp)
     model(batch()[0]).sum().backward()
     with pytest.raises(RuntimeError, match=r"ascend\(\) and descend\(\) cannot do between them"):
@@ -486,7 +486,7 @@ def test_a_checkpoint_of_another_variants_memory_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize("name", ["FriendlySAM", "VaSSO", "RSAM"])
-def test_a_checkpoint_of_the_base_alone_begins_a_new_memory(name):
+def test_loading_a_checkpoint_of_the_base_optimizer_alone_resets_the_memory(name):
     model, optimizer = build(name, net=mlp)
     steps(optimizer, range(2))
     twin, fresh = build(name, net=mlp)
@@ -498,7 +498,7 @@ def test_a_checkpoint_of_the_base_alone_begins_a_new_memory(name):
     assert_identical(tensors(model, optimizer), tensors(twin, fresh))
 
 
-def test_training_on_does_not_change_the_checkpoint_that_was_loaded():
+def test_further_training_does_not_change_the_loaded_checkpoint():
     _, optimizer = build("FriendlySAM", net=mlp)
     steps(optimizer, range(2))
     state = copy.deepcopy(optimizer.state_dict())
@@ -522,7 +522,7 @@ def test_a_checkpoint_of_another_ball_is_refused_and_changes_nothing(writer, rea
     model = mlp()
     groups = [{"params": model[0].parameters(), "adaptive": False}, {"params": model[2].parameters()}]
     mixed = bisam.ASAM(torch.optim.SGD(groups, lr=0.1), model).state_dict()
-    for reader in (bisam.SAM, bisam.ASAM):  # some groups round, some adaptive: both may go on
+    for reader in (bisam.SAM, bisam.ASAM):  # some groups round, some adaptive: both may load it
         model = mlp()
         groups = [{"params": layer.parameters()} for layer in (model[0], model[2])]
         optimizer = reader(torch.optim.SGD(groups, lr=0.1), model)
@@ -543,7 +543,7 @@ def test_friendly_sam_agrees_with_the_float64_reference_for_any_sigma(sigma):
 
 
 @pytest.mark.parametrize("name", ["FriendlySAM", "VaSSO"])
-def test_a_mean_begins_with_the_first_gradient_that_is_finite(name):
+def test_the_running_mean_starts_with_the_first_finite_gradient(name):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model, optimizer = build(name, net=mlp, scaler=scaler)
     x, y = batch()
@@ -564,7 +564,7 @@ def test_a_mean_begins_with_the_first_gradient_that_is_finite(name):
     assert_close(means, gradients[0], 1e-6)
 
 
-def test_friendly_sam_without_a_memory_ascends_along_the_change_of_the_gradient():
+def test_friendly_sam_of_decay_zero_ascends_along_the_change_of_the_gradient():
     model, optimizer = build("FriendlySAM", net=mlp, dtype=torch.float64, decay=0.0)
     optimizer.minimize(*batch(0, dtype=torch.float64))
     before = [p.detach().clone() for p in model.parameters()]
@@ -609,8 +609,8 @@ def test_fisher_sam_agrees_with_the_float64_reference_for_any_eta(eta):
     assert_close(tensors(model, optimizer), tensors(twin, other), 1e-10)
 
 
-def test_vasso_begins_the_mean_of_a_parameter_with_its_own_first_gradient():
-    """Also of a layer that the loss did not depend on at first, and whose mean waits while it is left out again."""
+def test_vasso_starts_the_mean_of_a_parameter_with_its_own_first_gradient():
+    """Also of a layer that the loss does not use at first, and whose mean is unchanged while it is skipped again."""
     torch.manual_seed(0)
     model = Skipping()
     optimizer = bisam.VaSSO(torch.optim.SGD(model.parameters(), lr=0.1), model, theta=0.3)
@@ -641,7 +641,7 @@ def test_vasso_keeps_one_copy_of_the_weights_and_allocates_no_more_for_it():
 
 
 @pytest.mark.parametrize("name", ["SAM", "GSAM", "LookSAM", "FriendlySAM", "VaSSO"])
-def test_complex_parameters_are_the_pairs_of_real_numbers_that_they_are(name):
+def test_complex_parameters_train_as_pairs_of_real_numbers(name):
     class Net(nn.Module):
         def __init__(self, paired):
             super().__init__()
@@ -682,7 +682,7 @@ def test_the_extra_pass_of_a_merge_has_the_same_dropout_mask_too(name):
     assert torch.equal(masks[1], masks[2])
 
 
-def test_samples_cannot_be_chosen_by_an_objective_without_a_value_for_each():
+def test_choosing_samples_needs_an_objective_with_a_value_for_each_sample():
     _, optimizer = build("ESAM", net=mlp, descent=lambda logits, y: nn.functional.cross_entropy(logits, y))
     with pytest.raises(ValueError, match="choosing samples needs an objective with a reduction"):
         optimizer.minimize(*batch())
@@ -698,7 +698,7 @@ def test_a_random_start_and_an_adaptive_group_are_refused_together():
         bisam.SharpnessAware(base, perturbation=RandomStart(FisherBall(), 0.01))
 
 
-def test_the_grid_is_complete():
+def test_the_tested_variants_are_all_kinds_with_all_objectives_and_all_named_classes():
     """Every kind with the three objectives, but for one without an ascent, and every named class among them."""
     one_pass = {name for name in VARIANTS if not build(name)[1].perturbation.needs_ascent}
     assert {name for name in VARIANTS if "(" not in name} == {*KINDS} | one_pass
@@ -710,7 +710,7 @@ def test_the_grid_is_complete():
     assert classes | {bisam.SharpnessAware} == {type(build(name)[1]) for name in VARIANTS}
 
 
-def test_scalars_and_unused_parameters_train(variant):
+def test_scalar_parameters_train_and_unused_parameters_are_unchanged(variant):
     model, optimizer = build(variant, net=WithScalar)
     unused = model.unused.weight.detach().clone()
     for seed in range(8):
@@ -724,15 +724,15 @@ def test_scalars_and_unused_parameters_train(variant):
     [
         ({"rho": 0.2}, [0.1, 0.05, 0.0], [0.2, 0.15, 0.1]),  # half of the group's own ρ, not of the constructor's
         ({"rho": 0.2}, [0.0, 0.1, 0.05], [0.1, 0.2, 0.15]),  # a rate that starts at zero
-        ({"rho": 0.2}, [0.01, 0.1, 0.05], [0.2, 0.2, 0.15]),  # a warm-up that nobody announced
-        ({"rho": 0.2, "max_lr": 0.1}, [0.01, 0.1, 0.05], [0.11, 0.2, 0.15]),  # one that a scheduler did
+        ({"rho": 0.2}, [0.01, 0.1, 0.05], [0.2, 0.2, 0.15]),  # a warm-up without an announced maximum
+        ({"rho": 0.2, "max_lr": 0.1}, [0.01, 0.1, 0.05], [0.11, 0.2, 0.15]),  # one whose maximum a scheduler announces
         ({"rho": 0.2, "rho_min": 0.0, "lr_max": 0.2}, [0.1, 0.2], [0.1, 0.2]),
         ({"rho": 0.04, "lr_min": 0.4}, [1.6, 1.0, 0.4, 0.2], [0.04, 0.03, 0.02, 0.02]),  # a schedule that ends above 0
-        ({"rho": 0.2, "lr_min": 0.5}, [0.1, 0.1], [0.1, 0.1]),  # and one that it does not know
+        ({"rho": 0.2, "lr_min": 0.5}, [0.1, 0.1], [0.1, 0.1]),  # an lr_min above every learning rate
     ],
 )
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_gsams_radius_for_every_course_of_the_learning_rate(group, rates, radii, as_tensor):
+def test_gsams_radius_follows_every_kind_of_learning_rate_schedule(group, rates, radii, as_tensor):
     model = mlp()
     first = torch.tensor(rates[0]) if as_tensor else rates[0]
     optimizer = bisam.GSAM(torch.optim.SGD([{"params": model.parameters(), **group}], lr=first), model, rho=0.7)
@@ -771,7 +771,7 @@ def test_a_damaged_memory_is_refused_and_changes_nothing(damage):
     assert str(optimizer.state_dict()) == groups
 
 
-def test_a_look_whose_step_failed_is_forgotten():
+def test_the_scoring_pass_of_a_failed_step_is_discarded():
     model, optimizer = build("KSAM", k=8)
     armed = [True]
 
@@ -784,11 +784,11 @@ def test_a_look_whose_step_failed_is_forgotten():
     with pytest.raises(RuntimeError, match="out of memory"):
         optimizer.minimize(*batch())
     tracked = model.norm.num_batches_tracked.item()
-    optimizer.minimize(*batch(size=8))  # all of them, so nothing is looked at
+    optimizer.minimize(*batch(size=8))  # all samples are used, so none is scored
     assert model.norm.num_batches_tracked == tracked + 1
 
 
-def test_looksam_whose_radius_becomes_zero_is_the_base_optimizer():
+def test_looksam_is_the_base_optimizer_once_its_radius_is_zero():
     model, optimizer = build("LookSAM", every=3, net=mlp)
     steps(optimizer, range(1))
     alone = copy.deepcopy(model)
@@ -836,13 +836,13 @@ def test_a_merge_that_needs_the_gradient_at_w_gets_it_in_any_composition():
     assert_close(seen["at_weights"], list(expected), 1e-12)
 
 
-def test_random_numbers_are_not_those_that_the_weights_were_initialised_with():
+def test_random_numbers_differ_from_those_that_initialised_the_weights():
     torch.manual_seed(7)
     weight = torch.randn(1000)
     assert abs(torch.cosine_similarity(torch.randn(1000, generator=Memory().generator), weight, dim=0)) < 0.2
 
 
-def test_gsam_takes_a_learning_rate_that_was_a_tensor_and_is_a_number_now():
+def test_gsam_accepts_a_learning_rate_that_changes_between_tensor_and_number():
     _, optimizer = build("GSAM", net=mlp)
     for rate in (torch.tensor(0.1), 0.05, torch.tensor(0.02)):
         optimizer.param_groups[0]["lr"] = rate
@@ -851,7 +851,7 @@ def test_gsam_takes_a_learning_rate_that_was_a_tensor_and_is_a_number_now():
 
 
 @pytest.mark.parametrize("name", ["GSAM", "WSAM"])
-def test_a_gradient_that_the_pass_at_the_weights_lacks_counts_as_zero(name):
+def test_a_gradient_missing_in_the_pass_at_the_weights_counts_as_zero(name):
     """As where samples are routed to other experts at w + ε."""
     model, optimizer = build(name, net=lambda: nn.ModuleList([mlp(), mlp()]), dtype=torch.float64)
     x, y = batch(dtype=torch.float64)
@@ -874,7 +874,7 @@ def test_a_gradient_that_the_pass_at_the_weights_lacks_counts_as_zero(name):
     assert_close([torch.cat([p.grad.flatten() for p in params])], [expected], 1e-12)
 
 
-def test_msam_names_what_a_base_optimizer_keeps_in_place_of_a_momentum():
+def test_msam_names_the_state_of_a_base_optimizer_that_keeps_no_momentum():
     class Averaging(torch.optim.SGD):
         def step(self, closure=None):
             for group in self.param_groups:

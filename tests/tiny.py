@@ -1,4 +1,4 @@
-"""The smallest training that is one: a few random images, and somebody who asks to stop."""
+"""The smallest training: a few random images, a tiny network, and a progress that requests a stop."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from bisam.lab.data.sources import InMemory
 from bisam.lab.training.progress import Progress
 
 BATCHES = 4
-"""Of 8 images, in an epoch of `tiny_images`."""
+"""Of 8 images each, in an epoch of `tiny_images`."""
 
 
 def tiny_images(classes=10, tested=10):
@@ -36,8 +36,8 @@ def net_with_dropout(classes):
     return nn.Sequential(nn.Dropout(0.5), net(classes))
 
 
-class Asking(Progress):
-    """Has somebody ask to stop after so many steps, or as soon as a run is finished; never, if neither is given."""
+class StopRequesting(Progress):
+    """Requests a stop after `steps` steps, or as soon as a run is finished; never, if neither is given."""
 
     def __init__(self, steps=None, *, at_finish=False):
         super().__init__()

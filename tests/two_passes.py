@@ -28,7 +28,7 @@ def samples(count=36, dtype=torch.float64):
 
 
 def windows(x, y, size=8, count=2):
-    """The micro-batches of each update: `count` of `size` samples; the last have what is left."""
+    """The micro-batches of each update: `count` of `size` samples; the last update has the rest."""
     batches = list(zip(x.split(size), y.split(size), strict=True))
     return [batches[start : start + count] for start in range(0, len(batches), count)]
 

@@ -1,4 +1,4 @@
-"""A capture that fails names the cause, loses nothing, and leaves torch usable."""
+"""A failed capture names the cause, leaves the weights unchanged, and leaves torch usable."""
 
 import inspect
 import re
@@ -15,7 +15,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 CAPTURING = "operation not permitted when stream is capturing"
 
 
-def test_an_error_of_a_capture_names_the_line_of_the_user():
+def test_an_error_in_a_capture_names_the_line_of_user_code():
     def culprit():
         raise RuntimeError(CAPTURING)
 
@@ -24,7 +24,7 @@ def test_an_error_of_a_capture_names_the_line_of_the_user():
     assert found
 
 
-def test_a_base_optimizer_of_torch_that_reads_on_the_host_is_named_and_no_line_of_the_user():
+def test_an_error_in_a_base_optimizer_of_torch_names_it_and_no_line_of_user_code():
     step = compile(f"raise RuntimeError({CAPTURING!r})", inspect.getsourcefile(torch.optim.SGD), "exec")
     try:
         exec(step)
@@ -34,7 +34,7 @@ def test_a_base_optimizer_of_torch_that_reads_on_the_host_is_named_and_no_line_o
     assert re.search(r"the base optimizer cannot be captured.*sgd.py, line 1.*Use optimizer.minimize, or", str(error))
 
 
-def test_a_replica_on_the_default_stream_has_its_own_explanation():
+def test_an_error_of_a_replica_on_the_default_stream_has_its_own_explanation():
     def depend():
         raise RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing blocking stream")
 
@@ -42,7 +42,7 @@ def test_a_replica_on_the_default_stream_has_its_own_explanation():
     assert "build it inside" not in str(raised_by(depend))
 
 
-def test_other_errors_stay_as_they_are():
+def test_other_errors_keep_their_type():
     def unlike():
         raise ValueError("shapes do not match")
 
@@ -90,7 +90,7 @@ def test_waiting_for_the_device_is_an_error_that_names_the_line(where):
 
 @needs_cuda
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has no Muon")
-def test_muon_reads_its_learning_rate_on_the_host_and_the_error_says_so():
+def test_capturing_muon_is_an_error_that_names_its_file():
     _, optimizer = build(base="Muon and AdamW", net=mlp, device="cuda")
     step = capture(optimizer)
     for seed in range(3):

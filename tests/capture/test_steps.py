@@ -49,10 +49,10 @@ def assert_same(one, other, tolerance=0.0):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-# On a CPU, and wherever a graph cannot be: the eager step.
+# On a CPU, and wherever no graph is possible: the eager step.
 
 
-def test_without_cuda_it_says_so_and_runs_the_eager_step():
+def test_without_cuda_capture_warns_and_runs_the_eager_step():
     model, optimizer = build()
     twin, twin_optimizer = build()
     with pytest.warns(UserWarning, match=r"parameters on a CUDA device, and these are on cpu.*runs eagerly"):
@@ -87,7 +87,7 @@ def changed_buffer(model):
         "a parameter that the optimizer does not have",
     ],
 )
-def test_a_graph_does_not_fit_a_model_that_was_changed(change):
+def test_a_change_of_the_model_changes_the_signature_of_its_graph(change):
     model, optimizer = build(net=ConvNet)
     branch = Branch(optimizer, None, None, None)
     before = branch.signature(batch())
@@ -96,24 +96,24 @@ def test_a_graph_does_not_fit_a_model_that_was_changed(change):
     assert branch.signature(batch()) != before
 
 
-def test_each_kind_of_step_has_a_graph_of_its_own_and_begins_on_the_host():
-    """Of LookSAM: perturbed, between two perturbed ones, and the base optimizer's, which drops what was remembered."""
+def test_each_kind_of_step_has_a_signature_of_its_own():
+    """Of LookSAM: perturbed, between two perturbed ones, and the base optimizer's, which clears the memory."""
     _, optimizer = build("LookSAM", every=3, start=lambda step: step < 2 or step == 4)
-    branch, signatures, remembered = Branch(optimizer, None, None, None), [], []
+    branch, signatures, in_memory = Branch(optimizer, None, None, None), [], []
     for seed in range(6):
         branch.refresh()
         signatures.append(branch.signature(batch(seed)))
         tables = optimizer.merge.memory.tensors.get("orthogonal", {})
-        remembered.append(any(bool(tensor.any()) for tensor in tables.values()))
+        in_memory.append(any(bool(tensor.any()) for tensor in tables.values()))
         branch.run(batch(seed))
     perturbed, between, plain, *_ = kinds = [signature[1].name for signature in signatures]
     assert kinds == ["PERTURBED", "BETWEEN", "PLAIN", "PLAIN", "BETWEEN", "PLAIN"]
     assert len({perturbed, between, plain}) == 3
-    assert remembered == [False, True, False, False, False, False]
+    assert in_memory == [False, True, False, False, False, False]
 
 
 @needs_cuda
-def test_captured_steps_that_a_function_chooses_are_those_of_an_eager_training():
+def test_captured_steps_with_a_start_function_are_those_of_eager_training():
     options = {"every": 3, "start": lambda step: step % 9 < 6}
     eager, eager_optimizer, model, optimizer = twins("LookSAM", **options)
     step = capture(optimizer)
@@ -124,14 +124,14 @@ def test_captured_steps_that_a_function_chooses_are_those_of_an_eager_training()
     assert_same(tensors_of(model, optimizer), tensors_of(eager, eager_optimizer), 1e-5)
 
 
-def test_the_modules_of_a_step_are_those_of_the_model():
+def test_replay_lists_each_module_of_the_model_once():
     model, optimizer = build(net=ConvNet)
     model.again = model.norm  # a module in two places
     assert sorted(map(id, Branch(optimizer, None, None, None).replay.modules())) == sorted(map(id, model.modules()))
 
 
 @pytest.mark.filterwarnings("ignore:a CUDA graph needs")
-def test_a_closure_may_run_the_passes_without_cuda_too():
+def test_without_cuda_a_closure_may_run_the_passes_too():
     model, optimizer = build()
     twin, twin_optimizer = build()
 
@@ -148,7 +148,7 @@ def test_a_closure_may_run_the_passes_without_cuda_too():
 
 
 @pytest.mark.filterwarnings("ignore:a CUDA graph needs")
-def test_several_trainings_without_cuda_are_what_each_is_alone():
+def test_without_cuda_several_trainings_together_equal_each_one_alone():
     names = ["SAM", "BiSAM(log)", "ABiSAM(tanh)"]
     together, alone = [build(name) for name in names], [build(name) for name in names]
     step = capture_together([optimizer for _, optimizer in together])
@@ -160,7 +160,7 @@ def test_several_trainings_without_cuda_are_what_each_is_alone():
 
 
 @pytest.mark.filterwarnings("ignore:a CUDA graph needs")
-def test_a_generator_gives_a_training_random_numbers_that_nobody_else_disturbs(device):
+def test_random_numbers_of_a_given_generator_are_unaffected_by_other_draws(device):
     def train(disturb):
         model, optimizer = build(net=lambda: ConvNet(dropout=0.5), device=device)
         step = capture(optimizer, generator=torch.Generator(device).manual_seed(7))
@@ -174,7 +174,7 @@ def test_a_generator_gives_a_training_random_numbers_that_nobody_else_disturbs(d
 
 
 @pytest.mark.filterwarnings("ignore:a CUDA graph needs")
-def test_a_generator_gives_every_step_dropout_masks_of_its_own():
+def test_with_a_generator_every_step_has_another_dropout_mask():
     model, optimizer = build("SAM", net=lambda: nn.Sequential(nn.Dropout(0.5), mlp()), rho=0.0)
     step = capture(optimizer, generator=torch.Generator().manual_seed(7))
     masks = []
@@ -200,7 +200,7 @@ def test_the_generator_of_a_training_resumes_from_a_checkpoint(device):
 
 
 @pytest.mark.filterwarnings("ignore:a CUDA graph needs")
-def test_sums_of_telemetry_are_kept_inside_of_the_step(device):
+def test_the_function_after_may_sum_up_telemetry_within_the_step(device):
     _, optimizer = build(device=device)
     total, flips = torch.zeros((), device=device), torch.zeros((), dtype=torch.long, device=device)
 
@@ -231,13 +231,13 @@ def test_sums_of_telemetry_are_kept_inside_of_the_step(device):
         (lambda: capture(build()[1], warmup=0), ValueError, "warmup must be at least 1.* got 0"),
     ],
 )
-def test_bad_arguments_are_explained(make, error, message):
+def test_invalid_arguments_are_explained(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
 
 @pytest.mark.filterwarnings("ignore:a CUDA graph needs")
-def test_a_batch_for_each_training_is_asked_for():
+def test_capture_together_needs_one_batch_for_each_training():
     step = capture_together([build()[1], build()[1]])
     with pytest.raises(ValueError, match="2 trainings need as many batches, got 1"):
         step([batch()])
@@ -251,7 +251,7 @@ def test_a_batch_for_each_training_is_asked_for():
         ({"scaler": lambda: torch.amp.GradScaler("cuda")}, "GradScaler decides on the host.*bfloat16"),
     ],
 )
-def test_what_a_graph_cannot_hold_runs_eagerly_and_says_why(options, reason):
+def test_options_that_a_graph_cannot_hold_run_eagerly_with_a_warning(options, reason):
     def made():
         return {name: value() if callable(value) else value for name, value in options.items()}
 
@@ -279,15 +279,15 @@ def test_a_captured_step_is_the_eager_step_of_every_variant(variant_alike_when_c
         torch.testing.assert_close(step(*batch(seed, device="cuda")), expected, rtol=1e-5, atol=1e-6)
     assert step._steps._graphs
     assert_same(tensors_of(model, optimizer), tensors_of(eager, eager_optimizer), 1e-5)
-    told, expected = optimizer.telemetry.as_dict(), eager_optimizer.telemetry.as_dict()
-    assert told.keys() == expected.keys()
+    reported, expected = optimizer.telemetry.as_dict(), eager_optimizer.telemetry.as_dict()
+    assert reported.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(told[name], value, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(reported[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @needs_cuda
 @pytest.mark.parametrize("name", ["SAM", "BiSAM(log)", "LookSAM", "MSAM"])
-def test_late_sharpness_is_captured_as_a_graph_of_plain_steps_and_one_of_perturbed_steps(name):
+def test_plain_steps_before_start_and_perturbed_steps_have_a_graph_each(name):
     options = {"start": 7} if name == "LookSAM" else {"start": 7, "every": 1}
     eager, eager_optimizer, model, optimizer = twins(name, **options)
     step, graphs = capture(optimizer), []
@@ -303,7 +303,7 @@ def test_late_sharpness_is_captured_as_a_graph_of_plain_steps_and_one_of_perturb
 
 @needs_cuda
 @pytest.mark.parametrize("name", ["SAM", "LookSAM"])
-def test_steps_from_the_stop_on_are_captured_as_a_graph_of_their_own(name):
+def test_steps_after_stop_have_a_graph_of_their_own(name):
     eager, eager_optimizer, model, optimizer = twins(name, stop=12)
     step = capture(optimizer)
     for seed in range(20):
@@ -314,8 +314,8 @@ def test_steps_from_the_stop_on_are_captured_as_a_graph_of_their_own(name):
 
 
 @needs_cuda
-def test_a_captured_step_of_esam_takes_an_adaptive_ball():
-    """Whose gradients are settled before they are scaled by 1/β: that factor has to be on the device."""
+def test_a_captured_step_of_esam_with_an_adaptive_ball_equals_the_uncaptured_one():
+    """The gradients are computed before they are scaled by 1/β: that factor has to be on the device."""
     models = []
     for run in (lambda o: capture(o), lambda o: lambda *batch: Branch(o, None, None, None).like_captured(batch)):
         torch.manual_seed(0)
@@ -331,8 +331,8 @@ def test_a_captured_step_of_esam_takes_an_adaptive_ball():
 @needs_cuda
 @pytest.mark.parametrize("efficient", ["ESAM", "EBiSAM(log)", "EBiSAM(tanh)"])
 @pytest.mark.parametrize("ran_before", [False, True])
-def test_a_captured_step_of_esam_chooses_as_one_that_is_not_captured(efficient, ran_before):
-    """Of the same training: an eager `minimize` draws on the host, and other numbers."""
+def test_a_captured_step_of_esam_chooses_as_an_uncaptured_one_of_the_same_training(efficient, ran_before):
+    """`minimize` is no comparison: it draws on the host, and other numbers."""
     _, twin_optimizer, model, optimizer = twins(efficient, net=deep)
     twin = twin_optimizer.model
     if ran_before:
@@ -353,17 +353,17 @@ def deep():
 
 
 @pytest.mark.parametrize("beta", [0.05, 0.5])
-def test_a_step_that_is_to_be_captured_perturbs_the_tensors_that_it_chose_by_rho_over_beta(beta, device):
+def test_a_step_for_capture_perturbs_the_tensors_that_it_chose_by_rho_over_beta(beta, device):
     model, optimizer = build("ESAM", net=deep, rho=0.3, beta=beta, dtype=torch.float64, device=device)
     training, moves = Branch(optimizer, None, None, None), []
     x, y = batch(dtype=torch.float64, device=device)
 
-    def note(*_):
+    def record(*_):
         if optimizer.perturbed and optimizer.phase == "descent" and not torch.is_grad_enabled():
             moves.append([now - before for now, before in zip(model.parameters(), weights, strict=True)])
 
-    optimizer.minimize(x, y)  # chooses on the host, and nothing of its choice is to last
-    model.register_forward_pre_hook(note)
+    optimizer.minimize(x, y)  # chooses on the host, and its choice must not affect the steps below
+    model.register_forward_pre_hook(record)
     for _ in range(30):
         weights = [p.detach().clone() for p in model.parameters()]
         gradient = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
@@ -379,7 +379,7 @@ def test_a_step_that_is_to_be_captured_perturbs_the_tensors_that_it_chose_by_rho
     assert min(map(sum, choices)) >= 1
 
 
-def test_what_a_captured_step_leaves_out_need_not_be_finite():
+def test_gradients_of_tensors_that_a_captured_step_does_not_choose_may_be_infinite():
     params = [nn.Parameter(torch.ones(2)) for _ in range(40)]
     perturbation = RandomTensors(Ball(1.0), beta=0.5)
     for param in params:
@@ -396,7 +396,7 @@ def test_what_a_captured_step_leaves_out_need_not_be_finite():
         torch.testing.assert_close(gradient, torch.full((2,), 2 / norm.item() if keep else 0.0))
 
 
-def test_the_choices_of_a_captured_training_go_on_from_a_checkpoint():
+def test_the_choices_of_a_captured_training_resume_from_a_checkpoint():
     model, optimizer = build("ESAM", net=deep)
     twin, twin_optimizer = build("ESAM", net=deep)
     training = Branch(optimizer, None, None, None)
@@ -432,7 +432,7 @@ def test_a_captured_step_is_the_eager_step_bit_for_bit_with_every_base(captured_
 
 
 @needs_cuda
-def test_every_call_is_one_step_also_that_which_captures():
+def test_every_call_is_one_step_also_the_one_that_captures():
     _, _, model, optimizer = twins()
     counts = []
     optimizer.register_step_post_hook(lambda *_: counts.append(model.norm.num_batches_tracked.item()))
@@ -443,7 +443,7 @@ def test_every_call_is_one_step_also_that_which_captures():
 
 
 @needs_cuda
-def test_dropout_masks_are_fresh_in_every_replay_and_as_in_eager_steps():
+def test_dropout_masks_differ_in_every_replay_and_are_those_of_eager_steps():
     _, eager_optimizer, _, optimizer = twins(net=lambda: ConvNet(dropout=0.5))
     step = capture(optimizer)
     for group in [*optimizer.param_groups, *eager_optimizer.param_groups]:
@@ -457,7 +457,7 @@ def test_dropout_masks_are_fresh_in_every_replay_and_as_in_eager_steps():
 
 
 @needs_cuda
-def test_bf16_autocast_inside_and_outside():
+def test_a_captured_step_under_bf16_autocast_is_the_eager_step():
     eager, eager_optimizer, model, optimizer = twins(autocast=torch.bfloat16)
     step = capture(optimizer)
     for seed in range(8):
@@ -467,7 +467,7 @@ def test_bf16_autocast_inside_and_outside():
 
 
 @needs_cuda
-def test_a_smaller_last_batch_is_handled():
+def test_a_smaller_last_batch_has_a_graph_of_its_own():
     eager, eager_optimizer, model, optimizer = twins()
     step = capture(optimizer)
     for _ in range(3):
@@ -481,7 +481,7 @@ def test_a_smaller_last_batch_is_handled():
 
 
 @needs_cuda
-def test_shapes_without_end_run_eagerly():
+def test_more_shapes_than_the_limit_of_graphs_run_eagerly_with_a_warning():
     _, _, _, optimizer = twins(net=mlp)
     step = capture(optimizer, warmup=1)
     for size in range(4, 4 + MOST_GRAPHS):
@@ -493,7 +493,7 @@ def test_shapes_without_end_run_eagerly():
 
 
 @needs_cuda
-def test_freezing_a_layer_and_eval_mode_and_other_options_are_noticed():
+def test_changes_of_modes_frozen_layers_and_options_take_effect_in_captured_steps():
     eager, eager_optimizer, model, optimizer = twins()
     step = capture(optimizer)
 
@@ -529,7 +529,7 @@ def test_a_checkpoint_of_a_captured_training_resumes_bit_for_bit(name):
 
     _, _, again, again_optimizer = twins(name)
     again_step = capture(again_optimizer)
-    for seed in range(5):  # of which nothing is left
+    for seed in range(5):  # which the checkpoint replaces
         again_step(*batch(seed + 50, device="cuda"))
     file.seek(0)
     saved = torch.load(file, weights_only=True)
@@ -541,24 +541,24 @@ def test_a_checkpoint_of_a_captured_training_resumes_bit_for_bit(name):
 
 
 @needs_cuda
-def test_losses_are_tensors_of_their_own_and_stale_telemetry_is_refused():
+def test_losses_outlive_the_next_step_and_reading_stale_telemetry_is_refused():
     _, _, _, optimizer = twins()
     step = capture(optimizer)
     for seed in range(5):
         step(*batch(seed, device="cuda"))
     first = step(*batch(0, device="cuda"))
-    told, kept = optimizer.telemetry, optimizer.telemetry.loss
+    reported, kept = optimizer.telemetry, optimizer.telemetry.loss
     assert torch.equal(first, kept)
     value = first.item()
     step(*batch(1, device="cuda"))
     assert first.item() == kept.item() == value
     with pytest.raises(RuntimeError, match="earlier captured step"):
-        told.flips  # noqa: B018
+        reported.flips  # noqa: B018
     assert optimizer.telemetry.flips is not None
 
 
 @needs_cuda
-def test_garbage_with_graphs_in_it_does_not_break_a_capture():
+def test_garbage_collection_of_graphs_does_not_break_a_capture():
     class Littering(ConvNet):
         def forward(self, x):
             if torch.cuda.is_current_stream_capturing():
@@ -580,7 +580,7 @@ def test_garbage_with_graphs_in_it_does_not_break_a_capture():
 
 
 @needs_cuda
-def test_too_little_memory_is_a_warning_and_the_eager_step():
+def test_too_little_memory_for_a_capture_warns_and_runs_the_eager_step():
     def net():
         return nn.Sequential(
             nn.Linear(FEATURES, 4096), nn.Tanh(), nn.Linear(4096, 4096), nn.Tanh(), nn.Linear(4096, CLASSES)
@@ -610,7 +610,7 @@ def test_too_little_memory_is_a_warning_and_the_eager_step():
 
 
 @needs_cuda
-def test_a_model_with_a_part_of_another_optimizer_is_not_captured():
+def test_a_model_with_parameters_of_another_optimizer_is_not_captured():
     """After its zero_grad() a graph would write gradients to memory that nothing reads."""
     torch.manual_seed(0)
     model = mlp().cuda()
@@ -628,7 +628,7 @@ def test_a_model_with_a_part_of_another_optimizer_is_not_captured():
 @needs_cuda
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the same
-def test_a_captured_step_over_a_compiled_model():
+def test_a_captured_step_of_a_compiled_model_is_the_eager_step():
     eager, eager_optimizer, model, optimizer = twins(net=mlp)
     model.compile()
     step = capture(optimizer)
@@ -640,7 +640,7 @@ def test_a_captured_step_over_a_compiled_model():
 
 
 @needs_cuda
-def test_trainings_in_one_graph_compute_bit_for_bit_what_they_compute_alone():
+def test_trainings_in_one_graph_equal_each_one_alone_bit_for_bit():
     names = ["SAM", "BiSAM(log)", "ABiSAM(tanh)", "GSAM", "RSAM", "FriendlySAM"]
 
     def make(name):
@@ -667,7 +667,7 @@ def test_trainings_in_one_graph_compute_bit_for_bit_what_they_compute_alone():
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the compiler's own
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the same
-def test_a_training_goes_on_in_a_graph_with_others(compiled):
+def test_a_training_continues_bit_for_bit_when_the_set_of_trainings_in_its_graph_changes(compiled):
     """As when one of several trainings ends, and another takes its place."""
     names = ["SAM", "BiSAM(log)", "BiSAM(tanh)", "SAM"]
     together, alone = [build(name, device="cuda") for name in names], [build(name, device="cuda") for name in names]
@@ -690,7 +690,7 @@ def test_a_training_goes_on_in_a_graph_with_others(compiled):
 
 
 @needs_cuda
-def test_memory_of_a_captured_step_is_the_base_optimizers_and_one_copy_of_the_weights():
+def test_memory_of_a_captured_step_is_that_of_the_base_optimizer_and_one_copy_of_the_weights():
     def net():
         return nn.Sequential(
             nn.Linear(FEATURES, 4096), nn.Tanh(), nn.Linear(4096, 4096), nn.Tanh(), nn.Linear(4096, CLASSES)
@@ -714,7 +714,7 @@ def test_memory_of_a_captured_step_is_the_base_optimizers_and_one_copy_of_the_we
     assert perturbed <= plain + weights * 1.02
 
 
-def test_warnings_are_for_the_caller():
+def test_warnings_point_to_the_line_of_the_caller():
     _, optimizer = build()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -722,8 +722,8 @@ def test_warnings_are_for_the_caller():
     assert seen[0].filename == __file__
 
 
-def test_steps_of_a_captured_training_that_are_not_captured_are_the_eager_steps(variant):
-    """Numbers that it is told by way of tensors are those of the eager step; here on a CPU, so without a graph."""
+def test_uncaptured_steps_of_a_captured_training_are_the_eager_steps(variant):
+    """The numbers that it reads from tensors are those of the eager step; here on a CPU, so without a graph."""
     model, optimizer = build(variant)
     twin, twin_optimizer = build(variant)
     twin_optimizer.param_groups[0].update(fused=True, foreach=False)
@@ -735,13 +735,13 @@ def test_steps_of_a_captured_training_that_are_not_captured_are_the_eager_steps(
         twin_optimizer.minimize(*batch(seed))
         assert optimizer.param_groups[0]["lr"] == 0.1 / (1 + seed)
         assert not optimizer.param_groups[0]["fused"]
-    # what ESAM leaves out is 0 in the norm then, which may round it otherwise
+    # tensors that ESAM does not choose are 0 in the norm then, which may round it otherwise
     tolerance = 1e-6 if kind_of(variant) == "ESAM" else 0.0
     assert_same(tensors_of(model, optimizer), tensors_of(twin, twin_optimizer), tolerance)
 
 
-def test_what_the_base_keeps_gets_the_layout_of_its_weight(device):
-    """As after a file that has lost it: torch's fused update refuses any other on CUDA, and is wrong on a CPU."""
+def test_the_state_of_the_base_optimizer_gets_the_memory_layout_of_its_weight(device):
+    """A file may have lost the layout: torch's fused update refuses any other on CUDA, and is wrong on a CPU."""
 
     def made():
         torch.manual_seed(0)
@@ -805,7 +805,7 @@ def test_a_captured_step_under_data_parallel_records_its_collectives(sharpness):
         step(*(tensor[:2] for tensor in batch(0, device="cuda")))
 
 
-def test_ranks_refuse_a_batch_that_one_of_them_might_run_eagerly():
+def test_ranks_refuse_a_batch_of_another_shape_or_on_the_cpu():
     alike = AlikeOnAllRanks()
     alike.check((torch.zeros(4, 3), torch.zeros(4)), None)
     alike.check((torch.ones(4, 3), torch.ones(4)), None)

@@ -1,4 +1,4 @@
-"""Mistakes in what a diagnostic is given are explained."""
+"""Wrong arguments of diagnostics are explained."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_wrong_numbers_are_explained(wrong, message):
         wrong(mlp(), batch())
 
 
-def test_what_has_no_filters_or_no_classes_is_explained():
+def test_models_without_filters_classes_or_finite_curvature_are_refused():
     with pytest.raises(ValueError, match="two or more dimensions"):
         surface(Weights(torch.ones(3)), DUMMY, objective=lambda w, _: w.sum())
     with pytest.raises(ValueError, match="flips need a classification"):
@@ -68,7 +68,7 @@ def test_what_has_no_filters_or_no_classes_is_explained():
         hessian_eigenvalues(Weights(torch.zeros(3)), DUMMY, objective=lambda w, _: w.abs().pow(1.5).sum())
 
 
-def test_counts_may_be_numpy_s_and_nothing_else_that_is_no_whole_number():
+def test_counts_may_be_numpy_integers_and_must_be_whole_numbers():
     model = mlp()
     expected = sharpness(model, batch(), 0.1, steps=2)
     assert sharpness(model, batch(), 0.1, steps=np.int64(2)) == expected
@@ -79,7 +79,7 @@ def test_counts_may_be_numpy_s_and_nothing_else_that_is_no_whole_number():
 
 
 @every_call
-def test_in_inference_mode_what_needs_gradients_says_so_and_the_rest_is_as_outside(call):
+def test_in_inference_mode_calls_that_need_gradients_are_refused_and_others_unaffected(call):
     model = mlp()
     expected = call(model, batch())
     with torch.inference_mode():

@@ -23,7 +23,7 @@ def test_average_sharpness_of_a_quadratic_is_its_scaled_trace(adaptive):
     assert lengths == pytest.approx([0.5] * 3000)
 
 
-def test_average_sharpness_is_exact_where_every_direction_is_alike():
+def test_average_sharpness_is_exact_if_all_directions_have_the_same_curvature():
     model, loss = (
         Weights(torch.zeros(4, dtype=torch.float64)),
         Quadratic(3 * torch.eye(4).double(), torch.zeros(4).double()),
@@ -34,7 +34,7 @@ def test_average_sharpness_is_exact_where_every_direction_is_alike():
     assert math.isnan(average_sharpness(model, DUMMY, 0.2, samples=1, objective=loss).standard_error)
 
 
-def test_a_loss_that_overflows_is_told_as_it_is():
+def test_a_loss_that_overflows_gives_a_mean_that_is_not_finite():
     model = torch.nn.Linear(2, 2)
     with torch.no_grad():
         model.weight.fill_(1e38)

@@ -36,7 +36,7 @@ def test_eigenvalues_whose_squares_float32_cannot_hold_are_found():
     assert found == pytest.approx([3e25], rel=1e-4)  # float32
 
 
-def test_eigenvalues_come_early_from_a_large_quadratic():
+def test_the_largest_eigenvalues_of_a_large_quadratic_converge_early():
     spectrum = [50.0, 40.0, 30.0, *torch.linspace(1, -45, 297).tolist()]
     model, loss = quadratic(spectrum)
     found = hessian_eigenvalues(model, DUMMY, 3, objective=loss, tolerance=1e-6, iterations=150)
@@ -45,12 +45,12 @@ def test_eigenvalues_come_early_from_a_large_quadratic():
 
 
 @pytest.mark.parametrize(("spectrum", "k"), [([0.0] * 4, 1), ([0.0] * 4, 3), ([5.0, 5.0, 1.0], 2), ([2.0] * 6, 6)])
-def test_eigenvalues_that_repeat_are_counted_where_the_krylov_space_ends(spectrum, k):
+def test_repeated_eigenvalues_are_counted_with_their_multiplicity(spectrum, k):
     model, loss = quadratic(spectrum)
     assert hessian_eigenvalues(model, DUMMY, k, objective=loss) == pytest.approx(spectrum[:k], abs=1e-9)
 
 
-def test_in_float32_the_zeros_of_a_hessian_of_low_rank_are_no_copies_of_its_eigenvalues():
+def test_in_float32_eigenvalues_of_a_low_rank_hessian_are_not_found_twice():
     """With one orthogonalisation, rounding errors bring found directions back, and their eigenvalues again."""
     spectrum = torch.cat([torch.linspace(2, 1, 10), torch.zeros(90)])
     model = Weights(torch.ones(100))
@@ -107,7 +107,7 @@ def test_only_parameters_that_require_gradients_count():
     assert hessian_eigenvalues(model, (x, y), tolerance=1e-8) == pytest.approx([largest], rel=1e-6)
 
 
-def test_tied_weights_move_once():
+def test_tied_weights_count_once():
     model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6, bias=False)).double()
     model[2].weight = model[0].weight
     x, y = batch(dtype=torch.float64)

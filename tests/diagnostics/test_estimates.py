@@ -1,4 +1,4 @@
-"""Means of random samples and their standard errors, by hand."""
+"""Means of random samples and their standard errors, computed by hand."""
 
 import math
 
@@ -19,7 +19,7 @@ def test_one_sample_has_no_standard_error():
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_where_one_sample_is_not_finite_neither_is_the_mean(value):
+def test_if_a_sample_is_not_finite_neither_is_the_mean(value):
     mean, error = estimate([1.0, value, 2.0])
     assert mean == value or (math.isnan(mean) and math.isnan(value))
     assert math.isnan(error)

@@ -1,4 +1,4 @@
-"""Passes over data: batches add up, progress is told, and the model comes back as it was."""
+"""Passes over data: batches add up, progress is reported, and the model is restored."""
 
 from contextlib import nullcontext
 
@@ -15,18 +15,18 @@ from diagnosed import every_call
 from family import ConvNet, batch, mlp
 
 
-def numbers(told):
+def numbers(measured):
     """All numbers in a result, flat."""
-    if isinstance(told, (diagnostics.Sharpness, diagnostics.Surface)):
-        told = list(vars(told).values())
-    if isinstance(told, (list, tuple)):
-        return [number for part in told for number in numbers(part)]
-    assert told is None or type(told) in (int, float)
-    return [] if told is None else [told]
+    if isinstance(measured, (diagnostics.Sharpness, diagnostics.Surface)):
+        measured = list(vars(measured).values())
+    if isinstance(measured, (list, tuple)):
+        return [number for part in measured for number in numbers(part)]
+    assert measured is None or type(measured) in (int, float)
+    return [] if measured is None else [measured]
 
 
 def state_of(model):
-    """Everything that must come back, in bits."""
+    """Everything that must be restored, bit for bit."""
     return (
         {name: tensor.detach().clone() for name, tensor in model.state_dict().items()},
         [(p, p.requires_grad, p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()],
@@ -48,7 +48,7 @@ def assert_unchanged(before, after):
 
 
 def used_net():
-    """Batch statistics, dropout, a frozen parameter, mixed modes, gradients that wait, and a negative zero."""
+    """Batch statistics, dropout, a frozen parameter, mixed modes, gradients of an earlier pass, and a negative zero."""
     model = ConvNet(dropout=0.5)
     model.train()
     nn.functional.cross_entropy(model(batch()[0]), batch()[1]).backward()
@@ -73,7 +73,7 @@ def test_several_batches_equal_one_large_one(call, ignoring):
     assert numbers(apart) == pytest.approx(numbers(whole), rel=1e-7, abs=1e-9)
 
 
-def test_errors_and_flips_are_of_the_samples_that_are_not_ignored():
+def test_errors_and_flips_exclude_ignored_samples():
     model, (x, y) = mlp().double(), batch(size=40, dtype=torch.float64)
     ignored = y.masked_fill(torch.arange(40) % 3 == 0, -100)
     kept = ignored != -100
@@ -82,7 +82,7 @@ def test_errors_and_flips_are_of_the_samples_that_are_not_ignored():
     assert some.flips > 0 < some.error < some.perturbed_error
 
 
-def test_a_sum_is_a_sum_over_all_batches():
+def test_with_a_summed_loss_sharpness_and_eigenvalues_are_sums_over_all_batches():
     model, (x, y) = mlp().double(), batch(dtype=torch.float64)
     summed, mean = nn.CrossEntropyLoss(reduction="sum"), nn.CrossEntropyLoss()
     parts = [(x[:5], y[:5]), (x[5:], y[5:])]
@@ -100,7 +100,7 @@ def test_a_shuffled_loader_gives_the_same_numbers_as_its_batches():
     assert numbers(sharpness(model, loader, 0.5)) == pytest.approx(numbers(sharpness(model, (x, y), 0.5)), rel=1e-9)
 
 
-def test_data_that_changes_between_passes_has_no_flips():
+def test_data_whose_order_changes_between_passes_are_refused():
     x, y = batch(size=32)
     generator = torch.Generator().manual_seed(0)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 8, shuffle=True, generator=generator)
@@ -108,7 +108,7 @@ def test_data_that_changes_between_passes_has_no_flips():
         sharpness(mlp(), loader, 0.5)
 
 
-def test_inputs_may_be_tuples_and_dicts_and_outputs_have_logits():
+def test_inputs_may_be_tuples_or_dicts_and_outputs_may_have_logits():
     class Output:
         def __init__(self, logits):
             self.logits = logits
@@ -128,18 +128,18 @@ def test_inputs_may_be_tuples_and_dicts_and_outputs_have_logits():
 
 
 @pytest.mark.parametrize(("row", "are_labels"), [([0.5, 0.495], True), ([0.5, 0.45], False), ([1.5, -0.5], False)])
-def test_numbers_are_probabilities_if_they_are_not_negative_and_add_up_to_one(row, are_labels):
+def test_targets_are_probabilities_if_they_are_not_negative_and_sum_to_one(row, are_labels):
     logits, target = torch.randn(3, 2), torch.tensor([row] * 3)
     assert is_classification([nn.CrossEntropyLoss()], logits, target) == are_labels
 
 
-def test_probabilities_are_labels_and_regression_has_no_errors():
+def test_probabilities_count_as_labels_and_a_regression_has_no_errors():
     model, (x, y) = mlp(), batch()
     soft = nn.functional.one_hot(y, 4).float() * 0.8 + 0.05
     assert sharpness(model, (x, soft), 1.0).error == sharpness(model, (x, y), 1.0).error
-    told = sharpness(model, (x, torch.randn(16, 4)), 1.0, objective=nn.MSELoss())
-    assert told.error is None
-    assert told.value > 0
+    measured = sharpness(model, (x, torch.randn(16, 4)), 1.0, objective=nn.MSELoss())
+    assert measured.error is None
+    assert measured.value > 0
     assert surface(model, (x, torch.randn(16, 4)), points=2, objective=nn.MSELoss()).errors is None
 
 
@@ -160,7 +160,7 @@ def test_recurrent_nets_are_evaluated_and_differentiated_on_the_models_device(ca
 
 @every_call
 @pytest.mark.parametrize("sized", [True, False])
-def test_progress_grows_to_the_end(call, sized):
+def test_progress_increases_up_to_its_total(call, sized):
     class Unsized:
         def __iter__(self):
             return iter([batch(0), batch(1)])
@@ -172,7 +172,7 @@ def test_progress_grows_to_the_end(call, sized):
     assert set(totals) == {done[-1]}
 
 
-def test_a_parameter_that_the_loss_does_not_use_changes_no_number():
+def test_a_parameter_that_the_loss_does_not_use_changes_no_result():
     class Idle(nn.Module):
         def __init__(self, net):
             super().__init__()
@@ -189,12 +189,12 @@ def test_a_parameter_that_the_loss_does_not_use_changes_no_number():
     assert ours == pytest.approx(theirs)
 
 
-# What comes back.
+# What is restored.
 
 
 @every_call
 @pytest.mark.parametrize("train_mode", [False, True])
-def test_the_model_comes_back_bit_for_bit(call, train_mode):
+def test_the_model_is_restored_bit_for_bit(call, train_mode):
     model = used_net()
     before = state_of(model)
     call(model, [batch(0), batch(1)], train_mode=train_mode)
@@ -204,7 +204,7 @@ def test_the_model_comes_back_bit_for_bit(call, train_mode):
 
 @every_call
 @pytest.mark.parametrize("calls", [0, 1, 2])
-def test_the_model_comes_back_when_something_raises(call, calls):
+def test_the_model_is_restored_after_an_exception(call, calls):
     model, left = used_net(), calls
 
     def objective(output, target):
@@ -221,7 +221,7 @@ def test_the_model_comes_back_when_something_raises(call, calls):
 
 
 @every_call
-def test_a_graph_that_waits_for_its_backward_pass_still_has_its_weights(call):
+def test_a_backward_pass_works_after_a_call_between_it_and_its_forward_pass(call):
     model, (x, y) = mlp(), batch()
     loss = nn.functional.cross_entropy(model(x), y)
     expected = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
@@ -252,26 +252,26 @@ def test_evaluation_is_the_default_and_train_mode_has_batch_statistics():
     assert evaluated.loss != trained.loss
 
 
-def test_an_optimizers_criterion_may_be_the_objective_and_its_telemetry_stays():
+def test_an_optimizers_criterion_may_be_the_objective_and_its_telemetry_is_unchanged():
     model, (x, y) = mlp(), batch()
     optimizer = bisam.BiSAM(torch.optim.SGD(model.parameters(), lr=0.0), model, rho=0.1)
     optimizer.minimize(x, y)
     flips_of_step, telemetry = optimizer.telemetry.flips.item(), optimizer.telemetry
-    told = sharpness(model, (x, y), 0.1, objective=optimizer.criterion, ascent=optimizer.criterion)
-    assert told == sharpness(model, (x, y), 0.1, ascent=bisam.LowerBound())
+    measured = sharpness(model, (x, y), 0.1, objective=optimizer.criterion, ascent=optimizer.criterion)
+    assert measured == sharpness(model, (x, y), 0.1, ascent=bisam.LowerBound())
     assert optimizer.telemetry is telemetry
     assert telemetry.flips.item() == flips_of_step
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_half_precision_weights_come_back_and_one_is_told_that_they_cannot_be_moved_by_little(dtype):
+def test_half_precision_weights_are_restored_and_warn_that_small_perturbations_are_lost(dtype):
     model, (x, y) = mlp().to(dtype), batch(dtype=dtype)
     before = state_of(model)
     coarse = pytest.warns(UserWarning, match=r"in torch.bfloat16.*small perturbations are lost")
     with nullcontext() if dtype is torch.float32 else coarse:
-        told = sharpness(model, (x, y), 0.5, objective=lambda z, y: nn.functional.cross_entropy(z.float(), y))
-    assert told.value > 0
-    assert told.norm == pytest.approx(0.5, rel=1e-6)
+        measured = sharpness(model, (x, y), 0.5, objective=lambda z, y: nn.functional.cross_entropy(z.float(), y))
+    assert measured.value > 0
+    assert measured.norm == pytest.approx(0.5, rel=1e-6)
     assert_unchanged(before, state_of(model))
 
 
@@ -287,7 +287,7 @@ def test_directions_are_drawn_on_the_cpu_whatever_the_default_device(call):
 
 
 @every_call
-def test_autocast_around_a_call_measures_what_it_measures_inside_of_the_model(call):
+def test_autocast_around_a_call_gives_the_results_of_autocast_inside_of_the_model(call):
     class Inside(nn.Module):
         def __init__(self, net):
             super().__init__()

@@ -42,32 +42,32 @@ def test_one_step_sharpness_is_its_closed_form_on_a_quadratic(rho, adaptive, eta
     t = w.abs() + eta if adaptive else torch.ones_like(w)
     g = loss.matrix @ w + loss.linear
     epsilon = rho * t * t * g / (t * g).norm()
-    told = sharpness(model, DUMMY, rho, adaptive=adaptive, eta=eta, objective=loss)
-    assert told.loss == pytest.approx(loss.at(w).item(), rel=1e-12)
-    assert told.perturbed_loss == pytest.approx(loss.at(w + epsilon).item(), rel=1e-12)
-    assert told.value == pytest.approx((g @ epsilon + epsilon @ loss.matrix @ epsilon / 2).item(), abs=1e-12)
-    assert (told.error, told.perturbed_error, told.flips, told.bound) == (None, None, None, None)
+    measured = sharpness(model, DUMMY, rho, adaptive=adaptive, eta=eta, objective=loss)
+    assert measured.loss == pytest.approx(loss.at(w).item(), rel=1e-12)
+    assert measured.perturbed_loss == pytest.approx(loss.at(w + epsilon).item(), rel=1e-12)
+    assert measured.value == pytest.approx((g @ epsilon + epsilon @ loss.matrix @ epsilon / 2).item(), abs=1e-12)
+    assert (measured.error, measured.perturbed_error, measured.flips, measured.bound) == (None, None, None, None)
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("rho", [0.1, 1.0])
 def test_perturbation_has_length_rho_in_its_own_norm(adaptive, rho):
     model, loss = quadratic()
-    told = sharpness(model, DUMMY, rho, adaptive=adaptive, eta=0.01, objective=loss)
+    measured = sharpness(model, DUMMY, rho, adaptive=adaptive, eta=0.01, objective=loss)
     w, there = loss.seen
     t = w.abs() + 0.01 if adaptive else torch.ones_like(w)
     assert ((there - w) / t).norm().item() == pytest.approx(rho, rel=1e-9)
-    assert told.norm == pytest.approx(rho, rel=1e-12)
+    assert measured.norm == pytest.approx(rho, rel=1e-12)
 
 
 @pytest.mark.parametrize(("slope", "rho"), [(1.0, 1e30), (1e-25, 1.0)])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_numbers_whose_squares_float32_cannot_hold_have_their_length(slope, rho, steps):
+def test_a_perturbation_has_length_rho_where_squares_overflow_or_underflow_float32(slope, rho, steps):
     """A linear loss: L(w + ε) − L(w) = ρ‖g‖."""
     model = Weights(torch.zeros(2))
-    told = sharpness(model, DUMMY, rho, steps=steps, objective=lambda w, _: slope * w.sum())
-    assert told.value == pytest.approx(rho * slope * math.sqrt(2), rel=1e-6)  # float32
-    assert told.norm == pytest.approx(rho, rel=1e-6)
+    measured = sharpness(model, DUMMY, rho, steps=steps, objective=lambda w, _: slope * w.sum())
+    assert measured.value == pytest.approx(rho * slope * math.sqrt(2), rel=1e-6)  # float32
+    assert measured.norm == pytest.approx(rho, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_projected_ascent_reaches_the_highest_point_of_the_ball(eigenvalues, rho
     model, loss = quadratic(eigenvalues)
     gradient = loss.matrix @ model.w.detach() + loss.linear
     highest = highest_in_ball(loss.matrix, gradient, rho)
-    told = sharpness(model, DUMMY, rho, steps=100, objective=loss)
-    assert told.norm <= rho * (1 + 1e-9)
-    assert told.value <= highest + 1e-9
+    measured = sharpness(model, DUMMY, rho, steps=100, objective=loss)
+    assert measured.norm <= rho * (1 + 1e-9)
+    assert measured.value <= highest + 1e-9
     # on the boundary it converges; around a maximum inside it circles, by half of the last steps' length
     inside = max(-eigenvalues[-1], 0.0) / 2 * (2 * rho / 100) ** 2
-    assert told.value == pytest.approx(highest, rel=1e-6, abs=inside)
+    assert measured.value == pytest.approx(highest, rel=1e-6, abs=inside)
 
 
 def test_projected_ascent_in_the_adaptive_ball_is_the_round_one_of_scaled_weights():
@@ -91,8 +91,8 @@ def test_projected_ascent_in_the_adaptive_ball_is_the_round_one_of_scaled_weight
     w = model.w.detach()
     t = w.abs() + 0.1
     gradient = t * (loss.matrix @ w + loss.linear)
-    told = sharpness(model, DUMMY, 0.5, adaptive=True, eta=0.1, steps=100, objective=loss)
-    assert told.value == pytest.approx(highest_in_ball(t[:, None] * loss.matrix * t, gradient, 0.5), rel=1e-6)
+    measured = sharpness(model, DUMMY, 0.5, adaptive=True, eta=0.1, steps=100, objective=loss)
+    assert measured.value == pytest.approx(highest_in_ball(t[:, None] * loss.matrix * t, gradient, 0.5), rel=1e-6)
 
 
 @pytest.mark.parametrize("steps", [2, 3, 10])
@@ -104,7 +104,7 @@ def test_more_steps_never_find_a_lower_loss_than_one(steps, adaptive):
         assert more >= one
 
 
-def test_more_steps_never_tell_less_than_zero_though_one_may():
+def test_with_several_steps_sharpness_is_never_negative_though_with_one_it_may_be():
     """One step goes past the top and down on the other side; the start itself is in the ball too."""
     model, loss = Weights(torch.tensor([1.0])), Quadratic(torch.tensor([[-1.0]]), torch.tensor([0.9]))
     assert sharpness(model, DUMMY, 1.0, objective=loss).value < 0
@@ -113,26 +113,26 @@ def test_more_steps_never_tell_less_than_zero_though_one_may():
 
 @pytest.mark.parametrize("phi", ["log", "tanh"])
 @pytest.mark.parametrize("rho", [0.05, 1.0, 5.0])
-def test_flips_errors_and_bound_are_what_direct_computing_says(phi, rho):
+def test_flips_errors_and_bound_agree_with_a_direct_computation(phi, rho):
     model, (x, y) = mlp().double(), batch(size=64, dtype=torch.float64)
     y = model(x).argmax(1) * (torch.arange(64) % 3 > 0) + y * (torch.arange(64) % 3 == 0)  # mostly right
     bound = bisam.LowerBound(phi)
-    told = sharpness(model, (x, y), rho, ascent=bound)
+    measured = sharpness(model, (x, y), rho, ascent=bound)
 
     gradients = torch.autograd.grad(bound(model(x), y), list(model.parameters()))
     norm = torch.cat([g.flatten() for g in gradients]).norm()
     moved = {n: p + rho * g / norm for (n, p), g in zip(model.named_parameters(), gradients, strict=True)}
     before, after = model(x), functional_call(model, moved, x)
     right, still = before.argmax(1) == y, after.argmax(1) == y
-    assert told.loss == pytest.approx(nn.functional.cross_entropy(before, y).item(), rel=1e-12)
-    assert told.perturbed_loss == pytest.approx(nn.functional.cross_entropy(after, y).item(), rel=1e-9)
-    assert told.error == pytest.approx(1 - right.double().mean().item())
-    assert told.perturbed_error == pytest.approx(1 - still.double().mean().item())
-    assert told.flips == int((right & ~still).sum()) == flips(model, (x, y), rho, ascent=bound)
-    assert told.bound == pytest.approx(bound.bound(after, y).item(), rel=1e-9)
-    assert told.bound <= told.perturbed_error
-    assert isinstance(told.flips, int)
-    assert isinstance(told.bound, float)
+    assert measured.loss == pytest.approx(nn.functional.cross_entropy(before, y).item(), rel=1e-12)
+    assert measured.perturbed_loss == pytest.approx(nn.functional.cross_entropy(after, y).item(), rel=1e-9)
+    assert measured.error == pytest.approx(1 - right.double().mean().item())
+    assert measured.perturbed_error == pytest.approx(1 - still.double().mean().item())
+    assert measured.flips == int((right & ~still).sum()) == flips(model, (x, y), rho, ascent=bound)
+    assert measured.bound == pytest.approx(bound.bound(after, y).item(), rel=1e-9)
+    assert measured.bound <= measured.perturbed_error
+    assert isinstance(measured.flips, int)
+    assert isinstance(measured.bound, float)
 
 
 @pytest.mark.parametrize("steps", [1, 5])
@@ -140,22 +140,22 @@ def test_flips_errors_and_bound_are_what_direct_computing_says(phi, rho):
 def test_the_bound_never_exceeds_the_error_under_perturbation(steps, seed):
     model, data = mlp(), batch(seed)
     for rho in (0.0, 0.1, 1.0, 10.0):
-        told = sharpness(model, data, rho, steps=steps, adaptive=bool(seed % 2), ascent=bisam.LowerBound())
-        assert told.bound <= told.perturbed_error + 1e-6
+        measured = sharpness(model, data, rho, steps=steps, adaptive=bool(seed % 2), ascent=bisam.LowerBound())
+        assert measured.bound <= measured.perturbed_error + 1e-6
 
 
-def test_sharpness_is_what_an_optimizer_ascends_to():
+def test_sharpness_agrees_with_the_telemetry_of_an_optimizer():
     model, (x, y) = mlp().double(), batch(dtype=torch.float64)
-    told, still = (sharpness(model, (x, y), rho, ascent=bisam.LowerBound()) for rho in (0.3, 0.0))
+    measured, still = (sharpness(model, (x, y), rho, ascent=bisam.LowerBound()) for rho in (0.3, 0.0))
     optimizer = bisam.BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, rho=0.3)
     optimizer.minimize(x, y)
-    assert told.value == pytest.approx(optimizer.telemetry.surrogate_gap.item(), rel=1e-9)
-    assert told.flips == optimizer.telemetry.flips.item()
-    assert still.bound == pytest.approx(optimizer.telemetry.bound.item(), rel=1e-9)  # the step tells it at w
+    assert measured.value == pytest.approx(optimizer.telemetry.surrogate_gap.item(), rel=1e-9)
+    assert measured.flips == optimizer.telemetry.flips.item()
+    assert still.bound == pytest.approx(optimizer.telemetry.bound.item(), rel=1e-9)  # the step reports it at w
 
 
 class Cliff(nn.Module):
-    """Flat at its weight, and of that value beyond a quarter from the origin."""
+    """Flat at its weight; beyond a quarter from the origin it has the value `beyond`."""
 
     def __init__(self, beyond):
         super().__init__()
@@ -168,14 +168,14 @@ class Cliff(nn.Module):
 
 @pytest.mark.parametrize("steps", [1, 2, 10])
 @pytest.mark.parametrize("beyond", [math.nan, math.inf])
-def test_a_surface_that_is_not_finite_nearby_is_not_flat(steps, beyond):
-    told = sharpness(Cliff(beyond), DUMMY, rho=1.0, steps=steps, objective=lambda output, _: output.mean())
-    assert told.value == pytest.approx(beyond, nan_ok=True)
-    assert told.norm == pytest.approx(1.0)
+def test_a_loss_that_is_not_finite_nearby_has_infinite_or_nan_sharpness(steps, beyond):
+    measured = sharpness(Cliff(beyond), DUMMY, rho=1.0, steps=steps, objective=lambda output, _: output.mean())
+    assert measured.value == pytest.approx(beyond, nan_ok=True)
+    assert measured.norm == pytest.approx(1.0)
 
 
-def test_errors_are_told_only_if_every_batch_is_a_classification():
-    """Of several labels, a batch may happen to have just one of them in each row."""
+def test_errors_are_reported_only_if_every_batch_is_a_classification():
+    """With several labels per sample, each row of a batch may happen to have just one."""
     torch.manual_seed(0)
     model, x = mlp(), torch.randn(5, 6)
     several = torch.tensor([[1.0, 1.0, 0.0, 0.0]]).repeat(5, 1)
@@ -183,15 +183,15 @@ def test_errors_are_told_only_if_every_batch_is_a_classification():
     parts = [(x[:4], several[:4]), (x[4:], several[4:])]
     for order in (parts, parts[::-1]):
         for objective in (nn.BCEWithLogitsLoss(), nn.CrossEntropyLoss()):
-            told = sharpness(model, order, rho=0.05, objective=objective)
-            assert (told.error, told.perturbed_error, told.flips) == (None, None, None)
+            measured = sharpness(model, order, rho=0.05, objective=objective)
+            assert (measured.error, measured.perturbed_error, measured.flips) == (None, None, None)
     one_hot = nn.functional.one_hot(torch.arange(5) % 4, 4).float()
     assert sharpness(model, (x, one_hot), rho=0.05, objective=nn.BCEWithLogitsLoss()).error is None
     assert sharpness(model, (x, one_hot), rho=0.05).error is not None
 
 
-def test_small_integers_are_labels_like_any_others():
-    """In uint8, 156 equals −100, which is ignored."""
+def test_labels_may_be_uint8():
+    """In uint8, 156 has the bits of −100, which is ignored."""
     torch.manual_seed(0)
     model, x = nn.Linear(6, 200), torch.randn(16, 6)
     model.bias.data[156] = 50.0
@@ -201,13 +201,13 @@ def test_small_integers_are_labels_like_any_others():
         assert sharpness(model, (x, labels), rho=0.05).error == pytest.approx(2 / 16)
 
 
-def test_the_bound_is_not_told_beside_an_error_of_other_labels():
-    told = sharpness(mlp(), (batch()[0], torch.rand(16, 4).softmax(1)), rho=0.05, ascent=bisam.LowerBound("tanh"))
-    assert told.error is not None
-    assert told.bound is None
+def test_for_soft_labels_an_error_but_no_bound_is_reported():
+    measured = sharpness(mlp(), (batch()[0], torch.rand(16, 4).softmax(1)), rho=0.05, ascent=bisam.LowerBound("tanh"))
+    assert measured.error is not None
+    assert measured.bound is None
 
 
-def test_functions_are_averaged_over_what_they_do_not_ignore():
+def test_loss_functions_are_averaged_over_labels_that_are_not_ignored():
     model, (x, y) = mlp(), batch()
     y[:7] = -100
     whole = sharpness(model, (x, y), rho=0.05, objective=nn.functional.cross_entropy)
@@ -225,15 +225,15 @@ def test_flips_are_those_of_sharpness_with_the_same_options():
         {}, {"adaptive": True}, {"adaptive": True, "eta": 0.5}, {"steps": 4}, {"objective": smooth},
         {"ascent": bisam.LowerBound(mu=20.0)}, {"train_mode": True},
     ]  # fmt: skip
-    told = [sharpness(model, data, 0.5, **options).flips for options in choices]
-    assert len(set(told)) == len(choices), told  # each option shows
-    assert [flips(model, data, 0.5, **options) for options in choices] == told
+    measured = [sharpness(model, data, 0.5, **options).flips for options in choices]
+    assert len(set(measured)) == len(choices), measured  # each option shows
+    assert [flips(model, data, 0.5, **options) for options in choices] == measured
     ticks = []
     flips(model, data, 0.5, steps=2, progress=lambda *tick: ticks.append(tick))
     assert ticks == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_sparse_gradients_are_those_of_the_same_layer_with_whole_ones():
+def test_sparse_gradients_give_the_sharpness_of_dense_ones():
     x, y = torch.randint(10, (12, 5)), torch.arange(12) % 3
     found = []
     for sparse in (False, True):

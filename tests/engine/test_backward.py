@@ -18,7 +18,7 @@ def data(seed):
     return batch(seed, dtype=torch.float64)
 
 
-def test_backward_and_step_are_step(closure_variant):
+def test_backward_and_step_equal_a_step_with_a_closure(closure_variant):
     (model, optimizer), (other, whole) = pair(closure_variant)
     for seed in range(4):
         x, y = data(seed)
@@ -30,7 +30,7 @@ def test_backward_and_step_are_step(closure_variant):
         assert_identical([*model.parameters()], [*other.parameters()])
 
 
-def test_between_them_the_weights_are_unchanged_and_the_gradient_can_be_clipped():
+def test_between_backward_and_step_the_weights_are_unchanged_and_the_gradient_can_be_clipped():
     (model, optimizer), (other, whole) = pair("BiSAM(log)")
     whole.clip_norm = 0.1
     before = [p.detach().clone() for p in model.parameters()]
@@ -46,7 +46,7 @@ def test_between_them_the_weights_are_unchanged_and_the_gradient_can_be_clipped(
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_a_closure_of_the_step_after_it_runs_once_and_may_clip():
+def test_a_closure_of_the_step_after_backward_runs_once_and_may_change_gradients():
     (model, optimizer), _ = pair("SAM")
     optimizer.backward(closure_of(model, optimizer, *data(0)))
     before = [p.detach().clone() for p in model.parameters()]
@@ -67,7 +67,7 @@ def test_a_closure_of_the_step_after_it_runs_once_and_may_clip():
         torch.testing.assert_close(p.detach(), w - lr * (1 + decay * w))
 
 
-def test_a_third_pass_is_refused():
+def test_a_third_pass_in_the_step_after_backward_is_refused():
     (model, optimizer), _ = pair("BiSAM(log)")
     closure = closure_of(model, optimizer, *data(0))
     optimizer.backward(closure)
@@ -75,8 +75,8 @@ def test_a_third_pass_is_refused():
         optimizer.step(lambda: optimizer.criterion(model(data(0)[0]), data(0)[1]).backward())
 
 
-def test_a_gradient_that_waits_is_not_dropped_silently():
-    """Two calls of backward do not accumulate: the second refuses the gradient of the first."""
+def test_a_second_backward_refuses_the_gradient_of_the_first():
+    """Two calls of backward do not accumulate."""
     (model, optimizer), _ = pair("SAM")
     x, y = data(0)
 
@@ -91,7 +91,7 @@ def test_a_gradient_that_waits_is_not_dropped_silently():
     optimizer.step()
 
 
-def test_after_zero_grad_there_is_nothing_to_step_with():
+def test_a_step_after_backward_and_zero_grad_is_refused():
     (model, optimizer), _ = pair("SAM")
     optimizer.backward(closure_of(model, optimizer, *data(0)))
     optimizer.zero_grad()
@@ -99,7 +99,7 @@ def test_after_zero_grad_there_is_nothing_to_step_with():
         optimizer.step()
 
 
-def test_the_gradient_it_left_is_not_taken_for_that_of_a_first_pass():
+def test_ascend_after_backward_is_refused():
     (model, optimizer), _ = pair("SAM")
     optimizer.backward(closure_of(model, optimizer, *data(0)))
     with pytest.raises(RuntimeError, match=r"ascend\(\) called after backward\(\).*call step\(\)"):
@@ -107,7 +107,7 @@ def test_the_gradient_it_left_is_not_taken_for_that_of_a_first_pass():
     optimizer.step()
 
 
-def test_after_a_step_of_the_base_optimizer_there_is_nothing_left_to_step_with():
+def test_a_step_after_backward_and_a_step_of_the_base_optimizer_is_refused():
     (model, optimizer), _ = pair("SAM")
     optimizer.backward(closure_of(model, optimizer, *data(0)))
     optimizer.base.step()
@@ -135,14 +135,14 @@ def train_with_scaler(scale, steps=2):
     return (model, optimizer), (other, whole), scaler
 
 
-def test_a_scaler_of_the_loop_unscales_both_passes():
+def test_a_scaler_given_to_backward_unscales_both_passes():
     """The factor is a power of two."""
     (model, optimizer), (other, whole), _ = train_with_scaler(2.0**8)
     assert torch.equal(optimizer.telemetry.ascent_norm, whole.telemetry.ascent_norm)
     assert_identical([*model.parameters()], [*other.parameters()])
 
 
-def test_a_scaler_of_the_loop_skips_an_overflow():
+def test_a_scaler_given_to_backward_skips_an_overflow():
     model, _ = pair("FriendlySAM")[0]
     before = [p.detach().clone() for p in model.parameters()]
     (model, _), _, scaler = train_with_scaler(torch.inf, steps=1)
@@ -152,7 +152,7 @@ def test_a_scaler_of_the_loop_skips_an_overflow():
 
 @pytest.mark.parametrize("then", ["backward", "step", "ascend"])
 @pytest.mark.parametrize("unscales", [True, False])
-def test_after_an_overflow_the_next_step_begins_anew_though_nothing_clears_the_gradients(then, unscales):
+def test_after_an_overflow_the_next_step_starts_over_without_clearing_the_gradients(then, unscales):
     (model, optimizer), (other, whole) = pair("SAM")
     x, y = data(0)
     scaler = torch.amp.GradScaler("cpu", init_scale=torch.inf)
@@ -181,7 +181,7 @@ def test_after_an_overflow_the_next_step_begins_anew_though_nothing_clears_the_g
     assert_identical([*model.parameters()], [*other.parameters()])
 
 
-def test_a_copy_made_after_an_overflow_begins_anew():
+def test_a_copy_made_after_an_overflow_starts_over():
     model, optimizer = pair("SAM")[0]
     x, y = data(0)
     scaler = torch.amp.GradScaler("cpu", init_scale=torch.inf)
@@ -193,7 +193,7 @@ def test_a_copy_made_after_an_overflow_begins_anew():
     assert_identical([*twin.parameters()], [*model.parameters()])
 
 
-def test_a_gradient_that_waits_for_a_scaler_is_not_dropped_silently():
+def test_a_second_backward_refuses_the_scaled_gradient_of_the_first():
     (model, optimizer), _ = pair("SAM")
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
 
@@ -205,7 +205,7 @@ def test_a_gradient_that_waits_for_a_scaler_is_not_dropped_silently():
         optimizer.backward(closure, scaler=scaler)
 
 
-def test_two_scalers_are_refused():
+def test_a_scaler_given_to_backward_is_refused_if_the_optimizer_has_one():
     model = mlp()
     optimizer = VARIANTS["SAM"](BASES["SGD(foreach)"](model.parameters()), model, scaler=torch.amp.GradScaler("cpu"))
     with pytest.raises(ValueError, match="a GradScaler of its own"):

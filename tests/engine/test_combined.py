@@ -1,4 +1,4 @@
-"""Several base optimizers in one step: as if each stepped by itself with the gradient at w + ε."""
+"""Several base optimizers in one step: as if each stepped alone with the gradient at w + ε."""
 
 import copy
 import gc
@@ -34,7 +34,7 @@ def built(cls=bisam.SAM, **options):
     return model, cls(two(model), model, **options)
 
 
-def test_one_perturbation_moves_all_and_each_optimizer_steps_with_its_gradients():
+def test_one_perturbation_moves_all_parameters_and_each_optimizer_steps_its_own():
     torch.manual_seed(0)
     model = mlp().double()
     alone = copy.deepcopy(model)
@@ -62,7 +62,7 @@ def test_one_perturbation_moves_all_and_each_optimizer_steps_with_its_gradients(
     assert_close([*model.parameters()], params, 1e-10)  # float64
 
 
-def test_the_groups_of_one_optimizer_can_be_left_unperturbed():
+def test_the_groups_of_one_optimizer_can_be_excluded_from_the_perturbation():
     model, optimizer = built(rho=0.5)
     optimizer.param_groups[1]["rho"] = 0.0
     before = [p.detach().clone() for p in model.parameters()]
@@ -75,7 +75,7 @@ def test_the_groups_of_one_optimizer_can_be_left_unperturbed():
     assert torch.tensor(moved).norm().item() == pytest.approx(0.5, rel=1e-5)
 
 
-def test_momentum_sam_follows_the_momentum_of_each():
+def test_momentum_sam_follows_the_momentum_of_each_optimizer():
     model, optimizer = built(bisam.MSAM)
     optimizer.minimize(*batch(0))
     before = [p.detach().clone() for p in model.parameters()]
@@ -88,7 +88,7 @@ def test_momentum_sam_follows_the_momentum_of_each():
     assert all(step.norm() > 0 for step in seen)
 
 
-def test_a_checkpoint_resumes_bitwise_and_has_the_form_of_one_optimizer_s():
+def test_a_checkpoint_resumes_bitwise_and_has_the_form_of_one_optimizers_state():
     model, optimizer = built(bisam.LookSAM, every=2)
     for seed in range(3):
         optimizer.minimize(*batch(seed))
@@ -156,7 +156,7 @@ def stepped(*kinds):
     ],
 )
 @pytest.mark.parametrize("through", ["wrapper", "base"])
-def test_a_checkpoint_of_other_kinds_of_optimizers_is_refused_and_nothing_is_lost(saved, loading, through):
+def test_a_checkpoint_of_other_kinds_of_optimizers_is_refused_and_changes_nothing(saved, loading, through):
     checkpoint = copy.deepcopy(stepped(*saved).state_dict())
     checkpoint["param_groups"][0]["lr"] = 7.0
     optimizer, alike = stepped(*loading), stepped(*loading)
@@ -169,7 +169,7 @@ def test_a_checkpoint_of_other_kinds_of_optimizers_is_refused_and_nothing_is_los
     assert_identical(optimizer._parameters(), alike._parameters())
 
 
-def test_a_checkpoint_that_the_second_optimizer_refuses_leaves_the_first_as_it_was():
+def test_a_checkpoint_that_the_second_optimizer_refuses_leaves_the_first_unchanged():
     optimizer = stepped(sgd, adamw)
     checkpoint = copy.deepcopy(optimizer.state_dict())
     checkpoint["param_groups"][0]["lr"] = 7.0
@@ -184,7 +184,7 @@ def test_a_checkpoint_that_the_second_optimizer_refuses_leaves_the_first_as_it_w
 
 
 def test_a_checkpoint_of_an_older_torch_loads():
-    """It lacks options that came later: torch fills them in."""
+    """It lacks options that were added later: torch fills them in."""
     optimizer = stepped(sgd, lambda params: torch.optim.AdamW(params, foreach=True, amsgrad=True))
     checkpoint = copy.deepcopy(optimizer.state_dict())
     for group in checkpoint["param_groups"]:
@@ -195,7 +195,7 @@ def test_a_checkpoint_of_an_older_torch_loads():
     optimizer.minimize(*batch(1))
 
 
-def test_a_checkpoint_of_one_of_them_leaves_the_options_of_its_groups():
+def test_loading_a_checkpoint_into_one_of_the_optimizers_keeps_the_options_of_its_groups():
     model, optimizer = built()
     optimizer.param_groups[1]["rho"] = 0.0
     saved = two(model)[1].state_dict()  # of the base optimizer alone, without ρ
@@ -204,7 +204,7 @@ def test_a_checkpoint_of_one_of_them_leaves_the_options_of_its_groups():
     assert [group["rho"] for group in optimizer.param_groups] == [0.05, 0.0]
 
 
-def test_hooks_of_a_part_or_of_the_whole_are_noticed():
+def test_hooks_of_one_optimizer_or_of_all_are_detected():
     for place in range(3):
         _, optimizer = built()
         replay = Replay(optimizer)
@@ -231,7 +231,7 @@ class Counting(torch.optim.SGD):
         self.seen = state_dict["seen"]
 
 
-def test_what_an_optimizer_saves_beside_its_parameters_state_comes_back_to_it():
+def test_what_each_optimizer_saves_beside_the_state_of_parameters_is_restored():
     def counting(params):
         return Counting(params, lr=0.1, momentum=0.9)
 
@@ -252,7 +252,7 @@ def test_what_an_optimizer_saves_beside_its_parameters_state_comes_back_to_it():
         resumed.load_state_dict({**saved, "optimizers": saved["optimizers"][:1]})
 
 
-def test_hooks_on_the_checkpoints_of_one_of_them_run():
+def test_checkpoint_hooks_of_one_of_the_optimizers_run():
     optimizer = stepped(sgd, adamw)
     seen = []
     one = optimizer.base.optimizers[1]
@@ -262,7 +262,7 @@ def test_hooks_on_the_checkpoints_of_one_of_them_run():
     assert seen == [1]
 
 
-def test_step_hooks_of_one_of_them_run_with_every_update():
+def test_step_hooks_of_one_of_the_optimizers_run_with_every_update():
     optimizer = stepped(sgd, adamw)
     seen = []
     optimizer.base.optimizers[1].register_step_pre_hook(lambda *_: seen.append("before"))
@@ -271,7 +271,7 @@ def test_step_hooks_of_one_of_them_run_with_every_update():
     assert seen == ["before", "after"]
 
 
-def test_the_state_can_be_replaced_as_that_of_one_optimizer():
+def test_the_state_can_be_replaced_as_a_whole():
     optimizer = stepped(sgd, adamw)
     kept = dict(optimizer.state)
     optimizer.state = defaultdict(dict)
@@ -285,7 +285,7 @@ def test_the_state_can_be_replaced_as_that_of_one_optimizer():
     optimizer.minimize(*batch(1))
 
 
-def test_hooks_of_checkpoints_run():
+def test_checkpoint_hooks_of_the_whole_run():
     _, optimizer = built()
     seen = []
     optimizer.register_state_dict_pre_hook(lambda _: seen.append("before saving"))
@@ -298,7 +298,7 @@ def test_hooks_of_checkpoints_run():
     assert seen == ["before saving", "loaded"]
 
 
-def test_a_hook_that_changes_what_is_loaded_leaves_the_caller_s_checkpoint():
+def test_a_hook_that_changes_the_loaded_state_does_not_change_the_callers_checkpoint():
     optimizer = stepped(sgd, adamw)
     optimizer.register_load_state_dict_pre_hook(lambda _, saved: saved.update(loaded=1))
     saved = optimizer.base.state_dict()
@@ -307,7 +307,7 @@ def test_a_hook_that_changes_what_is_loaded_leaves_the_caller_s_checkpoint():
 
 
 @pytest.mark.parametrize("kind", ["copied", "pickled"])
-def test_a_copy_trains_on_as_the_original(kind):
+def test_a_copy_trains_as_the_original_does(kind):
     model, optimizer = built()
     optimizer.minimize(*batch(0))
     if kind == "copied":
@@ -340,7 +340,7 @@ def test_a_scheduler_drives_both_and_a_scaler_skips_both():
     ("kinds", "first_momentum"),
     [((sgd, sgd), lambda group: group["momentum"]), ((adamw, adamw), lambda group: group["betas"][0])],
 )
-def test_a_schedule_of_one_cycle_drives_the_momentum_of_all_where_it_has_one_name(kinds, first_momentum):
+def test_one_cycle_drives_the_momentum_of_all_optimizers_if_they_use_the_same_option(kinds, first_momentum):
     optimizer = stepped(*kinds)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.01], total_steps=4)
     seen = []
@@ -353,7 +353,7 @@ def test_a_schedule_of_one_cycle_drives_the_momentum_of_all_where_it_has_one_nam
     assert [group["max_lr"] for group in optimizer.param_groups] == [0.1, 0.01]
 
 
-def test_with_momentum_and_betas_each_optimizer_has_a_schedule_of_one_cycle_of_its_own():
+def test_with_momentum_and_betas_each_optimizer_needs_a_one_cycle_schedule_of_its_own():
     optimizer = stepped(sgd, adamw)
     with pytest.raises(ValueError, match="cycle_momentum"):  # torch's: it would write one option into all groups
         torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=4)
@@ -371,7 +371,7 @@ def test_with_momentum_and_betas_each_optimizer_has_a_schedule_of_one_cycle_of_i
     assert seen[1][0] == seen[1][1] < 0.9
 
 
-def test_the_modes_of_those_that_have_them_are_reached_through_the_wrapper():
+def test_the_modes_of_optimizers_that_have_them_are_reached_through_the_wrapper():
     optimizer = stepped(lambda params: ScheduleFree(params, lr=0.1), adamw)
     for one in (optimizer, copy.deepcopy(optimizer)):
         one.eval()
@@ -385,7 +385,7 @@ def test_the_modes_of_those_that_have_them_are_reached_through_the_wrapper():
         stepped(sgd, adamw).eval()
 
 
-def test_neither_may_step_while_the_weights_are_perturbed():
+def test_no_base_optimizer_may_step_while_the_weights_are_perturbed():
     model, optimizer = built()
     x, y = batch()
     optimizer.criterion(model(x), y).backward()
@@ -395,7 +395,7 @@ def test_neither_may_step_while_the_weights_are_perturbed():
             one.step()
 
 
-def test_what_cannot_be_combined_is_refused():
+def test_lists_of_optimizers_that_cannot_be_combined_are_refused():
     model = mlp()
     matrices, others = split(model)
     sgd = torch.optim.SGD(matrices, lr=0.1)
@@ -435,7 +435,7 @@ def test_a_group_with_a_parameter_of_another_optimizer_is_refused_and_not_added(
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1, 2]
 
 
-def test_an_optimizer_that_outlives_its_list_takes_any_parameter():
+def test_an_optimizer_that_outlives_its_list_accepts_any_parameter():
     _, optimizer = built()
     first, second = optimizer.base.optimizers
     del optimizer
@@ -463,7 +463,7 @@ def test_a_checkpoint_taken_after_a_group_was_added_resumes_bitwise():
     assert_identical([*other.parameters()], [*model.parameters()])
 
 
-def test_a_list_of_one_is_that_one():
+def test_a_list_of_one_optimizer_is_that_optimizer():
     model = mlp()
     base = torch.optim.SGD(model.parameters(), lr=0.1)
     assert bisam.SAM([base], model).base is base
@@ -481,7 +481,7 @@ def test_the_state_reads_and_writes_through_to_each_optimizer():
     assert bias not in second.state
     assert bias not in both.state
     assert both.state.get(bias, "none") == "none"
-    assert len(second.state) == 0  # to look at it has made no entry
+    assert len(second.state) == 0  # reading it has made no entry
     assert both.state[bias] == {}  # as a torch optimizer's
     with pytest.raises(KeyError, match="no optimizer has this parameter"):
         both.state[torch.ones(3)] = {}

@@ -10,7 +10,7 @@ import bisam
 from family import CLASSES, ConvNet, assert_close, batch, build, closure_of, mlp, weights_of
 
 
-def test_the_criterion_is_the_ascent_on_the_way_up_and_the_descent_on_the_way_down():
+def test_the_criterion_is_the_ascent_loss_in_the_first_pass_and_the_descent_loss_in_the_second():
     model, optimizer = build("BiSAM(tanh)", net=mlp)
     x, y = batch()
     seen = {}
@@ -29,14 +29,14 @@ def test_the_criterion_is_the_ascent_on_the_way_up_and_the_descent_on_the_way_do
     assert torch.equal(seen["descent"][0], seen["descent"][2])
 
 
-def test_without_gradients_the_criterion_is_the_descents_loss_and_leaves_no_trace():
+def test_under_no_grad_the_criterion_is_the_descent_loss_and_is_not_observed():
     model, optimizer = build(net=mlp)
     x, y = batch()
     optimizer.minimize(x, y)
-    known = optimizer.telemetry.as_dict()
+    before = optimizer.telemetry.as_dict()
     with torch.no_grad():
         assert torch.equal(optimizer.criterion(model(x), y), F.cross_entropy(model(x), y))
-    assert optimizer.telemetry.as_dict() == known
+    assert optimizer.telemetry.as_dict() == before
 
 
 @pytest.mark.parametrize("form", ["step", "by hand"])
@@ -70,7 +70,7 @@ def test_telemetry_agrees_with_a_count_by_hand(plain_variant, form):
         assert ours.bound is None
 
 
-def test_telemetry_counts_what_is_not_ignored():
+def test_telemetry_excludes_ignored_labels():
     _, optimizer = build(net=mlp, rho=1.0)
     x, y = batch(size=64)
     optimizer.minimize(x[:32], y[:32])
@@ -82,7 +82,7 @@ def test_telemetry_counts_what_is_not_ignored():
     torch.testing.assert_close(optimizer.telemetry.as_dict(), expected)
 
 
-def test_telemetry_of_a_step_stays_with_whoever_holds_it():
+def test_the_next_step_does_not_change_the_telemetry_of_the_last_one():
     _, optimizer = build(net=mlp)
     assert optimizer.telemetry.as_dict() == {}
     optimizer.minimize(*batch(0))
@@ -93,19 +93,19 @@ def test_telemetry_of_a_step_stays_with_whoever_holds_it():
     assert not torch.equal(optimizer.telemetry.loss, loss)
 
 
-def test_telemetry_starts_anew_after_a_step_that_was_given_up():
+def test_telemetry_starts_over_after_an_abandoned_step():
     model, optimizer = build(net=mlp)
     x, y = batch()
-    for give_up in (True, False):
+    for abandon in (True, False):
         optimizer.criterion(model(x), y).backward()
         optimizer.ascend()
         optimizer.criterion(model(x), y).backward()
-        optimizer.restore() if give_up else optimizer.descend()
+        optimizer.restore() if abandon else optimizer.descend()
         optimizer.zero_grad()
     assert len(optimizer.telemetry._at_weights) == len(optimizer.telemetry._at_perturbed) == 1
 
 
-def test_micro_batches_by_hand_count_together():
+def test_micro_batches_by_hand_add_up_to_the_batch():
     model, optimizer = build(net=mlp, rho=1.0)
     whole, whole_optimizer = build(net=mlp, rho=1.0)
     x, y = batch(size=64)
@@ -118,7 +118,7 @@ def test_micro_batches_by_hand_count_together():
     torch.testing.assert_close(list(model.parameters()), list(whole.parameters()))
 
 
-def test_a_step_that_does_not_perturb_knows_its_loss_and_error():
+def test_a_step_without_perturbation_reports_its_loss_and_error_only():
     _, optimizer = build(net=mlp, rho=0.0)
     optimizer.minimize(*batch())
     assert optimizer.telemetry.as_dict().keys() == {"loss", "error"}
@@ -142,7 +142,7 @@ def test_telemetry_holds_no_soft_labels():
     assert [observation.target for observation in seen] == [None, None]
 
 
-def test_label_smoothing_is_the_descents_affair():
+def test_label_smoothing_applies_to_the_descent_only():
     smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
     model, optimizer = build(net=mlp, descent=smooth)
     x, y = batch()
@@ -151,7 +151,7 @@ def test_label_smoothing_is_the_descents_affair():
     assert torch.equal(optimizer.telemetry.ascent, q)
 
 
-def test_a_part_in_which_everything_is_ignored_counts_for_nothing():
+def test_a_part_in_which_every_label_is_ignored_does_not_count():
     x, y = batch()
     y[:4] = -100
     results = []
@@ -176,13 +176,13 @@ def test_parts_with_class_weights_or_sums_merge_to_the_whole(reduction):
     assert "bound" in results[0]
 
 
-def test_the_bound_is_not_shown_beside_an_error_of_other_weights():
+def test_no_bound_is_reported_if_the_ascent_has_class_weights_of_its_own():
     _, optimizer = build(net=mlp, ascent=bisam.LowerBound(weight=torch.tensor([100.0, 1.0, 1.0, 1.0]), mu=20))
     optimizer.minimize(*batch())
     assert optimizer.telemetry.bound is None
 
 
-def test_what_a_closure_does_to_its_loss_in_place_is_not_observed():
+def test_telemetry_is_unaffected_by_a_closure_that_changes_its_loss_in_place():
     model, optimizer = build("SAM", net=mlp)
     x, y = batch()
     expected = F.cross_entropy(model(x), y).detach()
@@ -197,7 +197,7 @@ def test_what_a_closure_does_to_its_loss_in_place_is_not_observed():
     assert torch.equal(optimizer.telemetry.loss, expected)
 
 
-def test_a_label_tensor_that_is_refilled_does_not_change_the_past():
+def test_telemetry_is_unaffected_by_refilling_the_label_tensor():
     model, optimizer = build("SAM", net=mlp)
     x, y = batch()
     y[:6] = -100  # so that the halves do not count alike
@@ -213,7 +213,7 @@ def test_a_label_tensor_that_is_refilled_does_not_change_the_past():
     assert optimizer.telemetry.loss.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_what_the_criterion_saw_before_a_step_is_not_of_the_step():
+def test_criterion_calls_before_a_step_are_excluded_from_its_telemetry():
     model, optimizer = build("SAM", net=mlp)
     x, y = batch()
     expected = F.cross_entropy(model(x), y).item()
@@ -222,7 +222,7 @@ def test_what_the_criterion_saw_before_a_step_is_not_of_the_step():
     assert optimizer.telemetry.loss.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_step_by_hand_without_the_criterion_begins_new_telemetry():
+def test_a_step_by_hand_without_the_criterion_starts_new_telemetry():
     model, optimizer = build("SAM", net=mlp)
     x, y = batch()
     optimizer.minimize(x, y)
@@ -252,7 +252,7 @@ def test_integer_targets_of_another_task_are_not_taken_for_classes():
     assert optimizer.telemetry.error is None
 
 
-def test_a_closure_with_several_terms_returns_its_own_value():
+def test_a_step_returns_the_value_of_a_closure_with_several_terms():
     model, optimizer = build("SAM", net=mlp)
     x, y = batch()
 
@@ -267,8 +267,8 @@ def test_a_closure_with_several_terms_returns_its_own_value():
 
 
 @pytest.mark.parametrize("name", ["SAM", "BiSAM(tanh)"])
-def test_a_loss_of_several_terms_has_no_telemetry_that_would_be_wrong(name):
-    """Mixup by two labels: what each term counts for is in the closure alone."""
+def test_for_a_loss_of_several_terms_only_the_ascent_norm_is_reported(name):
+    """Mixup by two labels: only the closure has the weights of the terms."""
     model, optimizer = build(name, net=mlp)
     x, y = batch()
     other = y.roll(1)
@@ -290,7 +290,7 @@ def test_a_loss_of_several_terms_has_no_telemetry_that_would_be_wrong(name):
 
 
 @pytest.mark.parametrize("name", ["SAM", "BiSAM(log)"])
-def test_sums_of_several_closures_add_up_as_those_of_parts_of_a_batch(name):
+def test_summed_losses_of_a_list_of_closures_add_up_to_the_batch(name):
     results = []
     for form in ("whole", "parts", "list"):
         model, optimizer = build(name, net=mlp, dtype=torch.float64, descent=nn.CrossEntropyLoss(reduction="sum"))
@@ -390,9 +390,9 @@ def test_a_closure_may_compute_both_losses_by_itself_with_sam(ascends):
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
 
 
-def test_parts_that_a_closure_propagates_back_one_by_one_are_parts():
+def test_parts_with_a_backward_call_each_in_one_closure_add_up_to_the_batch():
     x, y = batch()
-    told = []
+    reported = []
     for pieces in (1, 4):
         model, optimizer = build("BiSAM(log)", net=mlp, dtype=torch.float64)
 
@@ -402,13 +402,13 @@ def test_parts_that_a_closure_propagates_back_one_by_one_are_parts():
                 (optimizer.criterion(model(a), b) / pieces).backward()
 
         loss = optimizer.step(closure)
-        told.append({**optimizer.telemetry.as_dict(), "returned": loss})
-    assert told[0].keys() == told[1].keys()
-    assert "flips" in told[0]
-    torch.testing.assert_close(*told, check_dtype=False)
+        reported.append({**optimizer.telemetry.as_dict(), "returned": loss})
+    assert reported[0].keys() == reported[1].keys()
+    assert "flips" in reported[0]
+    torch.testing.assert_close(*reported, check_dtype=False)
 
 
-def test_the_bound_is_not_shown_beside_an_error_of_other_labels():
+def test_for_soft_labels_an_error_but_no_bound_is_reported():
     _, optimizer = build("BiSAM(tanh)", net=mlp)
     x, _ = batch()
     optimizer.minimize(x, torch.rand(16, 4).softmax(1))
@@ -438,7 +438,7 @@ def test_q_is_refused_where_a_sample_has_no_single_label(descent, name):
             optimizer.minimize(x, one_hot + one_hot.roll(1, 0))
 
 
-def test_q_is_refused_in_batched_micro_batches_too():
+def test_q_is_refused_in_vectorized_micro_batches_too():
     x, y = batch()
     _, optimizer = build("BiSAM(log)", net=mlp, descent=nn.BCEWithLogitsLoss(), micro_batch=4, vectorize=True)
     with pytest.raises(ValueError, match=r"one label for each sample"):
@@ -452,7 +452,7 @@ def test_soft_targets_that_sum_to_1_with_a_negative_one_are_refused():
         optimizer.minimize(batch()[0], torch.tensor([2.0, -1.0, 0.0, 0.0]).expand(16, 4))
 
 
-def test_a_closure_that_fails_leaves_no_term_waiting():
+def test_a_failed_closure_leaves_no_pending_term():
     model, optimizer = build("BiSAM(log)", net=mlp)
     x, y = batch()
 
@@ -473,7 +473,7 @@ def test_q_is_refused_where_the_model_has_one_output():
         optimizer.minimize(batch()[0], F.one_hot(torch.tensor(3), 16).float())
 
 
-def test_one_sample_of_probabilities_is_one_sample():
+def test_probabilities_of_one_unbatched_sample_are_accepted():
     model, optimizer = build("BiSAM(log)", net=mlp)
     probabilities = torch.rand(4).softmax(0)
     x = batch()[0][0]
@@ -493,14 +493,14 @@ class Margin(nn.Module):
 
 
 @pytest.mark.parametrize("weight", [0.5, nn.Parameter(torch.ones(4, 8))])
-def test_what_is_called_weight_need_not_be_class_weights(weight):
+def test_an_attribute_called_weight_need_not_be_class_weights(weight):
     _, optimizer = build("BiSAM(log)", net=mlp, descent=Margin(weight))
     assert optimizer.criterion.ascent.weight is None
     optimizer.minimize(*batch())
 
 
 @pytest.mark.parametrize("form", ["minimize", "step"])
-def test_q_is_refused_also_where_the_first_samples_happen_to_have_one_label_each(form):
+def test_q_is_refused_also_if_every_sample_of_an_earlier_batch_had_one_label(form):
     x, y = batch()
     one_hot = F.one_hot(y, 4).float()
     model, optimizer = build("BiSAM(log)", net=mlp, descent=nn.BCEWithLogitsLoss())
@@ -513,7 +513,7 @@ def test_q_is_refused_also_where_the_first_samples_happen_to_have_one_label_each
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_batch_by_hand_whose_gradients_are_dropped_is_not_of_the_next_step(set_to_none):
+def test_a_batch_by_hand_whose_gradients_are_cleared_is_excluded_from_the_next_step(set_to_none):
     model, optimizer = build("SAM", net=mlp)
     x, y = batch()
     optimizer.criterion(model(9 * x), 3 - y).backward()
@@ -529,7 +529,7 @@ def test_a_batch_by_hand_whose_gradients_are_dropped_is_not_of_the_next_step(set
         assert optimizer.telemetry.flips is not None
 
 
-def test_a_batch_whose_gradients_are_cleared_after_its_forward_pass_is_that_of_the_step():
+def test_clearing_gradients_between_forward_and_backward_pass_keeps_the_batch_in_the_step():
     model, optimizer = build("BiSAM(log)", net=mlp)
     x, y = batch()
     F.cross_entropy(model(x), y).backward()
@@ -544,7 +544,7 @@ def test_a_batch_whose_gradients_are_cleared_after_its_forward_pass_is_that_of_t
 
 
 @pytest.mark.parametrize("batches", ["one of two terms", "one of two and the first half of another"])
-def test_batches_that_are_dropped_in_other_states_are_not_of_the_next_step(batches):
+def test_dropped_batches_of_two_terms_or_without_a_backward_pass_are_excluded_from_the_next_step(batches):
     model, optimizer = build("SAM", net=mlp)
     x, y = batch()
     if batches == "one of two terms":
@@ -563,8 +563,8 @@ def test_batches_that_are_dropped_in_other_states_are_not_of_the_next_step(batch
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler's own
-def test_a_compiled_criterion_s_batch_is_that_of_the_step():
-    """Compiled, the criterion cannot note the backward pass."""
+def test_the_batch_of_a_compiled_criterion_is_observed():
+    """A compiled criterion cannot record the backward pass."""
     model, optimizer = build("BiSAM(log)", net=mlp)
     x, y = batch()
     compiled = torch.compile(lambda x, y: optimizer.criterion(model(x), y), backend="eager")
@@ -579,7 +579,7 @@ def test_a_compiled_criterion_s_batch_is_that_of_the_step():
 
 
 @pytest.mark.parametrize("kind", ["SAM", "BiSAM(log)"])
-def test_a_list_returns_a_number_also_where_a_part_has_no_label_that_counts(kind):
+def test_a_list_returns_a_finite_loss_also_if_every_label_of_a_part_is_ignored(kind):
     model, optimizer = build(kind, net=mlp)
     x, y = batch()
     expected = F.cross_entropy(model(x), y)
@@ -597,7 +597,7 @@ def test_a_list_returns_a_number_also_where_a_part_has_no_label_that_counts(kind
         (partial(F.binary_cross_entropy_with_logits, reduction="mean"), 6),
     ],
 )
-def test_soft_labels_are_read_once_unless_the_loss_takes_several_labels_a_sample(descent, reads, monkeypatch):
+def test_soft_labels_are_read_once_unless_the_loss_takes_several_labels_per_sample(descent, reads, monkeypatch):
     count, own = [], torch.allclose
     monkeypatch.setattr(torch, "allclose", lambda *args, **options: count.append(args) or own(*args, **options))
     _, optimizer = build("BiSAM(log)", net=mlp, descent=descent)
@@ -627,7 +627,7 @@ def test_a_list_of_closures_returns_the_weighted_mean_of_what_they_returned(read
 @pytest.mark.parametrize(
     ("returned", "name"), [((torch.ones(()), "more"), "tuple"), (None, "NoneType"), (1.0, "float")]
 )
-def test_an_objective_that_returns_no_tensor_is_refused_by_what_it_returned(returned, name):
+def test_an_objective_that_returns_no_tensor_is_refused_with_the_type_it_returned(returned, name):
     for options in ({}, {"micro_batch": 8, "vectorize": True}):
         _, optimizer = build("SAM", net=mlp, descent=lambda output, target: returned, **options)
         with pytest.raises(TypeError, match=f"must return a scalar tensor to step on, got {name} from"):
@@ -636,7 +636,7 @@ def test_an_objective_that_returns_no_tensor_is_refused_by_what_it_returned(retu
 
 @pytest.mark.parametrize("form", ["step", "list"])
 @pytest.mark.parametrize("wrapped", [lambda y: {"labels": y}, lambda y: (y,), lambda y: None])
-def test_targets_may_be_anything_that_a_loss_of_ones_own_takes(wrapped, form):
+def test_targets_may_be_anything_that_a_custom_loss_accepts(wrapped, form):
     x, y = batch()
 
     def own(logits, target):
@@ -660,7 +660,7 @@ def test_targets_may_be_anything_that_a_loss_of_ones_own_takes(wrapped, form):
 
 
 @pytest.mark.parametrize(("accumulate", "options"), [(2, {}), (1, {"micro_batch": 4})])
-def test_labels_that_are_no_classes_are_named_in_parts_of_a_batch_too(accumulate, options):
+def test_out_of_range_labels_are_named_also_in_parts_of_a_batch(accumulate, options):
     x, y = batch()
     y[0] = 255
     descent = nn.CrossEntropyLoss(weight=torch.arange(1.0, 1 + CLASSES))
@@ -669,6 +669,6 @@ def test_labels_that_are_no_classes_are_named_in_parts_of_a_batch_too(accumulate
         optimizer.minimize(x, y, accumulate=accumulate)
 
 
-def test_an_index_to_ignore_is_a_number():
+def test_ignore_index_must_be_a_whole_number():
     with pytest.raises(TypeError, match="ignore_index must be a whole number, such as -100, got None"):
         bisam.LowerBound(ignore_index=None)

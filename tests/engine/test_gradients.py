@@ -1,4 +1,4 @@
-"""A step owns its gradients: those of before it, between its passes, and after it."""
+"""Gradients before a step, between its passes, and after it."""
 
 import gc
 import weakref
@@ -23,7 +23,7 @@ from family import (
 
 
 @pytest.mark.parametrize("rho", [0.05, 0.0])
-def test_the_gradient_of_the_update_stays_readable_after_a_step_and_is_never_mixed_with_the_next(rho):
+def test_the_gradient_of_the_update_is_readable_after_a_step_and_never_added_to_the_next_one(rho):
     model, optimizer = build(net=mlp, rho=rho)
     x, y = batch()
     for _ in range(2):
@@ -43,7 +43,7 @@ def test_the_gradient_of_the_update_stays_readable_after_a_step_and_is_never_mix
         optimizer.minimize(x, y)
 
 
-def test_a_step_given_up_leaves_no_gradients_for_the_next():
+def test_an_abandoned_step_leaves_no_gradients():
     model, optimizer = build(net=mlp)
     x, y = batch()
     perturb(model, optimizer)
@@ -52,7 +52,7 @@ def test_a_step_given_up_leaves_no_gradients_for_the_next():
     assert all(p.grad is None for p in model.parameters())
 
 
-# Misuse: the right exception, what was given, what to do; and nothing has changed
+# Graphs
 
 
 def test_no_graph_outlives_its_closure():
@@ -71,10 +71,10 @@ def test_no_graph_outlives_its_closure():
     assert len(graphs) == 6
 
 
-# Losses that are functions
+# Gradients from before a step
 
 
-def test_a_gradient_added_to_zeros_is_a_gradient_of_before():
+def test_a_gradient_added_to_zeros_before_a_step_is_refused():
     model, optimizer = build(net=mlp)
     x, y = batch()
     optimizer.zero_grad(set_to_none=False)
@@ -84,14 +84,14 @@ def test_a_gradient_added_to_zeros_is_a_gradient_of_before():
 
 
 @pytest.mark.parametrize("clear", ["model", "base"])
-def test_gradients_of_before_are_cleared_by_the_optimizer_or_before_the_step(clear):
+def test_gradients_from_before_a_step_must_be_cleared_by_the_optimizer_or_before_the_step(clear):
     """As in a training of two nets, where one's loss leaves gradients in the other."""
     model, optimizer = build(net=mlp)
     x, y = batch()
     clear = {"model": model.zero_grad, "base": optimizer.base.zero_grad}[clear]
 
     def closure():
-        clear()  # which finds none: the step has put them aside, and does not see this call
+        clear()  # clears nothing: the step has set the gradients aside, and does not see this call
         loss = optimizer.criterion(model(x), y)
         loss.backward()
         return loss
@@ -121,7 +121,7 @@ def test_zeros_from_before_a_step_count_as_cleared(whose):
     assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
 
 
-def test_a_gradient_that_descend_leaves_is_not_added_to_the_next_ascent():
+def test_a_gradient_that_descend_leaves_is_refused_in_the_next_ascent():
     model, optimizer = build(net=mlp)
     x, y = batch()
     perturb(model, optimizer)
@@ -136,7 +136,7 @@ def test_a_gradient_that_descend_leaves_is_not_added_to_the_next_ascent():
 
 
 @pytest.mark.parametrize("index", [0, 1, 3])
-def test_a_gradient_added_to_what_the_last_step_left_is_not_lost_whichever_parameters_it_is(index):
+def test_a_gradient_added_to_that_of_the_last_step_is_refused_for_any_parameter(index):
     model, optimizer = build(net=mlp)
     x, y = batch()
     optimizer.minimize(x, y)
@@ -146,12 +146,12 @@ def test_a_gradient_added_to_what_the_last_step_left_is_not_lost_whichever_param
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-def test_gradients_of_before_are_seen_however_autograd_adds_to_them():
+def test_gradients_from_before_a_step_are_detected_however_autograd_adds_to_them():
     model, optimizer = build(net=mlp)
     x, y = batch()
     model(x).sum().backward()
 
-    def closure():  # which makes autograd put the sum into a new tensor
+    def closure():  # create_graph makes autograd put the sum into a new tensor
         optimizer.criterion(model(x), y).backward(create_graph=True)
 
     with pytest.raises(RuntimeError, match="gradients from before"):
@@ -170,7 +170,7 @@ def test_gradients_of_before_are_seen_however_autograd_adds_to_them():
     optimizer.minimize(x, y)
 
 
-def test_an_old_gradient_of_a_parameter_that_the_closure_does_not_use_is_seen():
+def test_an_old_gradient_of_a_parameter_that_the_closure_does_not_use_is_refused():
     model, optimizer = build(net=lambda: nn.ModuleList([mlp(), mlp()]))
     x, y = batch()
     model[1](x).sum().backward()
@@ -178,7 +178,7 @@ def test_an_old_gradient_of_a_parameter_that_the_closure_does_not_use_is_seen():
         optimizer.step(lambda: optimizer.criterion(model[0](x), y).backward())
 
 
-def test_gradients_are_freed_when_they_are_cleared_by_whomever():
+def test_clearing_gradients_through_the_model_or_the_base_frees_their_memory():
     model, optimizer = build(net=mlp)
     x, y = batch()
     for clear in (model.zero_grad, optimizer.base.zero_grad):
@@ -189,7 +189,7 @@ def test_gradients_are_freed_when_they_are_cleared_by_whomever():
         assert not any(ref() is not None for ref in held)
 
 
-def test_closures_may_clear_in_place_or_replace_or_compute_gradients_twice():
+def test_closures_may_clear_gradients_in_place_replace_them_or_run_several_backward_passes():
     x, y = batch()
     twin, twin_optimizer = build(net=mlp)
     twin_optimizer.minimize(x, y)
@@ -216,7 +216,7 @@ def test_closures_may_clear_in_place_or_replace_or_compute_gradients_twice():
         assert not any(param._backward_hooks or param._post_accumulate_grad_hooks for param in model.parameters())
 
 
-# What cannot be trained
+# Passes that raise, and what becomes of gradients
 
 
 def test_a_pass_that_raised_leaves_no_gradients():
@@ -233,14 +233,14 @@ def test_a_pass_that_raised_leaves_no_gradients():
 
 
 class InPlace(torch.optim.SGD):
-    """Clears gradients in their own memory, whatever it is asked for."""
+    """Clears gradients in their own memory, whatever `set_to_none` is."""
 
     def zero_grad(self, set_to_none=True):
         super().zero_grad(set_to_none=False)
 
 
 @pytest.mark.parametrize(("base_class", "options"), [(InPlace, {}), (torch.optim.SGD, {"set_to_none": False})])
-def test_gradients_that_are_cleared_in_place_after_a_step_are_not_its_own_any_more(base_class, options):
+def test_gradients_cleared_in_place_after_a_step_do_not_block_the_next_ascent(base_class, options):
     torch.manual_seed(0)
     model = mlp()
     optimizer = SAM(base_class(model.parameters(), lr=0.1), model)
@@ -251,15 +251,15 @@ def test_gradients_that_are_cleared_in_place_after_a_step_are_not_its_own_any_mo
 
 
 @pytest.mark.parametrize("most", [0.01, 1e6])
-def test_clipping_sees_sparse_gradients_and_dense_ones(most):
+def test_clipping_includes_sparse_and_dense_gradients(most):
     embedding, head = nn.Embedding(8, 6, sparse=True), nn.Linear(6, 4)
     model = nn.Sequential(embedding, head)
     groups = [{"params": embedding.parameters(), "rho": 0.0}, {"params": head.parameters()}]
     optimizer = SAM(torch.optim.SGD(groups, lr=0.1), model, clip_norm=most)
     optimizer.minimize(torch.tensor([0, 3, 3, 5]), torch.tensor([0, 1, 2, 3]))
     norm = torch.stack([p.grad.to_dense().norm() for p in model.parameters()]).norm()
-    told = optimizer.telemetry.descent_norm
-    torch.testing.assert_close(norm, told.clamp(max=most), rtol=1e-3, atol=0)
+    reported = optimizer.telemetry.descent_norm
+    torch.testing.assert_close(norm, reported.clamp(max=most), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("name", ["SAM", "GSAM(log)"])
@@ -287,7 +287,7 @@ def test_closures_may_keep_all_gradients_in_one_flat_tensor(name):
     assert_close(trained(flat=True), trained(flat=False), 1e-6)  # float32, sums in another order
 
 
-def test_closures_that_put_the_same_memory_into_grad_are_refused():
+def test_closures_of_a_list_that_reuse_one_memory_for_gradients_are_refused():
     model, optimizer = build("SAM", net=mlp)
     memory = {param: torch.zeros_like(param) for param in model.parameters()}
     before = [p.detach().clone() for p in model.parameters()]

@@ -20,7 +20,7 @@ from family import (
 )
 
 
-def test_a_checkpoint_of_another_model_changes_nothing(variant):
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(variant):
     model, optimizer = build(variant, net=mlp)
     optimizer.minimize(*batch())
     before, groups = tensors(model, optimizer), copy.deepcopy(optimizer.state_dict()["param_groups"])
@@ -31,7 +31,7 @@ def test_a_checkpoint_of_another_model_changes_nothing(variant):
     assert optimizer.state_dict()["param_groups"] == groups
 
 
-def test_a_checkpoint_of_the_base_alone_leaves_each_groups_options_as_they_are():
+def test_a_checkpoint_of_the_base_optimizer_alone_keeps_the_options_of_each_group():
     model = mlp()
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "rho": 0.0, "adaptive": False}]
     optimizer = bisam.ASAM(torch.optim.SGD(groups, lr=0.1), model)
@@ -57,7 +57,7 @@ def stepped(kind):
         (torch.optim.Adam, torch.optim.Adagrad, "initial_accumulator_value, lr_decay"),
     ],
 )
-def test_a_checkpoint_of_another_kind_of_optimizer_is_refused_and_nothing_is_lost(saved, into, lacks):
+def test_a_checkpoint_of_another_kind_of_optimizer_is_refused_and_changes_nothing(saved, into, lacks):
     optimizer, checkpoint = stepped(into), stepped(saved).state_dict()
     groups, state = optimizer.param_groups, optimizer.state
     with pytest.raises(ValueError, match=f"another kind of optimizer than {into.__name__}: .* no {lacks}"):
@@ -67,7 +67,7 @@ def test_a_checkpoint_of_another_kind_of_optimizer_is_refused_and_nothing_is_los
     optimizer.minimize(*batch())
 
 
-def test_an_option_that_an_optimizer_takes_out_of_its_groups_is_not_missed_in_a_checkpoint():
+def test_an_option_that_an_optimizer_removes_from_its_groups_is_not_required_in_a_checkpoint():
     class Own(torch.optim.SGD):
         def __init__(self, params, lr):
             super().__init__(params, lr=lr)
@@ -81,7 +81,7 @@ def test_an_option_that_an_optimizer_takes_out_of_its_groups_is_not_missed_in_a_
     assert optimizer.param_groups[0]["lr"] == 0.25
 
 
-def test_a_hook_may_turn_a_checkpoint_of_another_kind_into_one_that_fits():
+def test_a_hook_may_convert_a_checkpoint_of_another_kind_of_optimizer():
     optimizer, checkpoint = stepped(torch.optim.AdamW), stepped(torch.optim.SGD).state_dict()
     own = optimizer.base.state_dict()
     optimizer.register_load_state_dict_pre_hook(lambda *_: own)
@@ -103,7 +103,7 @@ class WithLaterOption(torch.optim.SGD):
         super().step(closure)
 
 
-def test_a_checkpoint_without_an_option_that_came_later_loads():
+def test_a_checkpoint_without_an_option_that_was_added_later_loads():
     optimizer = stepped(WithLaterOption)
     optimizer.load_state_dict(stepped(torch.optim.SGD).state_dict())
     optimizer.minimize(*batch())
@@ -116,7 +116,7 @@ def test_a_checkpoints_own_rho_is_loaded():
     assert other.param_groups[0]["rho"] == 0.3
 
 
-def test_checkpoint_hooks_run_wherever_they_are_registered():
+def test_checkpoint_hooks_run_whether_registered_on_the_optimizer_or_its_base():
     _, optimizer = build(net=mlp)
     calls = []
     optimizer.register_state_dict_pre_hook(lambda *_: calls.append("saving"))
@@ -127,7 +127,7 @@ def test_checkpoint_hooks_run_wherever_they_are_registered():
     assert calls == ["saving", "saved", "loading", "loaded"]
 
 
-def test_a_checkpoint_loaded_into_the_base_leaves_each_group_its_own_radius():
+def test_a_checkpoint_loaded_into_the_base_keeps_the_radius_of_each_group():
     model = mlp()
     groups = [{"params": [model[0].weight], "rho": 0.2}, {"params": [model[2].weight], "rho": 0.0}]
     plain = torch.optim.SGD([{"params": [model[0].weight]}, {"params": [model[2].weight]}], lr=0.3).state_dict()
@@ -150,7 +150,7 @@ class LoadsByItself(torch.optim.SGD):
             group.update({**loaded, "params": kept})
 
 
-def test_a_base_that_loads_in_a_way_of_its_own_leaves_each_group_its_radius():
+def test_a_base_with_its_own_load_state_dict_keeps_the_radius_of_each_group():
     model = mlp()
     groups = [{"params": [model[0].weight], "rho": 0.2}, {"params": [model[2].weight], "rho": 0.0}]
     plain = torch.optim.SGD([{"params": [model[0].weight]}, {"params": [model[2].weight]}], lr=0.3).state_dict()

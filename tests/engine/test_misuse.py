@@ -1,4 +1,4 @@
-"""What comparison with other implementations, and misuse on purpose, brought up: refused, or right."""
+"""Cases found by comparison with other implementations and by deliberate misuse: refused, or handled correctly."""
 
 import gc
 from functools import partial
@@ -59,8 +59,8 @@ def test_a_closure_cannot_begin_or_end_a_step(call, when):
 
 
 @pytest.mark.parametrize("name", ["SAM", "BiSAM(log)", "GSAM(log)"])
-def test_closures_of_a_list_are_weighed_by_the_labels_that_they_keep(name):
-    """As `minimize(accumulate=n)` does: the mean of means would weigh a token of a short part more."""
+def test_closures_of_a_list_are_weighted_by_their_number_of_labels_that_are_not_ignored(name):
+    """As `minimize(accumulate=n)` does: the mean of means would give a token of a short part more weight."""
     results = []
     for form in ("list", "whole"):
         model, optimizer = build(name, net=mlp, dtype=torch.float64)
@@ -81,7 +81,7 @@ def test_closures_of_a_list_are_weighed_by_the_labels_that_they_keep(name):
 
 
 def in_list(model, optimizer, parts, calls=1):
-    """Closures that call the criterion so often, for the mean of equal terms."""
+    """Closures, of which the first calls the criterion `calls` times, for the mean of equal terms."""
 
     def closure(x, y, times):
         loss = sum(optimizer.criterion(model(x), y) for _ in range(times)) / times
@@ -104,7 +104,7 @@ def test_several_terms_in_a_closure_of_a_list_count_as_one():
     assert_close(*results, 1e-12)
 
 
-def test_closures_of_a_list_all_call_the_criterion_or_none_does():
+def test_a_list_in_which_only_some_closures_call_the_criterion_is_refused():
     model, optimizer = build("SAM", net=mlp)
     x, y = batch()
     own, *_ = in_list(model, optimizer, [(x, y)])
@@ -145,7 +145,7 @@ def test_a_list_returns_the_loss_of_the_whole(name):
     assert optimizer.step(in_list(model, optimizer, halves(x, y))).item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_closure_of_a_list_cannot_unscale_for_all():
+def test_a_closure_of_a_list_that_calls_unscale_is_refused():
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model, optimizer = build("SAM", net=mlp, scaler=scaler)
     parts = halves(*batch())
@@ -171,7 +171,7 @@ def test_a_scaler_that_the_closure_does_not_use_is_an_error():
 
 @pytest.mark.parametrize("form", ["list", "accumulate", "micro_batch"])
 def test_no_more_than_two_gradients_live_beside_the_weights(form):
-    """The sum so far, and what the pass under way computes."""
+    """The sum so far, and what the current pass computes."""
     shape = mlp()[0].weight.shape
 
     def alike():
@@ -184,8 +184,8 @@ def test_no_more_than_two_gradients_live_beside_the_weights(form):
     held = []
 
     def look(*_):
-        known = {t.data_ptr() for t in [*others, *optimizer._weights.copies]}
-        held.append(len({t.data_ptr() for t in alike()} - known))
+        excluded = {t.data_ptr() for t in [*others, *optimizer._weights.copies]}
+        held.append(len({t.data_ptr() for t in alike()} - excluded))
 
     x, y = batch()
     optimizer.minimize(x, y)  # momentum exists now
@@ -198,8 +198,8 @@ def test_no_more_than_two_gradients_live_beside_the_weights(form):
     assert max(held) <= 2  # the momentum, and the sum so far
 
 
-def test_an_interrupt_while_the_weights_are_saved_leaves_them(monkeypatch):
-    """Of two types, so that they are copied by two calls."""
+def test_an_interrupt_while_the_weights_are_saved_leaves_them_unchanged(monkeypatch):
+    """Weights of two types, so that they are copied by two calls."""
     model = nn.ModuleList([mlp(), mlp().double()])
     optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
     x, y = batch()
@@ -226,7 +226,7 @@ def test_an_interrupt_while_the_weights_are_saved_leaves_them(monkeypatch):
     assert_identical(weights_of(model), before)
 
 
-def test_an_ascent_by_hand_that_fails_is_followed_by_an_ascent(monkeypatch):
+def test_after_an_ascent_by_hand_that_failed_the_phase_is_still_ascent(monkeypatch):
     model, optimizer = build("BiSAM(log)", net=mlp)
     x, y = batch()
     optimizer.criterion(model(x), y).backward()
@@ -242,7 +242,7 @@ def test_an_ascent_by_hand_that_fails_is_followed_by_an_ascent(monkeypatch):
     assert torch.equal(optimizer.criterion(model(x), y), bisam.lower_bound(model(x), y))
 
 
-def test_zeros_of_our_own_are_not_read():
+def test_gradients_that_zero_grad_set_to_zero_are_not_read_by_the_host():
     model, optimizer = build("SAM", net=mlp)
     (closure,) = in_list(model, optimizer, [batch()])
     optimizer.step(closure)
@@ -285,7 +285,7 @@ def test_a_replayed_step_leaves_gradients_that_the_next_step_clears():
         ({"lr": 0.1}, TypeError, r"SAM has no option 'lr': choose from .*rho.*go to it: SAM\(torch.optim.SGD\("),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options, error, words):
+def test_invalid_options_are_refused_with_an_explanation(options, error, words):
     with pytest.raises(error, match=words):
         build("SAM", net=mlp, **options)
 
@@ -301,7 +301,7 @@ MISSPELT = [
 
 @pytest.mark.parametrize(("name", "given", "meant"), MISSPELT)
 @pytest.mark.parametrize("when", ["at first", "later"])
-def test_a_misspelt_option_of_a_parameter_group_is_refused_with_the_right_one(name, given, meant, when):
+def test_a_misspelt_option_of_a_parameter_group_is_refused_with_its_correct_name(name, given, meant, when):
     first, *others = mlp().parameters()
     group = {"params": others, given: 0.1}
     words = f"a parameter group has the option '{given}': did you mean '{meant}'"
@@ -317,14 +317,14 @@ def test_a_misspelt_option_of_a_parameter_group_is_refused_with_the_right_one(na
 
 
 @pytest.mark.parametrize("name", ["SAM", "ASAM", "GSAM"])
-def test_other_keys_of_a_parameter_group_are_left_alone(name):
+def test_unrelated_keys_of_a_parameter_group_are_accepted_and_unchanged(name):
     keys = ["beta", "theta", "lr_mul", "lr_scale", "max_lr", "min_lr", "initial_lr", "rho_max", "adaptive_lr", "who"]
     base = torch.optim.SGD([{"params": mlp().parameters(), **dict.fromkeys(keys, 0.5), 3: "three"}], lr=0.1)
     (group,) = getattr(bisam, name)(base).param_groups
     assert all(group[key] == 0.5 for key in keys)
 
 
-def test_whether_a_group_is_adaptive_is_no_text():
+def test_the_option_adaptive_of_a_group_must_be_a_bool():
     base = torch.optim.SGD([{"params": mlp().parameters(), "adaptive": "no"}], lr=0.1)
     with pytest.raises(TypeError, match="adaptive must be True or False, got 'no'"):
         bisam.ASAM(base)
@@ -338,13 +338,13 @@ def test_whether_a_group_is_adaptive_is_no_text():
         (lambda: bisam.WSAM(torch.optim.SGD(mlp().parameters()), gamma="a"), r"gamma must lie in \[0, 1\), got 'a'"),
     ],
 )
-def test_numbers_of_another_type_are_refused(part, words):
+def test_numeric_options_of_another_type_are_refused(part, words):
     with pytest.raises((TypeError, ValueError), match=words):
         part()
 
 
 @pytest.mark.parametrize("accumulate", [0, 2.0, True, "2"])
-def test_parts_of_a_batch_are_counted_in_whole_numbers(accumulate):
+def test_accumulate_must_be_a_positive_whole_number(accumulate):
     _, optimizer = build("SAM", net=mlp)
     with pytest.raises(ValueError, match="accumulate must be a whole number of parts, at least 1"):
         optimizer.minimize(*batch(), accumulate=accumulate)
@@ -387,25 +387,25 @@ def test_a_model_with_every_parameter_frozen_is_refused_with_the_remedy():
         optimizer.minimize(*batch())
 
 
-def test_parameters_in_the_place_of_a_base_optimizer():
+def test_parameters_in_the_place_of_a_base_optimizer_are_refused():
     with pytest.raises(TypeError, match=r"BiSAM has no option 'lr'.*BiSAM\(torch.optim.SGD\(model.parameters\(\)"):
         bisam.BiSAM(mlp().parameters(), lr=0.1)
 
 
-def test_trainings_in_one_graph_are_different_optimizers():
+def test_capture_together_refuses_the_same_optimizer_twice():
     _, optimizer = build(net=mlp)
     with pytest.raises(ValueError, match="an optimizer is in the list twice"):
         capture_together([optimizer, optimizer])
 
 
 @pytest.mark.parametrize("tolerance", [float("inf"), float("nan"), 0.0, -1.0])
-def test_a_tolerance_that_any_eigenvalue_meets_is_refused(tolerance):
+def test_a_tolerance_of_eigenvalues_outside_of_zero_to_one_is_refused(tolerance):
     with pytest.raises(ValueError, match="tolerance must lie between 0 and 1"):
         bisam.diagnostics.hessian_eigenvalues(mlp(), batch(), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("name", ["SAM", "BiSAM(log)"])
-def test_targets_of_several_labels_are_not_probabilities(name):
+def test_targets_with_several_labels_for_a_sample_are_refused_unless_the_loss_is_for_them(name):
     model, optimizer = build(name, net=mlp)
     x, _ = batch()
     several = (torch.rand(len(x), 4, generator=torch.Generator().manual_seed(0)) < 0.6).float()
@@ -457,7 +457,7 @@ def test_a_criterion_that_is_called_outside_of_steps_does_not_keep_every_call(pr
     assert optimizer.telemetry.loss is not None
 
 
-def test_a_step_of_more_parts_than_that_observes_all_of_them():
+def test_a_step_of_more_than_a_thousand_parts_observes_all_of_them():
     model, optimizer = build("SAM", net=mlp, micro_batch=1)
     x, y = batch(size=1010)
     expected = F.cross_entropy(model(x), y).item()
@@ -496,14 +496,14 @@ def test_the_modes_of_a_base_optimizer_are_reached_through_the_wrapper():
 
 
 @pytest.mark.parametrize("given", [{}, mlp().state_dict(), {"model": {}, "optimizer": {}}, None])
-def test_a_dict_that_is_no_state_of_an_optimizer_is_refused_with_the_remedy(given):
+def test_a_dict_that_is_not_an_optimizer_state_is_refused_with_the_remedy(given):
     _, optimizer = build("SAM", net=mlp)
     with pytest.raises(ValueError, match=r'has the keys state and param_groups, got .*checkpoint\["optimizer"\]'):
         optimizer.load_state_dict(given)
 
 
-def test_numbers_of_numpy_are_loaded_without_pickle(tmp_path):
-    """As in a sweep over np.linspace: torch.load refuses NumPy's numbers, when it is too late."""
+def test_options_that_are_numpy_numbers_are_saved_so_that_they_load_without_pickle(tmp_path):
+    """As in a sweep over np.linspace: torch.load refuses NumPy's numbers, after the training is done."""
     _, optimizer = build("SAM", net=mlp, rho=np.linspace(0.05, 0.2, 4)[1])
     torch.save(optimizer.state_dict(), tmp_path / "state.pt")
     (group,) = torch.load(tmp_path / "state.pt", weights_only=True)["param_groups"]
@@ -512,7 +512,7 @@ def test_numbers_of_numpy_are_loaded_without_pickle(tmp_path):
 
 
 @pytest.mark.parametrize("base_class", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_checkpoint_of_the_two_step_class_is_taken_or_refused_whole(base_class):
+def test_a_checkpoint_of_the_two_step_class_is_refused_and_loads_into_compat_sam(base_class):
     model = mlp()
     optimizer = bisam.SAM(base_class(model.parameters(), lr=0.1), model)
     optimizer.minimize(*batch())
@@ -536,7 +536,7 @@ def test_a_checkpoint_of_the_two_step_class_is_taken_or_refused_whole(base_class
 # Plans
 
 
-def test_k_samples_of_a_smaller_last_batch_are_all_of_it():
+def test_ksam_uses_all_samples_of_a_batch_that_is_smaller_than_k():
     results = []
     for variant, options in (("KSAM", {"k": 8}), ("SAM", {})):
         model, optimizer = build(variant, net=mlp, **options)
@@ -548,7 +548,7 @@ def test_k_samples_of_a_smaller_last_batch_are_all_of_it():
 # Buffers
 
 
-def test_batch_statistics_that_cannot_be_brought_back_are_named_once():
+def test_batch_statistics_that_cannot_be_restored_are_warned_about_once():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
     optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -562,7 +562,7 @@ def test_batch_statistics_that_cannot_be_brought_back_are_named_once():
     assert not nn.modules.module._global_forward_pre_hooks
 
 
-def test_class_weights_are_no_batch_statistics(recwarn):
+def test_class_weights_are_not_taken_for_batch_statistics(recwarn):
     model, (x, y) = mlp(), batch()
     for loss_of in (nn.CrossEntropyLoss(weight=torch.ones(4)), bisam.LowerBound(weight=torch.ones(4))):
         optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -577,7 +577,7 @@ def test_class_weights_are_no_batch_statistics(recwarn):
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
-def test_a_compiled_model_that_is_not_given_takes_steps():
+def test_a_compiled_model_that_the_optimizer_is_not_given_takes_the_same_steps():
     results = []
     for compiled in (False, True):
         torch.manual_seed(0)
@@ -611,7 +611,7 @@ class Initialised(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["ESAM", "RSAM", "MSAM"])
-def test_weights_that_the_first_forward_pass_writes_are_named_where_they_are_lost(name):
+def test_losing_weights_that_the_first_forward_pass_writes_warns(name):
     x, y = batch()
     for form in ("minimize", "step"):
         if (name, form) == ("ESAM", "step"):
@@ -626,7 +626,7 @@ def test_weights_that_the_first_forward_pass_writes_are_named_where_they_are_los
     optimizer.minimize(x, y)
 
 
-def test_weights_that_the_first_forward_pass_writes_stay_where_it_is_at_the_weights():
+def test_weights_that_the_first_forward_pass_writes_are_kept_if_it_runs_at_the_weights():
     x, y = batch()
     model, optimizer = build("BiSAM(log)", net=lambda: nn.Sequential(Initialised(), mlp()), rho=0.1)
     optimizer.param_groups[0]["lr"] = 0.0
@@ -635,7 +635,7 @@ def test_weights_that_the_first_forward_pass_writes_stay_where_it_is_at_the_weig
 
 
 @pytest.mark.parametrize("name", ["ESAM", "RSAM", "MSAM"])
-def test_lazy_layers_need_a_forward_pass_where_weights_are_saved_before_it(name):
+def test_lazy_layers_need_a_forward_pass_before_variants_that_save_the_weights_first(name):
     x, y = batch()
 
     def lazy(variant):

@@ -35,11 +35,11 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-# What a model may take and give
+# What a model may accept and return
 
 
 class HuggingFaceLike(nn.Module):
-    """Takes keyword arguments, answers with an object that holds logits."""
+    """Takes keyword arguments, returns an object that holds logits."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ def test_inputs_may_be_a_tensor_a_tuple_or_a_dict(kind, accumulate):
     assert_close(list(model.parameters()), list(expected.parameters()), 1e-12)
 
 
-def test_token_classification_trains_on_what_is_not_ignored():
+def test_token_classification_trains_only_on_labels_that_are_not_ignored():
     """Logits (N, K, d) and padded labels, cut into unequal micro-batches, equal the whole batch."""
 
     class Tagger(nn.Module):
@@ -232,7 +232,7 @@ def test_a_model_moved_to_another_precision_after_a_step_is_restored_in_that_pre
     assert_identical([p.detach() for p in model.parameters()], before)
 
 
-def test_repr_says_what_it_is():
+def test_repr_shows_the_class_its_options_and_the_base_optimizer():
     text = repr(build("BiSAM(tanh)")[1])
     assert text.startswith("BiSAM(rho=0.05, adaptive=False, eta=0.0, ascent=LowerBound(phi=tanh, mu=10, alpha=0.1)")
     assert "base=SGD" in text
@@ -259,7 +259,7 @@ def test_repr_has_the_options_of_the_variant_and_those_that_are_set(make, option
     assert options in repr(make(sgd(model), model))
 
 
-def test_a_closure_runs_once_in_each_pass_and_sees_its_phase():
+def test_a_closure_runs_once_in_each_pass_and_can_read_the_phase():
     model, optimizer = build()
     phases = []
     closure = closure_of(model, optimizer, *batch())
@@ -270,13 +270,13 @@ def test_a_closure_runs_once_in_each_pass_and_sees_its_phase():
     assert phases == ["ascent", "descent", "plain"]
 
 
-def test_descend_before_ascend():
+def test_descend_before_ascend_is_refused():
     _, optimizer = build()
     with pytest.raises(RuntimeError, match=r"descend\(\) called before ascend\(\).*use step\(closure\)"):
         optimizer.descend()
 
 
-def test_ascend_twice_and_the_way_out():
+def test_a_second_ascend_is_refused_and_restore_undoes_the_first():
     model, optimizer = build()
     before = [p.detach().clone() for p in model.parameters()]
     perturb(model, optimizer)
@@ -299,7 +299,7 @@ def test_ascend_twice_and_the_way_out():
         ("copying", lambda model, optimizer: copy.deepcopy(optimizer)),
     ],
 )
-def test_what_would_keep_or_lose_perturbed_weights_is_refused(name, use):
+def test_calls_that_would_keep_or_lose_perturbed_weights_are_refused(name, use):
     model, optimizer = build()
     before = [p.detach().clone() for p in model.parameters()]
     perturb(model, optimizer)
@@ -319,7 +319,7 @@ def test_step_needs_a_closure(closure, message):
         optimizer.step(closure)
 
 
-def test_a_closure_that_leaves_no_gradients(closure_variant):
+def test_a_closure_that_leaves_no_gradients_is_refused(closure_variant):
     model, optimizer = build(closure_variant)
     for _ in range(2):  # so that the variants with a period of two perturb in the next
         optimizer.minimize(*batch())
@@ -337,7 +337,7 @@ def test_a_closure_that_leaves_no_gradients(closure_variant):
     assert_identical(tensors(model, optimizer), before)
 
 
-def test_ascend_and_descend_without_gradients():
+def test_ascend_and_descend_without_gradients_are_refused():
     model, optimizer = build()
     with pytest.raises(RuntimeError, match=r"ascend\(\) found no gradients: the first backward pass"):
         optimizer.ascend()
@@ -365,7 +365,7 @@ def test_ascend_and_descend_without_gradients():
         (lambda m: torch.optim.SGD(m.parameters(), lr=0.1, maximize=True), ValueError, "maximize=True.*the negative"),
     ],
 )
-def test_base_optimizers_that_cannot_be(make_base, error, message):
+def test_invalid_base_optimizers_are_refused(make_base, error, message):
     model = mlp()
     with pytest.raises(error, match=message):
         BiSAM(make_base(model), model)
@@ -392,7 +392,7 @@ def test_a_parameter_twice_in_a_group_is_refused():  # as by listing encoder and
         ({"rh0": 0.1}, TypeError, "rh0"),
     ],
 )
-def test_options_that_cannot_be_leave_the_base_optimizer_alone(options, error, message):
+def test_invalid_options_are_refused_and_leave_the_base_optimizer_unchanged(options, error, message):
     model = mlp()
     base = sgd(model)
     before = base.state_dict()
@@ -402,14 +402,14 @@ def test_options_that_cannot_be_leave_the_base_optimizer_alone(options, error, m
     assert not base._optimizer_step_pre_hooks
 
 
-def test_a_model_that_is_none():
+def test_a_model_that_is_not_a_module_is_refused():
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module or None, got list"):
         SAM(sgd(mlp()), [1])
     with pytest.raises(TypeError, match=r"got float. Options have names, such as rho=0.1"):
         SAM(sgd(mlp()), 0.1)
 
 
-def test_rho_is_an_option_of_groups_and_cannot_be_set_beside_them():
+def test_rho_is_an_option_of_groups_and_not_an_attribute_of_the_optimizer():
     _, optimizer = build()
     with pytest.raises(AttributeError, match=r'rho is an option of the parameter groups.*group\["rho"\] = 0.2'):
         optimizer.rho = 0.2
@@ -422,7 +422,7 @@ def test_rho_is_an_option_of_groups_and_cannot_be_set_beside_them():
 
 
 class Holder:
-    """An optimizer in an object of a class derived from its own, which reads from it, as frameworks wrap one."""
+    """Wraps an optimizer as some frameworks do: its class is derived from the optimizer's, and it reads from it."""
 
     def __init__(self, optimizer):
         self.held, self.calls = optimizer, 0
@@ -436,7 +436,7 @@ class Holder:
         return self.held.step(closure)
 
 
-def test_methods_on_an_object_that_holds_the_optimizer_keep_what_they_note_in_the_optimizer():
+def test_methods_called_on_an_object_that_wraps_the_optimizer_keep_their_state_in_the_optimizer():
     model, optimizer = build(every=2)
     other, plain = build(every=2)
     held = Holder(optimizer)
@@ -470,14 +470,14 @@ def test_an_option_of_groups_may_have_the_name_of_an_attribute_and_any_value():
     assert "start=[0.1, 0.9]" in repr(optimizer)
 
 
-def test_a_step_between_ascend_and_descend_names_the_remedy_also_without_a_closure():
+def test_a_step_between_ascend_and_descend_is_refused_also_without_a_closure():
     model, optimizer = build()
     perturb(model, optimizer)
     with pytest.raises(RuntimeError, match=r"step\(\) called between ascend\(\) and descend\(\)"):
         optimizer.step()
 
 
-def test_minimize_on_a_model_that_the_base_optimizer_does_not_train():
+def test_minimize_is_refused_for_a_model_that_the_base_optimizer_does_not_train():
     model, other = mlp(), mlp()
     optimizer = BiSAM(sgd(other), model)
     with pytest.raises(RuntimeError, match="no gradients: the base optimizer has no parameter of the model"):
@@ -492,7 +492,7 @@ def test_minimize_on_a_model_that_the_base_optimizer_does_not_train():
         (torch.randn(4, 6), torch.tensor([0.0, 1.0, 2.0, 3.0]), TypeError, r"float32 of shape \(4,\).*target.long\(\)"),
     ],
 )
-def test_bad_batches_leave_weights_and_state_as_they_were(variant, x, y, error, message):
+def test_invalid_batches_are_refused_and_leave_weights_and_state_unchanged(variant, x, y, error, message):
     model, optimizer = build(variant, net=mlp)
     optimizer.minimize(*batch())
     before = tensors(model, optimizer)
@@ -511,18 +511,18 @@ def test_minimize_needs_the_model():
         SAM(sgd(model)).minimize(*batch())
 
 
-def test_an_objective_that_returns_one_loss_per_sample():
+def test_an_objective_that_returns_one_loss_per_sample_is_refused():
     _, optimizer = build(ascent=bisam.LowerBound(reduction="none"))
     with pytest.raises(ValueError, match=r"must return a scalar.*got shape \(16,\)"):
         optimizer.minimize(*batch())
 
 
-def test_a_scheduler_on_something_else_is_refused_by_torch():
+def test_a_scheduler_on_a_module_is_refused_by_torch():
     with pytest.raises(TypeError, match="not an Optimizer"):
         torch.optim.lr_scheduler.StepLR(mlp(), 1)
 
 
-def test_the_engine_itself_is_sam():
+def test_sharpness_aware_with_its_defaults_is_sam():
     model, optimizer = build("SAM")
     torch.manual_seed(0)
     bare = ConvNet()
@@ -533,7 +533,7 @@ def test_the_engine_itself_is_sam():
     assert_identical(tensors(bare, engine), tensors(model, optimizer))
 
 
-# Found by trying to break it
+# Found by adversarial tests
 
 
 def test_a_base_optimizer_with_an_option_called_rho_is_refused():
@@ -560,7 +560,7 @@ def test_a_wrapper_that_is_dropped_is_freed_with_its_copy_of_the_weights():
     base.step()
 
 
-def test_a_copy_made_with_a_scheduler_attached_drives_itself():
+def test_a_copy_made_with_a_scheduler_attached_steps_independently():
     model, optimizer = build(net=mlp)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     optimizer.register_step_post_hook(lambda *_: None)
@@ -581,14 +581,14 @@ def test_step_hooks_run_around_minimize_too():
     assert calls == [1]
 
 
-def test_the_ascent_is_bilevel_unless_another_is_given_and_never_both():
+def test_the_ascent_is_the_lower_bound_by_default_and_phi_cannot_be_given_with_an_ascent():
     assert isinstance(build("BiSAM(log)", ascent=None)[1].criterion.ascent, bisam.LowerBound)
     with pytest.raises(ValueError, match="or an ascent of your own, not both: got phi='tanh'"):
         build("BiSAM(tanh)", ascent=bisam.CrossEntropy())
 
 
 @pytest.mark.parametrize("ignore_index", [255, 0])
-def test_what_the_descent_ignores_and_weights_the_ascent_does_too(ignore_index):
+def test_the_ascent_has_the_ignore_index_and_class_weights_of_the_descent(ignore_index):
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
     descent = nn.CrossEntropyLoss(ignore_index=ignore_index, weight=weight)
     model, optimizer = build(net=mlp, descent=descent)
@@ -601,7 +601,7 @@ def test_what_the_descent_ignores_and_weights_the_ascent_does_too(ignore_index):
     torch.testing.assert_close(optimizer.telemetry.ascent, expected.detach())
 
 
-def test_options_of_the_wrong_kind_are_named_at_once():
+def test_options_of_the_wrong_type_are_refused_at_construction():
     for options, message in (
         ({"ascent": "log"}, "ascent must be an objective to call.*got 'log'"),
         ({"autocast": True}, "autocast must be torch.bfloat16, torch.float16 or None, got True"),
@@ -614,7 +614,7 @@ def test_options_of_the_wrong_kind_are_named_at_once():
         build("SAM", rho=torch.tensor([0.05]))
 
 
-def test_the_same_dropout_masks_cannot_be_had_by_hand():
+def test_same_dropout_is_refused_for_passes_by_hand():
     model, optimizer = build(same_dropout=True)
     with pytest.raises(RuntimeError, match=r"same_dropout has something to do before the first pass"):
         perturb(model, optimizer)
@@ -631,7 +631,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_parts_add_up_to_the_whole_batch_with_functions_as_with_modules(name):
+def test_parts_add_up_to_the_whole_batch_with_loss_functions_as_with_modules(name):
     x, y = batch()
     y[:7] = -100 if name != "ignores" else 0
     losses, results = [], []
@@ -643,7 +643,7 @@ def test_parts_add_up_to_the_whole_batch_with_functions_as_with_modules(name):
     assert_close(*results, 1e-12)
 
 
-def test_q_ignores_and_weighs_what_a_function_that_is_descended_does():
+def test_the_lower_bound_has_the_ignore_index_and_class_weights_of_a_loss_function():
     x, y = batch()
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
     model, optimizer = build("BiSAM(log)", net=mlp, descent=partial(F.cross_entropy, ignore_index=0, weight=weight))
@@ -653,7 +653,7 @@ def test_q_ignores_and_weighs_what_a_function_that_is_descended_does():
     assert optimizer.telemetry.error is not None
 
 
-def test_samples_are_chosen_by_a_function_as_by_a_module():
+def test_samples_are_chosen_by_a_loss_function_as_by_a_module():
     results = []
     for descent in (F.cross_entropy, nn.CrossEntropyLoss(), partial(nn.CrossEntropyLoss())):
         model, optimizer = build("ESAM", net=mlp, descent=descent)
@@ -664,10 +664,10 @@ def test_samples_are_chosen_by_a_function_as_by_a_module():
     assert_identical(results[1], results[2])
 
 
-# Gradients of before
+# Other outputs, targets and inputs
 
 
-def test_outputs_and_targets_that_are_no_tensors():
+def test_outputs_and_targets_that_are_not_tensors_are_refused():
     x, y = batch()
     _, optimizer = build(net=mlp)
     for other in (y.tolist(), None, y.numpy(), (y, y)):
@@ -687,7 +687,7 @@ def test_outputs_and_targets_that_are_no_tensors():
         optimizer.minimize(x, y)
 
 
-def test_a_packed_sequence_is_one_input():
+def test_a_packed_sequence_trains_whole_and_cannot_be_cut_into_parts():
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
@@ -710,7 +710,7 @@ def test_a_packed_sequence_is_one_input():
     assert bisam.diagnostics.sharpness(model, (packed, y), rho=0.05).error is not None
 
 
-def test_sparse_inputs_train_whole_and_name_what_cannot_cut_them():
+def test_sparse_inputs_train_whole_and_cannot_be_cut_into_parts():
     class Dense(nn.Module):
         def __init__(self):
             super().__init__()
@@ -726,11 +726,11 @@ def test_sparse_inputs_train_whole_and_name_what_cannot_cut_them():
         optimizer.minimize(x.to_sparse(), y, accumulate=2)
 
 
-# What a failure or a change from outside leaves
+# After a failure or a change from outside
 
 
-def test_a_perturbation_that_fails_half_way_leaves_the_weights_as_they_were():
-    """Of an adaptive ball, which works in the storage of the weights, and finds complex ones behind the others."""
+def test_a_perturbation_that_fails_half_way_leaves_the_weights_unchanged():
+    """An adaptive ball works in the storage of the weights; here it fails at complex weights, after the real ones."""
     model = nn.ParameterList([torch.randn(3), torch.randn(3, dtype=torch.complex64)])
     optimizer = bisam.ASAM(sgd(model))
     before = [p.detach().clone() for p in model]
@@ -752,7 +752,7 @@ def test_a_group_added_to_the_base_is_perturbed_with_the_options_of_the_others()
     assert not torch.equal(model[2].weight, before[2])
 
 
-def test_a_step_in_inference_mode_is_refused_and_the_next_is_as_ever(variant):
+def test_a_step_in_inference_mode_is_refused_and_the_next_step_is_unaffected(variant):
     model, optimizer = build(variant)
     twin, twin_optimizer = build(variant)
     with torch.inference_mode(), pytest.raises(RuntimeError, match=r"step\(\) needs gradients.*leave that first"):
@@ -762,7 +762,7 @@ def test_a_step_in_inference_mode_is_refused_and_the_next_is_as_ever(variant):
     assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
 
 
-def test_random_numbers_are_drawn_wherever_tensors_are_made_by_default(variant):
+def test_random_numbers_do_not_depend_on_the_default_device(variant):
     model, optimizer = build(variant)
     twin, twin_optimizer = build(variant)
     x, y = batch()
@@ -785,7 +785,7 @@ class Shared(nn.Module):
 
 
 @pytest.mark.parametrize("variant_name", ["SAM", "RSAM"])
-def test_weights_come_back_also_where_a_buffer_shares_their_memory(variant_name):
+def test_weights_are_restored_also_where_a_buffer_shares_their_memory(variant_name):
     model = Shared()
     optimizer = VARIANTS[variant_name](torch.optim.SGD(model.parameters(), lr=0.0), model)
     before = model.head.weight.detach().clone()
@@ -802,6 +802,6 @@ def test_weights_come_back_also_where_a_buffer_shares_their_memory(variant_name)
         (lambda base: SAM(base, every=True), "every must be a whole number of steps, at least 1, got True"),
     ],
 )
-def test_numbers_that_are_none_are_refused(make, words):
+def test_option_values_that_are_not_valid_numbers_are_refused(make, words):
     with pytest.raises((ValueError, TypeError), match=words):
         make(sgd(mlp()))

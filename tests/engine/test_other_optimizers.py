@@ -1,4 +1,4 @@
-"""Parameters of the model that another optimizer steps have the descent's gradient, whatever the form of the step."""
+"""Parameters of the model that another optimizer steps get the descent's gradient in every form of a step."""
 
 from functools import partial
 
@@ -44,8 +44,8 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["SAM", "BiSAM", "GSAM"])
-def test_a_step_leaves_it_beside_what_was_accumulated(kind, form):
-    """As where Muon has the matrices and AdamW the rest: their gradients were the sum of those of all passes."""
+def test_a_step_adds_the_descents_gradient_to_what_was_accumulated(kind, form):
+    """As where Muon has the matrices and AdamW the rest: their gradients would otherwise be the sum of all passes."""
     model, optimizer, body, head = split(kind, **({"ascent": bisam.LowerBound()} if kind == "GSAM" else {}))
     x, y = batch(dtype=torch.float64)
     found = [1 + gradient for gradient in expected(optimizer, body, head, model, x, y)]
@@ -71,7 +71,7 @@ def test_a_step_by_hand_leaves_the_gradient_of_the_descent(kind):
     assert_close([p.grad for p in head], found, 1e-12)
 
 
-def test_a_list_whose_closure_raises_leaves_what_was_accumulated():
+def test_a_list_whose_closure_raises_keeps_the_accumulated_gradient():
     model, optimizer, _, head = split()
     x, y = batch(dtype=torch.float64)
     head[0].grad = torch.ones_like(head[0])
@@ -99,7 +99,7 @@ class FailsAt(nn.Module):
         return x
 
 
-def test_a_micro_batch_that_raises_leaves_what_was_accumulated():
+def test_a_micro_batch_that_raises_keeps_the_accumulated_gradient():
     model, _, body, head = split()
     model.append(FailsAt(4))  # the descent pass of the second
     optimizer = bisam.SAM(torch.optim.SGD(body, lr=0.1), model, rho=0.1, micro_batch=8)
@@ -111,7 +111,7 @@ def test_a_micro_batch_that_raises_leaves_what_was_accumulated():
 
 
 @pytest.mark.parametrize("kind", ["SAM", "BiSAM"])
-def test_micro_batches_add_up_each_at_its_own_perturbed_weights(kind):
+def test_gradients_of_micro_batches_add_up_each_at_its_own_perturbed_weights(kind):
     model, optimizer, body, head = split(kind, micro_batch=8)
     x, y = batch(dtype=torch.float64)
     assert len(y) == 16
@@ -122,7 +122,7 @@ def test_micro_batches_add_up_each_at_its_own_perturbed_weights(kind):
     assert_close([p.grad for p in head], [1 + (a + b) / 2 for a, b in zip(*halves, strict=True)], 1e-12)
 
 
-def test_a_step_of_one_form_leaves_nothing_to_the_next_of_another():
+def test_a_step_of_one_form_does_not_affect_the_next_step_of_another_form():
     model, optimizer, body, head = split()
     x, y = batch(dtype=torch.float64)
     for param in head:
@@ -135,7 +135,7 @@ def test_a_step_of_one_form_leaves_nothing_to_the_next_of_another():
     assert_close([p.grad for p in head], found, 1e-12)
 
 
-def test_a_base_optimizer_that_raises_leaves_what_was_accumulated():
+def test_a_base_optimizer_that_raises_keeps_the_accumulated_gradient():
     _model, optimizer, _, head = split()
     optimizer.base.register_step_post_hook(lambda *_: 1 / 0)
     for param in head:
@@ -146,7 +146,7 @@ def test_a_base_optimizer_that_raises_leaves_what_was_accumulated():
         assert torch.equal(param.grad, torch.ones_like(param))
 
 
-def test_a_hook_of_the_base_optimizer_may_step_the_other_one():
+def test_a_hook_of_the_base_optimizer_may_step_the_other_optimizer():
     model, optimizer, body, head = split()
     x, y = batch(dtype=torch.float64)
     other = torch.optim.SGD(head, lr=1.0)
@@ -160,7 +160,7 @@ def test_a_hook_of_the_base_optimizer_may_step_the_other_one():
     assert all(param.grad is None for param in head)
 
 
-def test_a_closure_may_clear_what_was_accumulated():
+def test_a_closure_may_clear_the_accumulated_gradient():
     model, optimizer, body, head = split()
     x, y = batch(dtype=torch.float64)
     other = torch.optim.SGD(head, lr=0.1)
@@ -202,7 +202,7 @@ def test_a_scaler_of_the_loop_unscales_both_optimizers():
 
 
 @pytest.mark.parametrize("form", ["minimize", "step", "by hand"])
-def test_a_scaler_of_the_optimizer_s_own_warns_once_that_it_does_not_unscale_them(form):
+def test_a_scaler_given_to_the_optimizer_warns_once_that_it_unscales_no_other_parameters(form):
     x, y = batch(dtype=torch.float64)
     for is_frozen in (False, True):
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
@@ -225,13 +225,13 @@ def test_a_scaler_of_the_optimizer_s_own_warns_once_that_it_does_not_unscale_the
         step()  # a warning here would be an error
 
 
-def test_a_scaler_that_is_switched_off_warns_of_nothing():
+def test_a_disabled_scaler_does_not_warn():
     _model, optimizer, _, head = split(scaler=torch.amp.GradScaler("cpu", enabled=False))
     optimizer.minimize(*batch(dtype=torch.float64))
     assert head[0].grad is not None
 
 
-def test_micro_batches_in_one_computation_leave_it_as_the_loop_does():
+def test_vectorized_micro_batches_give_the_gradient_of_the_loop():
     found = {}
     for vectorize in (True, False):
         _model, optimizer, _, head = split(micro_batch=4, vectorize=vectorize)
@@ -241,7 +241,7 @@ def test_micro_batches_in_one_computation_leave_it_as_the_loop_does():
     assert_close(found[True], found[False], 1e-12)
 
 
-def test_a_layer_that_was_replaced_after_the_optimizer_was_built_counts():
+def test_a_layer_that_replaces_another_after_the_optimizer_was_built_gets_the_gradient():
     model, optimizer, body, head = split()
     old = model[-1]
     model[-1] = nn.Linear(old.in_features, old.out_features, dtype=torch.float64)
@@ -252,7 +252,7 @@ def test_a_layer_that_was_replaced_after_the_optimizer_was_built_counts():
     assert_close([p.grad for p in head], found, 1e-12)
 
 
-def test_a_layer_that_is_replaced_between_two_steps_counts():
+def test_a_layer_that_replaces_another_between_two_steps_gets_the_gradient():
     model, optimizer, body, _ = split()
     x, y = batch(dtype=torch.float64)
     optimizer.step(closure_of(model, optimizer, x, y))
@@ -264,7 +264,7 @@ def test_a_layer_that_is_replaced_between_two_steps_counts():
     assert_close([p.grad for p in head], found, 1e-12)
 
 
-def test_a_group_that_is_added_between_two_steps_is_stepped_by_its_new_optimizer_alone():
+def test_a_group_added_between_two_steps_is_stepped_by_its_new_optimizer_alone():
     _model, optimizer, _, head = split()
     x, y = batch(dtype=torch.float64)
     optimizer.minimize(x, y)
@@ -278,7 +278,7 @@ def test_a_group_that_is_added_between_two_steps_is_stepped_by_its_new_optimizer
         assert_close([param], [old - 0.1 * param.grad], 1e-12)  # one step of SGD, of one gradient
 
 
-def test_a_group_that_is_added_later_is_perturbed_and_belongs_to_no_other():
+def test_a_group_added_later_is_perturbed_and_trained_with_the_others():
     model, optimizer, _body, head = split()
     optimizer.add_param_group({"params": head})
     x, y = batch(dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A step owns its gradients: how closures clear does not matter, and gradients from before are never lost."""
+"""A step does not depend on how closures clear gradients, and gradients from before it are never lost."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from family import assert_close, assert_identical, batch, build, closure_of, mlp, tensors
 
 
-def test_gradients_accumulated_before_a_step_are_never_lost_in_silence():
+def test_gradients_accumulated_before_a_step_are_refused_and_kept():
     """As a framework does that accumulates by calling closures and stepping with the last one."""
     model, optimizer = build(net=mlp)
     first, last = batch(0), batch(1)
@@ -47,7 +47,7 @@ def attacked(model, optimizer, x, y, clear):
 
 
 @pytest.mark.parametrize("variant_name", ["SAM", "BiSAM(log)"])
-def test_gradients_of_a_first_backward_pass_in_a_closure_can_be_cleared_either_way(variant_name):
+def test_gradients_of_an_extra_backward_pass_in_a_closure_may_be_cleared_by_optimizer_or_model(variant_name):
     results = []
     for way in ("optimizer", "model", "none was left"):
         model, optimizer = build(variant_name, net=mlp, dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_closures_of_a_list_add_up_however_they_clear(way):
     assert_identical(*results)
 
 
-def test_closures_of_a_list_may_run_a_backward_pass_of_their_own_first():
+def test_closures_of_a_list_may_run_an_extra_backward_pass_first():
     """Adversarial training on two micro-batches: what an attack leaves is cleared, the other closure's is not."""
     results = []
     for way in ("optimizer", "model", "autograd.grad"):
@@ -114,7 +114,7 @@ def test_closures_of_a_list_may_run_a_backward_pass_of_their_own_first():
     assert_identical(results[1], results[2])
 
 
-def test_a_closure_of_a_list_may_ask_for_gradients_before_it_clears():
+def test_a_closure_of_a_list_may_compute_gradients_before_it_clears():
     """A penalty on the norm of the gradient, as it is usually written."""
     results = []
     for clear in (True, False):
@@ -133,7 +133,7 @@ def test_a_closure_of_a_list_may_ask_for_gradients_before_it_clears():
     assert_identical(*results)
 
 
-def test_a_list_of_closures_that_return_more_than_a_loss_is_a_step_all_the_same():
+def test_closures_of_a_list_may_return_more_than_a_loss():
     model, optimizer = build("SAM", net=mlp)
 
     def closure(x, y):

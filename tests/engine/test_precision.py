@@ -1,4 +1,4 @@
-"""Mixed precision: the mathematics of a step does not change with it."""
+"""Mixed precision: it does not change the mathematics of a step."""
 
 from contextlib import nullcontext
 
@@ -32,7 +32,7 @@ def test_scaled_steps_equal_unscaled_ones(pair, device, form):
 
 
 @pytest.mark.parametrize("form", ["step", "minimize", "by hand"])
-def test_steps_with_a_scaler_that_is_switched_off_are_plain_ones(device, form):
+def test_steps_with_a_disabled_scaler_are_plain_ones(device, form):
     check_scaled_steps(("BiSAM(log)", "AdamW(fused)"), device, form, torch.amp.GradScaler(device, enabled=False))
 
 
@@ -64,7 +64,9 @@ def check_scaled_steps(pair, device, form, scaler):
 @pytest.mark.parametrize("failing", ["ascent", "descent"])
 @pytest.mark.parametrize("form", ["step", "by hand"])
 @over_plain_pairs
-def test_a_pass_that_overflows_restores_skips_and_shrinks_once(pair, device, failing, form):
+def test_a_pass_that_overflows_restores_the_weights_skips_the_update_and_halves_the_scale_once(
+    pair, device, failing, form
+):
     scaler = torch.amp.GradScaler(device, init_scale=1024.0)
     model, optimizer = build(*pair, device=device, scaler=scaler)
     x, y = batch(device=device)
@@ -106,7 +108,7 @@ def test_a_pass_that_raises_leaves_the_scaler_usable():
 
 
 @pytest.mark.parametrize("around", ["the forward passes", "the whole step"])
-def test_autocast_around_the_step_sees_the_perturbed_weights(plain_variant, device, around):
+def test_autocast_around_the_step_uses_the_perturbed_weights_in_the_second_pass(plain_variant, device, around):
     """Autocast caches low-precision copies of weights; stale ones would make the second pass a copy of the first."""
     outputs = []
     model, optimizer = build(plain_variant, net=mlp, device=device, rho=5.0)
@@ -140,8 +142,8 @@ class Symmetric(nn.Module):
 
 
 @pytest.mark.parametrize("around", [nullcontext, parametrize.cached])
-def test_weights_that_are_computed_once_for_a_context_are_computed_anew_after_a_move(plain_variant, around):
-    """`parametrize.cached()` keeps the second pass's weights from being those at w."""
+def test_weights_that_parametrize_caches_are_recomputed_after_a_perturbation(plain_variant, around):
+    """With weights that `parametrize.cached()` keeps, the second pass would be at w."""
     outputs = []
     model, optimizer = build(plain_variant, net=lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4)), rho=5.0)
     parametrize.register_parametrization(model[1], "weight", Symmetric())
@@ -154,7 +156,7 @@ def test_weights_that_are_computed_once_for_a_context_are_computed_anew_after_a_
     assert torch.equal(after, model(batch()[0]))
 
 
-def test_an_evaluation_after_a_plain_step_in_the_same_autocast_sees_the_new_weights():
+def test_an_evaluation_after_a_plain_step_in_the_same_autocast_uses_the_new_weights():
     model, optimizer = build("SAM", net=mlp, start=1)
     x, y = batch()
     with torch.autocast("cpu", torch.bfloat16):
@@ -165,7 +167,7 @@ def test_an_evaluation_after_a_plain_step_in_the_same_autocast_sees_the_new_weig
         assert torch.equal(after, model(x))
 
 
-def test_autocast_around_a_step_by_hand_sees_the_weights_that_came_back():
+def test_autocast_around_a_step_by_hand_uses_the_restored_weights_afterwards():
     model, optimizer = build("SAM", net=mlp, rho=5.0)
     x, y = batch()
     with torch.autocast("cpu", torch.bfloat16):
@@ -177,7 +179,7 @@ def test_autocast_around_a_step_by_hand_sees_the_weights_that_came_back():
         assert torch.equal(model(x), before)
 
 
-def test_minimize_with_autocast_is_the_step_with_autocast(closure_variant, device):
+def test_the_autocast_option_of_minimize_equals_autocast_in_a_closure(closure_variant, device):
     model, optimizer = build(closure_variant, net=mlp, device=device, autocast=torch.bfloat16)
     twin, twin_optimizer = build(closure_variant, net=mlp, device=device)
     for seed in range(3):
@@ -194,7 +196,7 @@ def test_minimize_with_autocast_is_the_step_with_autocast(closure_variant, devic
     assert_identical(tensors(model, optimizer), tensors(twin, twin_optimizer))
 
 
-def test_autocast_in_bfloat16_stays_near_the_float32_step(plain_variant, device):
+def test_a_step_in_bfloat16_autocast_is_close_to_the_float32_step(plain_variant, device):
     model, optimizer = build(plain_variant, net=mlp, device=device, autocast=torch.bfloat16)
     exact, exact_optimizer = build(plain_variant, net=mlp, device=device)
     for seed in range(3):
@@ -209,7 +211,7 @@ def test_autocast_in_bfloat16_stays_near_the_float32_step(plain_variant, device)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_in_half_precision_trains_and_comes_back_bitwise(plain_variant, dtype):
+def test_a_model_in_half_precision_trains_and_its_weights_are_restored_bitwise(plain_variant, dtype):
     torch.manual_seed(0)
     model = mlp().to(dtype)
     optimizer = VARIANTS[plain_variant](BASES["SGD(foreach)"](model.parameters()), model)
@@ -224,7 +226,7 @@ def test_a_model_in_half_precision_trains_and_comes_back_bitwise(plain_variant, 
     assert losses[-1] < losses[0]
 
 
-def test_minimize_leaves_the_users_autocast_on():
+def test_minimize_runs_both_passes_under_the_autocast_around_it():
     dtypes = []
     model, optimizer = build(net=mlp)
     model.register_forward_hook(lambda _, __, output: dtypes.append(output.dtype))
@@ -256,8 +258,8 @@ def test_adaptive_perturbations_of_small_float16_weights_do_not_vanish():
 
 @pytest.mark.parametrize("name", ["SAM", "LookSAM", "BiSAM(log)"])
 @pytest.mark.parametrize("rho", [0.0, 0.05])
-def test_one_autocast_around_many_steps_sees_the_weights_of_each(name, rho):
-    """Autocast caches its casts of the weights until it ends: a step must not leave its own to the next."""
+def test_one_autocast_around_many_steps_uses_the_new_weights_in_each_step(name, rho):
+    """Autocast caches its casts of the weights until it ends: a step must not leave stale casts to the next."""
 
     def train(around_all):
         _, optimizer = build(name, net=mlp, rho=rho)
@@ -305,7 +307,7 @@ def test_gradients_that_the_caller_has_unscaled_are_not_unscaled_again(device, b
     assert scaler.get_scale() == 2.0**11
 
 
-def test_gradients_unscaled_in_a_step_that_was_given_up_are_forgotten(device):
+def test_unscaling_in_an_abandoned_step_does_not_affect_the_next(device):
     scaler = torch.amp.GradScaler(device, init_scale=2.0**10)
     model, optimizer = build("SAM", net=mlp, device=device, scaler=scaler)
     x, y = batch(device=device)
@@ -324,7 +326,7 @@ def test_gradients_unscaled_in_a_step_that_was_given_up_are_forgotten(device):
 
 
 @pytest.mark.parametrize("name", ["GSAM", "LookSAM"])
-def test_a_closure_that_unscales_is_refused_where_gradients_of_both_passes_are_compared(name, device):
+def test_a_closure_that_unscales_is_refused_by_variants_that_compare_the_gradients_of_both_passes(name, device):
     scaler = torch.amp.GradScaler(device, init_scale=2.0**10)
     model, optimizer = build(name, net=mlp, device=device, scaler=scaler)
     x, y = batch(device=device)
@@ -349,8 +351,8 @@ def test_a_closure_that_unscales_is_refused_where_gradients_of_both_passes_are_c
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gradients_in_half_precision_are_compared_in_float32(dtype):
-    """By GSAM, whose update is g_p and something orthogonal to it, however long: so ⟨g, g_p⟩ needs its digits."""
+def test_inner_products_of_half_precision_gradients_are_computed_in_float32(dtype):
+    """The update of GSAM is g_p plus a vector orthogonal to it, however long: so ⟨g, g_p⟩ needs its digits."""
     model, optimizer = build("GSAM", net=lambda: nn.Linear(200, 100, bias=False), dtype=dtype)
     plain, perturbed = ((10 * torch.randn(100, 200) + 10).to(dtype) for _ in range(2))  # ⟨g, g_p⟩ overflows float16
 
@@ -365,7 +367,7 @@ def test_gradients_in_half_precision_are_compared_in_float32(dtype):
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch before 2.9 has no grad_dtype")
 @pytest.mark.parametrize("name", ["LookSAM", "FriendlySAM", "VaSSO"])
-def test_what_is_remembered_has_the_type_of_the_gradients(name):
+def test_the_memory_has_the_type_of_the_gradients(name):
     """As in training bfloat16 weights by float32 gradients; a checkpoint resumes it bit for bit."""
     pairs = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Any order of calls: a plain model of the rules says which are refused, and when the weights are what they were.
+"""Any order of calls: a plain model of the rules predicts which are refused, and when the weights are unchanged.
 
 `BISAM_SEQUENCES=10000 pytest tests/engine/test_sequences.py` runs as many; CI runs a few hundred.
 """

@@ -18,8 +18,8 @@ import two_passes
 from two_passes import RHO, assert_equal_weights
 
 
-def forget():
-    """Accelerate has one state in a process: the settings of the first Accelerator stay."""
+def reset_accelerate():
+    """Accelerate has one state per process: without this the settings of the first Accelerator persist."""
     AcceleratorState._reset_state(reset_partial_state=True)
     PartialState._reset_state()
     GradientState._reset_state()
@@ -27,9 +27,9 @@ def forget():
 
 @pytest.fixture(autouse=True)
 def fresh_state():
-    forget()
+    reset_accelerate()
     yield
-    forget()
+    reset_accelerate()
 
 
 class Loop:
@@ -94,7 +94,7 @@ def test_a_loss_without_the_criterion_is_returned_as_the_mean_of_the_micro_batch
     assert found.item() == pytest.approx(sum(losses) / 2)
 
 
-def test_float32_equals_the_reference_too():
+def test_training_in_float32_equals_the_reference():
     samples = two_passes.samples(dtype=torch.float32)
     loop = Loop(net=two_passes.net(torch.float32), samples=samples)
     start = copy.deepcopy(loop.net)
@@ -103,7 +103,7 @@ def test_float32_equals_the_reference_too():
     assert_equal_weights(loop.net, expected, 1e-6)
 
 
-def test_bfloat16_is_that_of_the_optimizer_alone():
+def test_training_in_bfloat16_equals_that_of_the_optimizer_alone():
     samples = two_passes.samples(dtype=torch.float32)
     net = two_passes.net(torch.float32)
     optimizer = bisam.BiSAM(two_passes.base_of(net.parameters()), net, rho=RHO, clip_norm=two_passes.CLIP["norm"])
@@ -124,11 +124,11 @@ def test_bfloat16_is_that_of_the_optimizer_alone():
 
 
 @pytest.mark.parametrize("name", ["BiSAM", "FriendlySAM"])  # the second adds gradients of several steps
-def test_a_scaler_changes_nothing_but_the_scale(name, monkeypatch):
+def test_training_with_a_scaler_equals_training_without_one(name, monkeypatch):
     """Accelerate makes no scaler on a CPU: it is given one, which doubles its scale with each step."""
     found = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=1)):
-        forget()
+        reset_accelerate()
         loop = Loop(variant=name, scaler=scaler)
         if scaler is not None:
             monkeypatch.setattr(loop.accelerator, "native_amp", True)
@@ -165,11 +165,11 @@ def test_float16_trains_on_a_gpu():
 def test_a_saved_state_resumes_bit_for_bit(tmp_path):
     whole = Loop(every=2)
     whole.train(epochs=2)
-    forget()
+    reset_accelerate()
     first = Loop(every=2)
     first.train()
     first.accelerator.save_state(str(tmp_path))
-    forget()
+    reset_accelerate()
     second = Loop(net=two_passes.net(), every=2)
     second.accelerator.load_state(str(tmp_path))
     second.train()
@@ -178,7 +178,7 @@ def test_a_saved_state_resumes_bit_for_bit(tmp_path):
     assert whole.optimizer.param_groups[0]["lr"] == second.optimizer.param_groups[0]["lr"]
 
 
-def test_micro_batches_that_wait_are_not_saved_with_a_warning_and_dropped_by_a_loaded_state(tmp_path):
+def test_saving_warns_that_pending_micro_batches_are_not_saved_and_loading_drops_them(tmp_path):
     loop = Loop()
     backward = SharpnessAwareBackward(loop.accelerator, loop.net, loop.optimizer)
     loop.accelerator.save_state(str(tmp_path))
@@ -201,10 +201,10 @@ def test_micro_batches_that_wait_are_not_saved_with_a_warning_and_dropped_by_a_l
 
 
 class Accumulation:
-    """Micro-batches that Accelerate accumulates: sharpness-aware, or by `accelerator.backward` as it is."""
+    """Micro-batches that Accelerate accumulates: sharpness-aware, or by `accelerator.backward` alone."""
 
     def __init__(self, sharpness_aware):
-        forget()
+        reset_accelerate()
         self.loop = Loop()
         if sharpness_aware:
             self.backward = SharpnessAwareBackward(self.loop.accelerator, self.loop.net, self.loop.optimizer)
@@ -220,20 +220,20 @@ class Accumulation:
             self.run(x, y)
 
     def has_dropped(self):
-        """Whether nothing is left of the micro-batches so far."""
+        """Whether the micro-batches so far are dropped."""
         if hasattr(self, "backward"):
             return not self.backward._waiting
         return all(p.grad is None for p in self.loop.net.parameters())
 
 
 def skip_the_update(accumulation):
-    """Where the update is due, but this batch cannot be used."""
+    """Clears gradients where the update is due, in place of stepping."""
     with accumulation.loop.accelerator.accumulate(accumulation.loop.net):
         accumulation.loop.optimizer.zero_grad()
 
 
 def clear_before_the_update_is_due(accumulation):
-    """Accelerate's loops call it with every micro-batch."""
+    """Accelerate's loops do so with every micro-batch."""
     accumulation.loop.optimizer.zero_grad()
 
 
@@ -253,7 +253,7 @@ def test_zero_grad_drops_micro_batches_where_accelerate_drops_their_gradients(cl
     assert accumulation.has_dropped() is drops
 
 
-def test_an_update_after_a_skipped_one_has_its_own_micro_batches_only():
+def test_an_update_after_a_skipped_one_has_only_its_own_micro_batches():
     accumulation = Accumulation(sharpness_aware=True)
     loop = accumulation.loop
     start = copy.deepcopy(loop.net)
@@ -266,7 +266,7 @@ def test_an_update_after_a_skipped_one_has_its_own_micro_batches_only():
     assert_equal_weights(loop.net, two_passes.train(start, updates[:1], "BiSAM", clip=None)[0])
 
 
-def test_an_optimizer_whose_micro_batches_wait_can_be_copied_and_pickled():
+def test_an_optimizer_with_pending_micro_batches_can_be_copied_and_pickled():
     accumulation = Accumulation(sharpness_aware=True)
     accumulation.micro_batch(*two_passes.samples(8))
     for copied in (copy.deepcopy(accumulation.loop.optimizer), pickle.loads(pickle.dumps(accumulation.loop.optimizer))):
@@ -279,16 +279,16 @@ def test_an_optimizer_whose_micro_batches_wait_can_be_copied_and_pickled():
 
 def train_on_a_rank(variant, sharpness):
     with ranks.launched():
-        forget()
+        reset_accelerate()
         loop = Loop(two_passes.net(batch_norm=False), variant, two_passes.samples(64), sharpness=sharpness)
         loop.train()
         net = loop.accelerator.unwrap_model(loop.net)
-        forget()
+        reset_accelerate()
     return net
 
 
 @pytest.mark.parametrize(("name", "sharpness"), [("BiSAM", None), ("SAM", "global")])
-def test_two_ranks_perturb_as_the_user_has_chosen(name, sharpness):
+def test_two_ranks_perturb_locally_or_globally_as_configured(name, sharpness):
     """Accelerate deals out whole batches, and steps a schedule once for each rank."""
     first, second = ranks.run(train_on_a_rank, name, sharpness)
     x, y = two_passes.samples(64)
@@ -302,14 +302,14 @@ def test_two_ranks_perturb_as_the_user_has_chosen(name, sharpness):
 
 def misuse_on_a_rank():
     with ranks.launched():
-        forget()
+        reset_accelerate()
         loop = Loop(two_passes.net(batch_norm=False), samples=two_passes.samples(64), steps=1)
         with pytest.raises(ValueError, match=r"2 processes.*is not wrapped.*prepare\(\) returned"):
             SharpnessAwareBackward(loop.accelerator, loop.net.module, loop.optimizer)
         x, y = next(iter(loop.loader))
         with pytest.raises(RuntimeError, match=r"DistributedDataParallel wraps.*perturbed alike"):
             loop.optimizer.step(lambda: loop.accelerator.backward(loop.optimizer.optimizer.criterion(loop.net(x), y)))
-        forget()
+        reset_accelerate()
 
 
 def test_two_ranks_with_a_model_that_is_not_the_prepared_one_are_refused():
@@ -319,7 +319,7 @@ def test_two_ranks_with_a_model_that_is_not_the_prepared_one_are_refused():
 # Misuse
 
 
-def test_the_closure_of_a_plain_loop_is_refused_where_batches_would_be_dropped():
+def test_the_closure_of_a_plain_loop_is_refused_if_it_would_drop_accumulated_batches():
     loop = Loop()
     start = copy.deepcopy(loop.net)
 
@@ -340,7 +340,7 @@ def test_the_closure_of_a_plain_loop_is_refused_where_batches_would_be_dropped()
     assert_equal_weights(loop.net, start, 0.0)
 
 
-def test_the_two_step_class_is_refused_where_batches_would_be_mixed():
+def test_the_two_step_class_is_refused_with_accumulation():
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     net = two_passes.net()
     optimizer = bisam.compat.SAM(net.parameters(), torch.optim.SGD, lr=0.1)
@@ -357,7 +357,7 @@ def test_the_two_step_class_is_refused_where_batches_would_be_mixed():
         run()
 
 
-def test_without_accumulation_the_closure_of_a_plain_loop_is_right():
+def test_without_accumulation_the_closure_of_a_plain_loop_equals_the_reference():
     loop = Loop(steps=1)
     start = copy.deepcopy(loop.net)
     for x, y in loop.loader:
@@ -374,7 +374,7 @@ def test_without_accumulation_the_closure_of_a_plain_loop_is_right():
     assert_equal_weights(loop.net, expected)
 
 
-def test_a_step_without_its_passes_is_sent_to_the_page_on_frameworks():
+def test_a_step_without_a_closure_is_refused_with_a_link_to_the_page_on_frameworks():
     loop = Loop(steps=1)
     x, y = two_passes.samples(8)
     loop.accelerator.backward(loop.optimizer.optimizer.criterion(loop.net(x), y))
@@ -383,7 +383,7 @@ def test_a_step_without_its_passes_is_sent_to_the_page_on_frameworks():
 
 
 @pytest.mark.parametrize("kind", [DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA])
-def test_what_runs_backward_passes_by_itself_is_refused(kind, monkeypatch):
+def test_backends_that_run_backward_passes_themselves_are_refused(kind, monkeypatch):
     loop = Loop()
     monkeypatch.setattr(Accelerator, "distributed_type", kind)  # as Accelerate would find it there
     with pytest.raises(RuntimeError, match=f"{kind} runs or averages.*use DistributedDataParallel or FSDP2"):

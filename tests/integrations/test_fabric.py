@@ -34,7 +34,7 @@ CLIPS = {"norm": {"max_norm": two_passes.CLIP["norm"]}, "value": {"clip_val": tw
 
 
 class Loop:
-    """What a user writes. Two micro-batches are an update, and what is left at the end of an epoch."""
+    """What a user writes. Two micro-batches are an update, and so are the remaining ones at the end of an epoch."""
 
     def __init__(self, net=None, variant="BiSAM", samples=None, fabric=None, **options):
         self.fabric = Fabric(accelerator="cpu", **{"devices": 1, **(fabric or {})})
@@ -105,7 +105,7 @@ def test_accumulation_clipping_and_a_schedule_equal_the_reference(name, clip):
     assert float(loop.optimizer.telemetry.loss) == float(found[-1])
 
 
-def test_float32_equals_the_reference_too():
+def test_training_in_float32_equals_the_reference():
     samples = two_passes.samples(dtype=torch.float32)
     loop = Loop(net=two_passes.net(torch.float32), samples=samples)
     start = copy.deepcopy(loop.model.module)
@@ -134,7 +134,7 @@ def test_a_loss_without_the_criterion_is_returned_as_the_mean_of_the_micro_batch
     assert backward(loss_of, *update[1]).item() == pytest.approx(sum(losses) / 2)
 
 
-def test_without_an_ascent_pass_the_loss_is_that_of_the_only_one():
+def test_without_an_ascent_pass_the_loss_is_that_of_the_only_pass():
     loop = Loop(variant="MSAM")
     assert float(loop.train()[-1]) == float(loop.optimizer.telemetry.perturbed_loss)
 
@@ -205,7 +205,7 @@ def test_each_form_of_a_step_on_the_optimizer_of_fabric_equals_the_reference(for
 
 
 @pytest.mark.parametrize("form", ["step", "backward", "minimize"])
-def test_steps_of_each_form_count_in_what_fabric_saves(form, tmp_path):
+def test_steps_of_each_form_are_counted_in_the_state_that_fabric_saves(form, tmp_path):
     """With every=2 the next step does not perturb: a count that is lost would perturb it."""
     x, y = two_passes.samples(8)
     whole = Loop(every=2)
@@ -219,7 +219,7 @@ def test_steps_of_each_form_count_in_what_fabric_saves(form, tmp_path):
     assert_identical(resumed.model, whole.model)
 
 
-def test_what_is_set_on_the_optimizer_of_fabric_is_set_in_the_optimizer():
+def test_attributes_set_on_fabrics_wrapper_are_set_on_the_optimizer():
     loop = Loop()
     loop.optimizer.clip_norm = 0.5
     assert loop.optimizer.optimizer.clip_norm == 0.5
@@ -232,7 +232,7 @@ def test_what_is_set_on_the_optimizer_of_fabric_is_set_in_the_optimizer():
 # Precision
 
 
-def test_bfloat16_is_that_of_the_optimizer_alone():
+def test_training_in_bfloat16_equals_that_of_the_optimizer_alone():
     samples = two_passes.samples(dtype=torch.float32)
     net = two_passes.net(torch.float32)
     optimizer = bisam.BiSAM(two_passes.base_of(net.parameters()), net, rho=RHO, clip_norm=two_passes.CLIP["norm"])
@@ -273,7 +273,7 @@ def scaled(growth_interval=1, plugin=Scaled):
 
 @pytest.mark.parametrize("clip", ["norm", None])  # without clipping the gradient is unscaled by the step
 @pytest.mark.parametrize("name", ["BiSAM", "FriendlySAM"])  # the second adds gradients of several steps
-def test_a_scaler_changes_nothing_but_the_scale(name, clip):
+def test_training_with_a_scaler_equals_training_without_one(name, clip):
     """It doubles its scale with each step."""
     scaler, options = scaled()
     plain, with_scaler = Loop(variant=name), Loop(variant=name, fabric=options)
@@ -287,7 +287,7 @@ def test_a_scaler_changes_nothing_but_the_scale(name, clip):
     assert scaler.get_scale() == 2.0**15
 
 
-def test_backward_of_the_optimizer_uses_the_scaler_too():
+def test_backward_of_the_optimizer_uses_the_scaler():
     _, options = scaled()
     plain, with_scaler = Loop(variant="FriendlySAM"), Loop(variant="FriendlySAM", fabric=options)
     for loop in (plain, with_scaler):
@@ -297,7 +297,7 @@ def test_backward_of_the_optimizer_uses_the_scaler_too():
     assert_equal_weights(with_scaler.model.module, plain.model.module)
 
 
-def test_float16_equals_both_passes_written_by_hand():
+def test_training_in_float16_equals_both_passes_written_by_hand():
     _, options = scaled(plugin=MixedPrecision)
     loop = Loop(two_passes.net(torch.float32), "SAM", two_passes.samples(16, torch.float32), fabric=options)
     net = copy.deepcopy(loop.model.module)
@@ -330,7 +330,7 @@ def test_float16_equals_both_passes_written_by_hand():
 
 
 @pytest.mark.parametrize("clip", ["norm", None])
-def test_an_update_with_a_gradient_that_overflows_is_skipped_and_the_next_one_is_right(clip):
+def test_an_update_whose_gradient_overflows_is_skipped_and_the_next_one_is_correct(clip):
     scaler, options = scaled(growth_interval=1000)
     loop = Loop(two_passes.net(batch_norm=False), fabric=options)
     start = copy.deepcopy(loop.model.module)
@@ -369,7 +369,7 @@ def test_a_saved_state_resumes_bit_for_bit(name, options, tmp_path):
     assert second.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"]
 
 
-def test_the_scaler_resumes_with_the_others(tmp_path):
+def test_a_saved_scaler_resumes(tmp_path):
     whole, whole_options = scaled(growth_interval=2)
     loop = Loop(fabric=whole_options)
     loop.train()
@@ -384,7 +384,7 @@ def test_the_scaler_resumes_with_the_others(tmp_path):
     assert resumed.get_scale() == whole.get_scale() == 2.0**15
 
 
-def test_micro_batches_that_wait_are_not_saved_with_a_warning_and_dropped_by_a_loaded_state(tmp_path):
+def test_saving_warns_that_pending_micro_batches_are_not_saved_and_loading_drops_them(tmp_path):
     loop = Loop()
     backward = SharpnessAwareBackward(loop.fabric, loop.model, loop.optimizer)
     loop.fabric.save(tmp_path / "start.ckpt", loop.state)
@@ -404,7 +404,7 @@ def test_micro_batches_that_wait_are_not_saved_with_a_warning_and_dropped_by_a_l
     assert_equal_weights(loop.model.module, two_passes.train(start, updates[:1], "BiSAM", clip=None)[0])
 
 
-def test_micro_batches_that_wait_are_dropped_by_zero_grad():
+def test_zero_grad_drops_pending_micro_batches():
     """As their gradients would be, had they been computed."""
     loop = Loop()
     backward = SharpnessAwareBackward(loop.fabric, loop.model, loop.optimizer)
@@ -466,7 +466,9 @@ def train_on_a_rank(variant, sharpness, folder):
 
 
 @pytest.mark.parametrize(("name", "sharpness"), [("BiSAM", None), ("SAM", "global")])
-def test_two_ranks_perturb_as_the_user_has_chosen_and_average_once_a_pass(name, sharpness, tmp_path):
+def test_two_ranks_perturb_as_configured_and_average_once_per_pass_if_global_and_per_step_if_local(
+    name, sharpness, tmp_path
+):
     found = ranks.run(train_on_a_rank, name, sharpness, str(tmp_path))
     updates = shards(*two_passes.samples(64))
     net = two_passes.net(batch_norm=False)
@@ -544,7 +546,7 @@ def train_half_sharded(path, *, is_resumed):
 
 
 @pytest.mark.skipif(torch.__version__ < "2.7", reason="torch 2.6 cannot run fully_shard on a CPU")
-def test_two_ranks_with_sharded_parameters_perturb_all_alike_and_resume(tmp_path):
+def test_two_ranks_with_sharded_parameters_share_one_perturbation_and_resume(tmp_path):
     found = ranks.run(train_sharded_on_a_rank, str(tmp_path))
     net, updates = two_passes.net(batch_norm=False), shards(*two_passes.samples(64))
     expected, _ = two_passes.train(net, updates * 2, "BiSAM", sharpness="global", clip=None)
@@ -566,7 +568,7 @@ def misuse_on_a_rank():
             backward(lambda x, y: loop.optimizer.criterion(loop.model(x), y), x, y)
 
 
-def test_two_ranks_that_would_perturb_alike_or_not_be_averaged_are_refused():
+def test_two_ranks_without_the_wrapped_model_or_without_gradient_sync_are_refused():
     ranks.run(misuse_on_a_rank)
 
 
@@ -619,7 +621,7 @@ def test_a_loader_that_fills_the_same_memory_again_is_refused():
         run()
 
 
-def test_a_loss_that_is_not_the_criterions_is_refused_by_bisam():
+def test_bisam_refuses_a_loss_that_is_not_its_criterion():
     loop = Loop()
     backward = SharpnessAwareBackward(loop.fabric, loop.model, loop.optimizer)
     with pytest.raises(RuntimeError, match=r"BiSAM needs two losses.*optimizer.criterion"):

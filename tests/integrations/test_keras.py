@@ -127,7 +127,7 @@ def test_the_radius_of_gsam_follows_the_learning_rate_of_keras():
     assert ours.perturbation.radius(ours.param_groups[0]) == pytest.approx(0.05 + 0.05 / 8)
 
 
-def test_rho_zero_is_keras_alone_bit_for_bit():
+def test_rho_zero_is_plain_training_with_keras_bit_for_bit():
     found = []
     for cls, options in ((keras.Model, {}), (SharpnessAwareModel, {"method": "sam", "rho": 0.0})):
         model = make(cls, regularizer="l2")
@@ -165,7 +165,7 @@ def test_a_saved_model_resumes_bit_for_bit(method, options, tmp_path):
     assert history["loss"][0] > 0
 
 
-def test_a_model_that_is_saved_between_two_updates_updates_when_keras_does_with_what_it_has(tmp_path):
+def test_a_model_saved_between_two_updates_drops_pending_micro_batches_and_updates_when_keras_does(tmp_path):
     x, y = samples(8)
     found = []
     for count in (2, None):
@@ -181,12 +181,12 @@ def test_a_model_that_is_saved_between_two_updates_updates_when_keras_does_with_
     assert_same(*found)
 
 
-def test_weights_that_are_loaded_bring_their_memory_and_drop_that_of_the_weights_before(tmp_path):
+def test_loading_weights_replaces_the_memory_by_that_of_the_loaded_weights(tmp_path):
     """Between two updates, with a memory, to a state with another memory, and to one without."""
     x, y = samples()
     model = make()
     model.compile(optimizers.SGD(0.1, gradient_accumulation_steps=2), cross_entropy(), method="fsam", rho=0.1)
-    model.sharpness_aware  # noqa: B018  # made here, its memory is empty
+    model.sharpness_aware  # noqa: B018  # it is made here, with an empty memory
     model.optimizer.build(model.trainable_variables)
     found = []
     for epoch in range(3):
@@ -201,7 +201,7 @@ def test_weights_that_are_loaded_bring_their_memory_and_drop_that_of_the_weights
             np.testing.assert_array_equal(a, b)
 
 
-def test_a_model_is_saved_before_compile_and_loaded_without_it(tmp_path):
+def test_a_model_can_be_saved_before_compile_and_loaded_without_compiling(tmp_path):
     model = make()
     model.save(tmp_path / "new.keras")
     assert_same(keras.saving.load_model(tmp_path / "new.keras"), model)
@@ -211,7 +211,7 @@ def test_a_model_is_saved_before_compile_and_loaded_without_it(tmp_path):
     assert_same(keras.saving.load_model(tmp_path / "trained.keras", compile=False), model)
 
 
-def test_weights_of_the_model_itself_are_saved_beside_the_memory(tmp_path):
+def test_weights_that_belong_to_no_layer_are_saved_beside_the_memory(tmp_path):
     class Net(SharpnessAwareMixin, keras.Model):
         def build(self, shape):
             self.kernel = self.add_weight(shape=(shape[-1], 3))
@@ -256,7 +256,7 @@ def test_a_probability_of_zero_has_a_gradient_of_zero_as_in_keras():
     assert (probabilities.grad.isfinite() & ((probabilities > 0) | (probabilities.grad == 0))).all()
 
 
-def test_a_class_that_the_loss_ignores_is_ignored_by_q():
+def test_q_ignores_the_class_that_the_loss_ignores():
     model = make()
     model.compile(optimizers.SGD(0.1), losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=9), rho=0.1)
     logits = torch.randn(4, 3, requires_grad=True)
@@ -266,7 +266,7 @@ def test_a_class_that_the_loss_ignores_is_ignored_by_q():
 
 
 @pytest.mark.parametrize("one_hot", [False, True])
-def test_what_a_layer_masks_is_left_out_of_q_as_of_the_loss(one_hot):
+def test_q_excludes_what_a_layer_masks_as_the_loss_does(one_hot):
     inputs = keras.Input((5,), dtype="int32")
     model = SharpnessAwareModel(inputs, layers.Dense(3)(layers.Embedding(7, 4, mask_zero=True)(inputs)))
     loss = losses.CategoricalCrossentropy if one_hot else losses.SparseCategoricalCrossentropy
@@ -281,7 +281,7 @@ def test_what_a_layer_masks_is_left_out_of_q_as_of_the_loss(one_hot):
         assert whole.item() == pytest.approx(part.item())
 
 
-def test_sequential_and_subclassed_models_take_the_mixin_and_frozen_layers_stay():
+def test_sequential_and_subclassed_models_take_the_mixin_and_frozen_layers_are_unchanged():
     class Ours(SharpnessAwareMixin, keras.Sequential):
         pass
 
@@ -300,7 +300,7 @@ def test_sequential_and_subclassed_models_take_the_mixin_and_frozen_layers_stay(
     assert not np.array_equal(before[0], weights_of(model)[0])
 
 
-def test_a_batch_of_arrays_trains_as_fit_does():
+def test_train_on_batch_trains_as_fit_does():
     x, y = samples(8)
     whole, single = make(), make()
     for model in (whole, single):
@@ -311,7 +311,7 @@ def test_a_batch_of_arrays_trains_as_fit_does():
     assert logs == {name: value for name, [value] in history.items()}
 
 
-def test_the_losses_of_several_outputs_are_logged_at_w_alone():
+def test_the_losses_of_several_outputs_are_logged_at_w():
     inputs = keras.Input((6,))
     outputs = [layers.Dense(size, name=name)(inputs) for name, size in (("kind", 3), ("size", 1))]
     model = SharpnessAwareModel(inputs, outputs)
@@ -331,7 +331,7 @@ def test_validation_and_evaluation_are_those_of_keras():
     assert model.sharpness_aware.telemetry.ascent_norm > 0
 
 
-def test_bfloat16_trains_and_keeps_the_weights_in_float32():
+def test_training_in_bfloat16_keeps_the_weights_in_float32():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         model = make()
@@ -343,7 +343,7 @@ def test_bfloat16_trains_and_keeps_the_weights_in_float32():
     assert {weight.dtype for weight in model.weights} == {"float32"}
 
 
-def test_the_lines_of_the_page_train():
+def test_the_code_of_the_page_trains():
     page = (Path(__file__).parents[2] / "docs/frameworks.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page.split("## Keras 3\n")[1].split("\n## ")[0], re.DOTALL)
     x, y = samples()
@@ -367,7 +367,7 @@ def test_the_lines_of_the_page_train():
         ({"method_options": {"descent": "mse"}}, ValueError, "descent has no effect in Keras, where the loss"),
     ],
 )
-def test_what_compile_refuses(options, error, message):
+def test_compile_refuses_invalid_methods_and_options(options, error, message):
     with pytest.raises(error, match=message):
         make().compile(optimizers.SGD(0.1), cross_entropy(), **options)
 
@@ -378,7 +378,7 @@ def test_loss_scaling_of_float16_is_refused(monkeypatch):
         make().compile(optimizers.SGD(0.1), cross_entropy())
 
 
-def test_what_q_cannot_see_is_refused_and_no_weight_changes():
+def test_losses_and_weights_that_q_cannot_take_are_refused_and_no_weight_changes():
     x, y = samples()
     for loss, target, options, message in (
         ("mse", np.eye(3)[y], {}, 'the loss mse does not show where they are.*method="sam", which takes any loss'),
@@ -395,7 +395,7 @@ def test_what_q_cannot_see_is_refused_and_no_weight_changes():
         assert all(any(np.array_equal(one, other) for other in before) for one in trained)
 
 
-def test_the_variant_is_there_once_the_model_is_compiled_and_has_weights():
+def test_the_variant_needs_a_compiled_model_with_trainable_weights():
     model = make()
     with pytest.raises(RuntimeError, match=r"call model\.compile\(\.\.\.\) first"):
         model.sharpness_aware  # noqa: B018
@@ -406,8 +406,8 @@ def test_the_variant_is_there_once_the_model_is_compiled_and_has_weights():
 
 
 @pytest.mark.parametrize("is_imported", [True, False])
-def test_torch_is_chosen_if_keras_is_not_imported_yet_and_another_backend_is_refused(is_imported, monkeypatch):
-    """Of the backends torch alone is installed here: Keras is made to name another."""
+def test_the_torch_backend_is_set_before_keras_is_imported_and_another_backend_is_refused(is_imported, monkeypatch):
+    """Only torch is installed of the backends: Keras is patched to report another."""
     monkeypatch.delenv("KERAS_BACKEND")
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     if not is_imported:

@@ -101,7 +101,7 @@ def test_accumulation_clipping_and_a_schedule_equal_the_reference(name, clip):
     assert trainer.global_step == len(module.updates) == 6
 
 
-def test_float32_equals_the_reference_too():
+def test_training_in_float32_equals_the_reference():
     module = Classifier(net=two_passes.net(torch.float32))
     start = copy.deepcopy(module.net)
     batches = two_passes.samples(dtype=torch.float32)
@@ -110,7 +110,7 @@ def test_float32_equals_the_reference_too():
     assert_equal_weights(module.net, expected, 1e-6)
 
 
-def test_radius_zero_is_lightning_with_the_base_optimizer_bit_for_bit():
+def test_rho_zero_is_plain_training_with_lightning_bit_for_bit():
     modules = [Classifier(net=two_passes.net()), Classifier(None, net=two_passes.net())]
     modules[0].options["rho"] = 0.0
     modules[1].loss_of = lambda x, y: torch.nn.functional.cross_entropy(modules[1].net(x), y)
@@ -120,7 +120,7 @@ def test_radius_zero_is_lightning_with_the_base_optimizer_bit_for_bit():
         assert torch.equal(a, b)
 
 
-def test_the_logged_loss_is_that_at_the_weights_and_metrics_count_once():
+def test_the_logged_loss_is_that_at_the_weights_and_metrics_count_each_batch_once():
     """28 samples: the last update has batches of 8 and 4, which weigh differently in the mean over the epoch."""
     module = Classifier()
     start = copy.deepcopy(module.net)
@@ -132,11 +132,11 @@ def test_the_logged_loss_is_that_at_the_weights_and_metrics_count_once():
     assert float(trainer.callback_metrics["loss"]) == pytest.approx(expected, rel=1e-6)
     assert module.counted.compute() == len(y)
     assert float(module.called.compute()) == pytest.approx(sum(losses) / len(losses), rel=1e-6)
-    module.counted.update(1)  # metrics work again after the step
+    module.counted.update(1)  # metrics work normally after the step
     assert module.counted.compute() == len(y) + 1
 
 
-def test_metrics_that_a_training_step_resets_and_collections_count_once():
+def test_metrics_that_a_training_step_resets_and_metric_collections_count_each_batch_once():
     class Resetting(Classifier):
         def __init__(self):
             super().__init__()
@@ -161,7 +161,7 @@ def test_metrics_that_a_training_step_resets_and_collections_count_once():
 
 
 class Wrapped(Classifier):
-    """With metrics that keep no value of their last call themselves."""
+    """With metrics that do not keep the value of their last call."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -179,7 +179,7 @@ class Wrapped(Classifier):
 
 
 @pytest.mark.parametrize("kind", [bisam.BiSAM, bisam.GSAM])
-def test_metrics_have_the_value_of_the_first_pass_in_every_other(kind):
+def test_metrics_return_the_value_of_the_first_pass_in_the_other_passes(kind):
     """GSAM has three passes for a bilevel objective."""
     module = Wrapped(variant=kind, ascent=bisam.LowerBound()) if kind is bisam.GSAM else Wrapped()
     fit(module, accumulate_grad_batches=1)
@@ -193,7 +193,7 @@ def test_metrics_have_the_value_of_the_first_pass_in_every_other(kind):
 
 
 @pytest.mark.parametrize("kind", [bisam.BiSAM, bisam.GSAM, bisam.LookSAM, bisam.FriendlySAM, bisam.RSAM, bisam.MSAM])
-def test_every_kind_of_variant_runs_as_by_its_own_step(kind):
+def test_every_kind_of_variant_trains_as_in_a_plain_loop(kind):
     """Extra passes, plain steps, memory, random starts, no ascent pass: the engine runs them all on micro-batches."""
     module = Classifier(kind, same_dropout=True)
     other = copy.deepcopy(module.net)
@@ -213,7 +213,7 @@ def test_every_kind_of_variant_runs_as_by_its_own_step(kind):
     assert_equal_weights(module.net, other)
 
 
-def test_batches_of_an_accumulation_that_was_broken_off_are_dropped():
+def test_batches_of_an_unfinished_accumulation_are_dropped():
     """As Lightning clears their gradients."""
 
     class Breaking(Steady):
@@ -242,8 +242,8 @@ def test_a_checkpoint_resumes_bit_for_bit(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_stochastic_weight_averaging_ends_with_the_mean_and_its_batch_statistics():
-    """Its last epoch runs forward passes alone: batches must not wait, and the weights must not change."""
+def test_stochastic_weight_averaging_gives_the_mean_of_the_weights_with_its_batch_statistics():
+    """Its last epoch runs only forward passes: batches must not be kept, and the weights must not change."""
     starts = []
 
     class Starts(lightning.Callback):
@@ -281,7 +281,7 @@ def test_a_training_step_that_returns_none_is_skipped_as_in_lightning(skipped):
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_a_loss_that_is_skipped_in_the_second_pass_alone_leaves_the_weights():
+def test_a_loss_that_is_skipped_only_in_the_second_pass_leaves_the_weights_unchanged():
     class Skipping(Classifier):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx=batch_idx)
@@ -292,7 +292,7 @@ def test_a_loss_that_is_skipped_in_the_second_pass_alone_leaves_the_weights():
     assert_equal_weights(module.net, two_passes.net(batch_norm=False), 0.0)
 
 
-def test_a_training_step_may_take_entries_out_of_its_batch():
+def test_a_training_step_may_remove_entries_from_its_batch():
     class Taking(Classifier):
         def training_step(self, batch, batch_idx):
             return super().training_step((batch[0], batch.pop()), batch_idx)
@@ -318,7 +318,7 @@ def test_a_training_step_that_changes_its_batch_in_place_is_refused():
     assert all(torch.equal(a, b) for a, b in zip(module.net.parameters(), start.parameters(), strict=True))
 
 
-def test_a_training_step_of_another_class_waits_too():
+def test_a_training_step_inherited_from_another_class_accumulates():
     class Steps:
         def training_step(self, batch, batch_idx):
             return self.sharpness_loss(self.net(batch[0]), batch[1])
@@ -337,7 +337,7 @@ def test_a_training_step_of_another_class_waits_too():
     assert_equal_weights(mixed.net, whole.net, 0.0)
 
 
-def test_the_two_step_class_is_right_in_the_module():
+def test_the_two_step_class_in_the_module_equals_the_reference():
     module = Classifier(lambda base, _, rho: bisam.compat.SAM(module.net.parameters(), two_passes.base_of, rho=rho))
     start = copy.deepcopy(module.net)
     fit(module)
@@ -372,12 +372,12 @@ def in_half_precision(precision, **options):
     return module.net, before
 
 
-def test_bfloat16_is_that_of_the_optimizer_alone():
+def test_training_in_bfloat16_equals_that_of_the_optimizer_alone():
     net, before = in_half_precision({"precision": "bf16-mixed"})
     assert_equal_weights(net, train_with_autocast(before, torch.bfloat16)[0], 1e-6)
 
 
-def test_float16_is_unscaled_in_both_passes():
+def test_gradients_in_float16_are_unscaled_in_both_passes():
     """The factor is a power of two. The norm is what the perturbation is divided by."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6)
     plugins = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
@@ -393,7 +393,7 @@ def test_float16_is_unscaled_in_both_passes():
     assert float(norms[-1]) == pytest.approx(float(norm), rel=1e-2)
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # Lightning's schedule does not wait
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # Lightning steps the schedule all the same
 def test_an_overflow_skips_the_update_and_lowers_the_scale():
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
     net, before = in_half_precision({"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]})
@@ -476,7 +476,7 @@ def test_manual_optimization_counts_each_update_once_and_equals_the_reference(fo
         assert float(trainer.callback_metrics["loss"]) == pytest.approx(mean, rel=1e-6)
 
 
-def test_metrics_have_the_value_of_the_first_pass_in_manual_optimization_too():
+def test_metrics_return_the_value_of_the_first_pass_also_in_manual_optimization():
     class ManualWrapped(Manual, Wrapped):
         def sharpness_loss(self, output, y):
             self.log_dict(self.by_class(output.detach(), y))
@@ -489,7 +489,7 @@ def test_metrics_have_the_value_of_the_first_pass_in_manual_optimization_too():
 
 
 @pytest.mark.parametrize("form", ["step", "backward"])
-def test_float16_is_unscaled_in_both_passes_of_manual_optimization(form):
+def test_gradients_in_float16_are_unscaled_in_both_passes_of_manual_optimization(form):
     """The perturbation is divided by the norm of gradients that are not scaled."""
     norms = []
 
@@ -520,8 +520,8 @@ def test_gradients_can_be_clipped_between_the_passes_and_the_update_in_manual_op
     assert trainer.global_step == 5
 
 
-def test_a_closure_may_clear_gradients_that_another_loss_has_left_in_manual_optimization():
-    """As those of the generator's loss in the discriminator."""
+def test_in_manual_optimization_a_closure_may_clear_gradients_of_another_loss():
+    """Such as those that the generator's loss leaves in the discriminator."""
 
     class Leaving(Manual):
         def training_step(self, batch, batch_idx):
@@ -545,22 +545,22 @@ def test_a_closure_may_clear_gradients_that_another_loss_has_left_in_manual_opti
     assert_equal_weights(module.net, two_passes.train(start, updates, "BiSAM", divisor=1, clip=None)[0])
 
 
-def test_methods_of_the_optimizer_note_nothing_in_lightning_s_wrapper():
+def test_methods_of_the_optimizer_store_nothing_in_lightnings_wrapper():
     """The optimizer would not see it."""
     module = Manual(net=two_passes.net(batch_norm=False))
-    noted = []
+    stored = []
 
     class Names(lightning.Callback):
         def on_train_batch_end(self, trainer, *_):
-            noted.append({name for name in vars(module.optimizers()) if name.startswith("_")})
+            stored.append({name for name in vars(module.optimizers()) if name.startswith("_")})
 
     module.form = "hand"
     fit(module, accumulate_grad_batches=1, gradient_clip_val=None, callbacks=[Names()])
-    assert noted[0] == noted[-1]
-    assert not noted[0] & {*vars(module.trainer.optimizers[0])}
+    assert stored[0] == stored[-1]
+    assert not stored[0] & {*vars(module.trainer.optimizers[0])}
 
 
-def test_the_optimizer_without_lightning_s_wrapper_steps_by_itself():
+def test_the_optimizer_without_lightnings_wrapper_takes_correct_steps():
     module = Manual(net=two_passes.net(batch_norm=False))
     module.form = "bare"
     start = copy.deepcopy(module.net)
@@ -615,7 +615,7 @@ def test_with_two_optimizers_each_has_its_own_loss_and_the_value_at_the_weights_
         assert float(trainer.callback_metrics[f"loss_{number}"]) == pytest.approx(losses[0], rel=1e-6)
 
 
-def test_beside_a_plain_optimizer_the_loss_is_that_of_the_sharpness_aware_one():
+def test_beside_a_plain_optimizer_sharpness_loss_uses_the_sharpness_aware_one():
     class Second(Two):
         def training_step(self, batch, batch_idx):
             x, y = batch
@@ -670,7 +670,7 @@ def shards(x, y, count):
 
 
 @pytest.mark.parametrize(("name", "sharpness"), [("BiSAM", None), ("SAM", "global")])
-def test_two_ranks_perturb_as_the_user_has_chosen(name, sharpness):
+def test_two_ranks_perturb_locally_or_globally_as_configured(name, sharpness):
     first, second = ranks.run(train_on_a_rank, name, sharpness)
     updates = shards(*two_passes.samples(64), 2)
     expected, _ = two_passes.train(two_passes.net(batch_norm=False), updates, name, sharpness=sharpness or "local")
@@ -707,7 +707,7 @@ def sam(module):
     ],
 )
 @pytest.mark.filterwarnings("ignore:Plain runs training_step")
-def test_a_plain_module_that_would_mix_batches_is_refused(make, accumulation, message):
+def test_a_plain_module_that_would_mix_gradients_of_batches_or_passes_is_refused(make, accumulation, message):
     module = Plain(make)
     before = [p.detach().clone() for p in module.parameters()]
     with pytest.raises(RuntimeError, match=message):
@@ -721,7 +721,7 @@ def test_a_plain_module_without_accumulation_trains_and_warns():
         fit(module, accumulate_grad_batches=1)
 
 
-def test_a_plain_module_in_float16_is_sent_to_the_page_on_frameworks():
+def test_a_plain_module_in_float16_is_refused_with_a_link_to_the_page_on_frameworks():
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
     with pytest.raises(TypeError, match=r"needs a closure.*docs/frameworks.md"):
         fit(
@@ -738,7 +738,7 @@ def plain_on_a_rank():
 
 
 @pytest.mark.filterwarnings("ignore:Plain runs training_step")
-def test_a_plain_module_on_two_ranks_is_refused_because_all_would_be_perturbed_alike():
+def test_a_plain_module_on_two_ranks_is_refused_because_both_would_have_one_perturbation():
     ranks.run(plain_on_a_rank)
 
 
@@ -776,6 +776,6 @@ def test_a_training_step_that_fetches_its_batches_is_refused():
                 pass
 
 
-def test_the_loss_outside_of_fit_is_explained():
+def test_sharpness_loss_outside_of_fit_is_refused_with_an_explanation():
     with pytest.raises(RuntimeError, match=r"no sharpness-aware one here.*configure_optimizers"):
         Classifier().sharpness_loss(torch.zeros(1, 3), torch.zeros(1).long())

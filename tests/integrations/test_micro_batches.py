@@ -1,4 +1,4 @@
-"""Micro-batches that wait for their update."""
+"""Micro-batches that are kept until their update."""
 
 from collections import UserDict
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from bisam.integrations.micro_batches import MicroBatch, loss_of_pass, run_all
 from family import batch, mlp
 
 
-def test_each_pass_gets_the_batch_as_it_was_given():
+def test_each_pass_gets_the_batch_as_it_was_given_whatever_the_last_pass_did_to_it():
     x, y = torch.zeros(2), torch.ones(2)
     batch = {"x": x, "more": [y, {"y": y}], "named": UserDict(y=y)}
     kept = MicroBatch(batch, 3)
@@ -35,7 +35,7 @@ def test_a_tensor_that_was_changed_in_place_is_refused(wrap):
         kept.arguments()
 
 
-def test_tensors_that_count_no_changes_are_taken():
+def test_tensors_without_a_version_counter_are_accepted():
     with torch.inference_mode():
         x = torch.zeros(2)
     assert MicroBatch(x).arguments()[0] is x
@@ -64,7 +64,7 @@ def test_the_loss_of_the_ascent_has_the_value_of_the_descent_and_the_gradient_of
         assert loss_of_pass(optimizer.criterion, model(x), y) == optimizer.criterion(model(x), y)
 
 
-def test_the_mean_is_of_the_losses_that_there_are():
+def test_the_mean_loss_of_micro_batches_excludes_those_without_a_loss():
     runs = [lambda: torch.tensor(1.0), lambda: None, lambda: torch.tensor(4.0)]
     assert run_all(runs, None) == 2.5
     assert run_all([lambda: None], None) is None

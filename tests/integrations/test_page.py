@@ -1,4 +1,4 @@
-"""What docs/frameworks.md shows runs as it stands, and trains."""
+"""The code that docs/frameworks.md shows runs unchanged, and trains."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("section", ["Lightning", "Lightning Fabric", "Accelerate", "skorch", "timm"])
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec", "ignore::UserWarning:lightning")
-def test_the_lines_of_the_page_train(section):
+def test_the_code_of_each_section_of_the_page_trains(section):
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -49,13 +49,13 @@ def test_the_lines_of_the_page_train(section):
     GradientState._reset_state()
 
 
-def test_the_page_names_every_method_and_there_is_one_for_every_variant():
+def test_the_page_names_every_method_and_every_variant_has_one():
     listed = re.search(r"`method` is one of (.*?), or a variant", TEXT, re.DOTALL)[1]
     assert sorted(re.findall(r"`([^`]+)`", listed)) == sorted(methods.CLOSURE_METHODS)
     family = {cls for cls in vars(bisam).values() if isinstance(cls, type) and cls.__module__ == "bisam.variants"}
     assert {getattr(method, "func", method) for method in methods.VARIANTS.values()} == family
 
 
-def test_the_table_has_a_row_for_each_section():
+def test_the_table_of_the_page_has_a_row_for_each_section():
     rows = re.findall(r"^\| \[[^]]+\]\(#([^)]+)\)", TEXT, re.MULTILINE)
     assert rows == [name.lower().replace(" ", "-") for name in SECTIONS]

@@ -20,7 +20,7 @@ from two_passes import RHO, assert_equal_weights
 
 
 class Counting(Callback):
-    """How often the gradient of an update was there to be clipped."""
+    """Counts how often the gradient of an update could be clipped."""
 
     def initialize(self):
         self.updates_ = 0
@@ -49,7 +49,7 @@ def make(variant=bisam.BiSAM, epochs=1, callbacks=(), cls=SharpnessAwareClassifi
 
 
 def reference(variant, epochs=1, size=16, **options):
-    """Skorch divides nothing: a batch that is cut into parts has the mean over its samples."""
+    """The reference for a net; skorch divides no loss: a batch that is cut into parts has the mean over its samples."""
     updates = two_passes.windows(*two_passes.samples(), size=size, count=1) * epochs
     return two_passes.train(two_passes.net(), updates, variant, divisor=1, **options)
 
@@ -74,7 +74,7 @@ def test_parts_of_a_batch_equal_the_whole():
     np.testing.assert_allclose(net.history[-1, "batches", :, "train_loss"][0], reference_loss(), rtol=1e-6)
 
 
-def test_callbacks_see_the_whole_batch_and_the_gradient_of_its_update():
+def test_callbacks_get_the_whole_batch_and_the_gradient_of_its_update():
     seen = []
 
     class Steps(Callback):
@@ -88,15 +88,15 @@ def test_callbacks_see_the_whole_batch_and_the_gradient_of_its_update():
     assert seen == [(16, True)] * 4 + [(4, True)] * 2
 
 
-def test_a_batch_is_cut_into_as_many_parts_as_were_chosen():
+def test_a_batch_is_cut_into_the_requested_number_of_parts():
     sizes = []
     module = two_passes.net(batch_norm=False)
     module.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
     make(net=module, accumulate=4).fit(*samples())
-    assert sizes == [4] * 16 + [1] * 8  # 16, 16 and 4 samples, in two passes each
+    assert sizes == [4] * 16 + [1] * 8  # batches of 16, 16 and 4 samples, in two passes each
 
 
-def test_a_module_with_several_outputs_can_be_cut_into_parts_too():
+def test_batches_of_a_module_with_several_outputs_can_be_cut_into_parts():
     class Several(nn.Sequential):
         def forward(self, x):
             return super().forward(x), x
@@ -124,7 +124,7 @@ def reference_loss():
         return float(nn.functional.cross_entropy(two_passes.net(batch_norm=False)(x[:16]), y[:16]))
 
 
-def test_probabilities_train_as_their_logits():
+def test_a_module_that_returns_probabilities_trains_as_one_that_returns_logits():
     """skorch's default: the module ends in softmax, and the criterion is NLLLoss on its logarithm."""
     logits = make(net=two_passes.net()).fit(*samples())
     module = nn.Sequential(*two_passes.net(), nn.Softmax(-1))
@@ -132,7 +132,7 @@ def test_probabilities_train_as_their_logits():
     assert_equal_weights(probabilities.module_, logits.module_, 1e-6)
 
 
-def test_radius_zero_is_skorch_with_the_base_optimizer_bit_for_bit():
+def test_rho_zero_is_plain_training_with_skorch_bit_for_bit():
     ours = make(optimizer__rho=0.0, epochs=2).fit(*samples())
     plain = make(torch.optim.SGD, cls=NeuralNetClassifier, epochs=2)
     del plain.optimizer__rho
@@ -155,7 +155,7 @@ def test_a_checkpoint_resumes_bit_for_bit(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_options_go_to_the_variant_or_the_base_and_can_be_set():
+def test_options_go_to_the_variant_or_to_the_base_and_can_be_changed():
     net = make(optimizer__base=torch.optim.AdamW, optimizer__momentum=None, optimizer__weight_decay=0.1)
     del net.optimizer__momentum
     net = clone(net)
@@ -172,8 +172,8 @@ def test_options_go_to_the_variant_or_the_base_and_can_be_set():
 
 
 @pytest.mark.parametrize("first", [{}, {"optimizer__rho": 0.4}])
-def test_options_that_are_set_on_a_trained_net_have_the_effect_of_those_it_was_made_with(first):
-    """Those of the parameter groups in the optimizer that is there, others in a new one."""
+def test_options_set_on_an_initialized_net_have_the_effect_of_those_given_at_construction(first):
+    """Options of parameter groups change the existing optimizer, others make a new one."""
     later = {"optimizer__every": 2, "optimizer__clip_norm": 0.1, "optimizer__base": torch.optim.RMSprop}
     momentum = {"optimizer__momentum": 0.5}
     net = make(**momentum).initialize()
@@ -189,7 +189,7 @@ def test_options_that_are_set_on_a_trained_net_have_the_effect_of_those_it_was_m
     assert {name: net.get_params()[name] for name in later} == later
 
 
-def test_a_radius_that_is_set_on_a_trained_net_keeps_its_momentum():
+def test_setting_rho_on_a_trained_net_keeps_its_optimizer_and_momentum():
     net = make().fit(*samples())
     optimizer = net.optimizer_
     net.set_params(optimizer__rho=0.3, optimizer__momentum=0.1)
@@ -201,31 +201,31 @@ def test_a_radius_that_is_set_on_a_trained_net_keeps_its_momentum():
 WEIGHT = torch.tensor([5.0, 1.0, 0.2], dtype=torch.float64)
 
 
-def made_elsewhere(params, lr, **options):
+def sam_by_function(params, lr, **options):
     return bisam.SAM(torch.optim.SGD(params, lr=lr, momentum=two_passes.MOMENTUM), rho=RHO, **options)
 
 
 @pytest.mark.parametrize("kind", ["two-step class", "function"])
-def test_the_criterion_of_the_net_is_the_loss_of_an_optimizer_that_was_made_elsewhere(kind):
+def test_an_optimizer_from_a_function_or_the_two_step_class_gets_the_criterion_of_the_net(kind):
     options = {"criterion__weight": WEIGHT}
     net = make(bisam.compat.SAM, optimizer__base_optimizer=torch.optim.SGD, **options)
     if kind == "function":
-        net = make(made_elsewhere, **options)
+        net = make(sam_by_function, **options)
         del net.optimizer__rho, net.optimizer__momentum
         net._params_to_validate -= {"optimizer__rho", "optimizer__momentum"}
     expected = make(bisam.SAM, **options).fit(*samples())
     assert_equal_weights(net.fit(*samples()).module_, expected.module_, 0.0)  # with the statistics of batch norm
 
 
-def test_an_optimizer_that_was_made_elsewhere_keeps_its_own_loss():
-    net = make(made_elsewhere, optimizer__descent=bisam.CrossEntropy(weight=WEIGHT))
+def test_an_optimizer_from_a_function_keeps_a_descent_loss_of_its_own():
+    net = make(sam_by_function, optimizer__descent=bisam.CrossEntropy(weight=WEIGHT))
     del net.optimizer__rho, net.optimizer__momentum
     net._params_to_validate -= {"optimizer__rho", "optimizer__momentum"}
     expected = make(bisam.SAM, criterion__weight=WEIGHT).fit(*samples())
     assert_equal_weights(net.fit(*samples()).module_, expected.module_, 0.0)
 
 
-def test_a_bilevel_optimizer_that_was_made_elsewhere_keeps_its_ascent():
+def test_a_bilevel_optimizer_from_a_function_keeps_its_ascent():
     def bilevel(params, lr):
         return bisam.BiSAM(torch.optim.SGD(params, lr=lr, momentum=two_passes.MOMENTUM), phi="tanh", rho=RHO)
 
@@ -268,8 +268,8 @@ def test_parameters_of_fit_reach_the_module_in_both_passes():
     assert seen == [2.0] * 6
 
 
-def test_a_probability_of_0_has_a_finite_loss():
-    """Its logarithm is that of the smallest step from 1, as in skorch."""
+def test_a_probability_of_zero_has_a_finite_loss():
+    """Its logarithm is that of the machine epsilon, as in skorch."""
     module = two_passes.net(batch_norm=False)
     with torch.no_grad():
         module[-1].bias.copy_(torch.tensor([1e4, 0.0, 0.0]))
@@ -278,7 +278,7 @@ def test_a_probability_of_0_has_a_finite_loss():
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_a_loss_of_one_s_own_is_in_the_history(parts):
+def test_a_custom_loss_is_in_the_history(parts):
     class Own(SharpnessAwareClassifier):
         def get_loss(self, y_pred, y_true, *args, **kwargs):
             return 2 * nn.functional.cross_entropy(y_pred, y_true)
@@ -336,7 +336,7 @@ def test_skorchs_own_classifier_is_refused_before_the_weights_change():
 
 
 @pytest.mark.parametrize("option", [{"autocast": torch.bfloat16}, {"scaler": torch.amp.GradScaler("cpu")}])
-def test_precision_that_skorch_s_passes_would_not_have_is_refused(option):
+def test_autocast_and_scaler_options_are_refused(option):
     ((name, value),) = option.items()
     with pytest.raises(ValueError, match=rf"optimizer__{name} is for minimize\(\).*: remove it"):
         make(**{f"optimizer__{name}": value}).initialize()
@@ -353,6 +353,6 @@ def test_a_second_optimizer_is_refused():
         make(cls=Two).fit(*samples())
 
 
-def test_parts_below_one_are_refused():
+def test_accumulate_below_one_is_refused():
     with pytest.raises(ValueError, match="accumulate must be at least 1, got 0"):
         make(accumulate=0).fit(*samples())

@@ -1,4 +1,4 @@
-"""timm's way to call a loss scaler, against a step written by hand; timm itself where it can be imported."""
+"""timm's calls of a loss scaler against a step written by hand; timm itself where it can be imported."""
 
 import copy
 import importlib
@@ -66,7 +66,7 @@ def test_accumulation_clipping_and_a_schedule_equal_the_reference(name, clip, sc
     assert [float(loss) for loss in found if loss is not None] == pytest.approx(means, rel=1e-6)
 
 
-def test_a_loss_without_the_criterion_is_returned_as_the_mean_of_what_the_function_returns():
+def test_a_loss_without_the_criterion_is_returned_as_the_mean_over_the_micro_batches():
     net = two_passes.net()
     optimizer = bisam.SAM(two_passes.base_of(net.parameters()), net, rho=RHO)
     scaler = SharpnessAwareScaler("cpu", enabled=False)
@@ -83,14 +83,14 @@ def test_a_loss_without_the_criterion_is_returned_as_the_mean_of_what_the_functi
     assert found[1].item() == pytest.approx(sum(losses) / 2)
 
 
-def test_without_an_ascent_pass_the_loss_is_that_of_the_only_one():
+def test_without_an_ascent_pass_the_loss_is_that_of_the_only_pass():
     updates = two_passes.windows(*two_passes.samples())
     found, optimizer = train(two_passes.net(), updates[:1], "MSAM")
     assert float(found[-1]) == float(optimizer.telemetry.perturbed_loss)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_loss_that_overflows_costs_a_step_and_half_of_the_scale(enabled):
+def test_a_loss_that_overflows_skips_the_step_and_halves_the_scale(enabled):
     net, (x, y) = two_passes.net(), two_passes.samples(8)
     before = copy.deepcopy(net.state_dict())
     optimizer = bisam.BiSAM(two_passes.base_of(net.parameters()), net, rho=RHO)
@@ -178,7 +178,7 @@ def test_float16_trains_on_a_gpu():
 # Misuse
 
 
-def test_what_is_not_a_function_with_its_batch_is_refused():
+def test_wrong_arguments_of_the_scaler_are_refused():
     net = two_passes.net()
     optimizer = bisam.SAM(two_passes.base_of(net.parameters()), net)
     scaler = SharpnessAwareScaler("cpu", enabled=False)
@@ -200,7 +200,7 @@ def test_what_is_not_a_function_with_its_batch_is_refused():
 # With timm
 
 
-def test_the_call_is_that_of_native_scaler():
+def test_the_signature_of_the_call_is_that_of_native_scaler():
     import inspect
 
     timm()
@@ -211,7 +211,7 @@ def test_the_call_is_that_of_native_scaler():
     assert SharpnessAwareScaler.state_dict_key == NativeScaler.state_dict_key
 
 
-def test_a_model_of_timm_is_fine_tuned_with_adaptive_clipping():
+def test_a_model_of_timm_trains_with_adaptive_clipping():
     model = timm().create_model("test_resnet", num_classes=3)
     optimizer = bisam.BiSAM(torch.optim.AdamW(model.parameters(), lr=1e-3), model, rho=0.05)
     scaler = SharpnessAwareScaler("cpu", enabled=False)
@@ -228,7 +228,7 @@ def test_a_model_of_timm_is_fine_tuned_with_adaptive_clipping():
     assert losses[-1] < losses[0]
 
 
-def test_a_scaler_is_pickled_and_its_copy_scales_by_itself():
+def test_a_pickled_or_copied_scaler_is_independent_of_the_original():
     scaler = SharpnessAwareScaler("cpu")
     for twin in (pickle.loads(pickle.dumps(scaler)), copy.deepcopy(scaler)):
         assert twin._waiting._backward.__self__ is twin

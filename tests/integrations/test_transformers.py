@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer, as it is installed, against two passes that are written out by hand."""
+"""The installed Hugging Face Trainer against two passes that are written out by hand."""
 
 import copy
 import gc
@@ -40,8 +40,8 @@ RHO, RATE = 0.1, 0.5
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _little_garbage():
-    """The Trainer collects garbage when it begins, which takes longer than to train these models."""
+def _frozen_garbage():
+    """The Trainer collects garbage when it starts, which takes longer than training these models."""
     gc.collect()
     gc.freeze()
     yield
@@ -116,7 +116,7 @@ def test_accumulation_clipping_and_schedule_equal_two_passes_by_hand(name, metho
     assert min(found.norms) < case.most < max(found.norms)
 
 
-def test_a_trainer_that_divides_the_loss_itself_divides_q_alike(tmp_path):
+def test_a_trainer_that_divides_the_loss_itself_divides_q_in_the_same_way(tmp_path):
     """By the number of micro-batches, which have unequally many labels, and not by the labels of the update."""
 
     class Divides(SharpnessAwareTrainer):
@@ -134,7 +134,7 @@ def test_a_trainer_that_divides_the_loss_itself_divides_q_alike(tmp_path):
 
 
 def test_labels_that_a_collator_has_shifted_are_not_shifted_again(tmp_path):
-    """Those of packed sequences leave out the first label of each: the shifted labels alone do not show where."""
+    """Labels of packed sequences omit the first one of each sequence: the shifted labels do not show where."""
     packed, shifted = [], []
     for sample in of_tokens(trainer_by_hand.VOCABULARY)[4:]:
         labels = sample["labels"].clone()
@@ -150,7 +150,7 @@ def test_labels_that_a_collator_has_shifted_are_not_shifted_again(tmp_path):
     assert_close(trained[1], trained[0])
 
 
-def test_a_loss_shows_whether_it_shifts_labels_unless_it_is_not_finite_or_both_are_alike():
+def test_the_value_of_a_loss_shows_whether_it_shifts_labels_unless_it_is_nan_or_both_are_equal():
     logits, labels = torch.randn(2, 4, 3), torch.tensor([[0, 1, 2, 0], [1, 1, 2, 2]])
     shifted = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
     same = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
@@ -161,7 +161,7 @@ def test_a_loss_shows_whether_it_shifts_labels_unless_it_is_not_finite_or_both_a
         assert _is_loss_of_shifted(loss, logits, others, labels, ranks_) is expected
 
 
-def test_a_radius_of_zero_is_the_trainer_bit_for_bit_in_weights_logs_and_evaluation(tmp_path):
+def test_rho_zero_is_the_plain_trainer_bit_for_bit_in_weights_logs_and_evaluation(tmp_path):
     results = []
     for cls, given in [(Trainer, {}), (SharpnessAwareTrainer, {"method": "bisam-log", "rho": 0.0})]:
         model = classifier(dropout=0.1)
@@ -179,7 +179,7 @@ def test_a_radius_of_zero_is_the_trainer_bit_for_bit_in_weights_logs_and_evaluat
     assert results[1][1] == results[0][1]
 
 
-def test_evaluation_sees_the_weights_and_each_sample_once(tmp_path):
+def test_evaluation_runs_at_the_weights_with_each_sample_once(tmp_path):
     model = classifier()
     counted = []
 
@@ -208,7 +208,7 @@ def test_every_method_trains(method, tmp_path):
     assert any(not torch.equal(before[name], value) for name, value in weights(model).items())
 
 
-def test_a_method_is_the_optimizer_that_a_user_would_make(tmp_path):
+def test_a_method_name_a_variant_class_and_an_optimizer_train_identically(tmp_path):
     trained = []
     options = {"phi": "tanh", "same_dropout": True}
     for base, given in [
@@ -223,7 +223,7 @@ def test_a_method_is_the_optimizer_that_a_user_would_make(tmp_path):
     assert_identical(trained[2], trained[0])
 
 
-def test_it_is_a_mixin_for_other_trainers(tmp_path):
+def test_the_mixin_works_with_other_trainers(tmp_path):
     class Doubled(Trainer):
         def compute_loss(self, *args, **kwargs):
             found = super().compute_loss(*args, **kwargs)
@@ -240,7 +240,7 @@ def test_it_is_a_mixin_for_other_trainers(tmp_path):
     assert losses[0] == pytest.approx(2 * losses[1])
 
 
-def test_the_lines_of_the_page_train(tmp_path):
+def test_the_code_of_the_page_trains(tmp_path):
     page = (Path(__file__).parents[2] / "docs/frameworks.md").read_text()
     (section,) = [part for part in page.split("\n## ") if part.startswith("Hugging Face Trainer")]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
@@ -252,7 +252,7 @@ def test_the_lines_of_the_page_train(tmp_path):
     assert set(methods.CLOSURE_METHODS) <= set(re.findall(r"`([a-z-]+)`", section))
 
 
-def test_telemetry_is_there_for_a_callback(tmp_path):
+def test_telemetry_is_available_in_callbacks(tmp_path):
     bounds = []
 
     class Read(transformers.TrainerCallback):
@@ -270,7 +270,7 @@ def test_telemetry_is_there_for_a_callback(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["sam", "bisam-log"])
-def test_bfloat16_equals_two_passes_under_autocast(method, tmp_path):
+def test_training_in_bfloat16_equals_two_passes_under_autocast(method, tmp_path):
     case = TASKS["sequences"]
     model = case.model()
     by_hand = copy.deepcopy(model)
@@ -290,7 +290,7 @@ def _in_float32(outputs):
 
 @pytest.fixture
 def scaled(monkeypatch):
-    """Accelerate's own path of fp16, with a GradScaler on the CPU: it refuses to make one there by itself."""
+    """Accelerate's code for fp16 with a GradScaler on the CPU, which Accelerate does not make itself there."""
 
     def prepare(trainer, scale):
         trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
@@ -304,7 +304,7 @@ def scaled(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["sam", "fsam", "bisam-log"])
-def test_a_scaler_changes_nothing_but_the_scale(method, tmp_path, scaled):
+def test_training_with_a_scaler_equals_training_without_one(method, tmp_path, scaled):
     """A power of two: gradients are scaled, clipped after they are unscaled, and updated, to the last bit."""
     results = []
     for scale in (None, 2.0**12):
@@ -364,7 +364,7 @@ def test_a_checkpoint_resumes_bit_for_bit(method, tmp_path):
     assert logged(again, "loss") == logged(trainer, "loss")
 
 
-def test_an_interrupted_run_leaves_nothing_for_the_next(tmp_path):
+def test_an_interrupted_training_does_not_affect_the_next_one(tmp_path):
     """Its first micro-batch is kept for an update that never comes."""
 
     class Interrupt(transformers.TrainerCallback):
@@ -381,7 +381,7 @@ def test_an_interrupted_run_leaves_nothing_for_the_next(tmp_path):
     assert_identical(weights(model), weights(fresh))
 
 
-# What the Trainer can do beside.
+# Other features of the Trainer.
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ def test_with_adapters_only_their_weights_are_perturbed_and_trained(name, kind, 
     assert all(same for _, same in moved)
 
 
-def test_a_compiled_model_is_the_same(tmp_path):
+def test_a_compiled_model_trains_identically(tmp_path):
     results = []
     for options in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
         model = classifier()
@@ -428,7 +428,7 @@ def test_a_compiled_model_is_the_same(tmp_path):
     assert_close(*results)
 
 
-def test_gradient_checkpointing_with_dropout_is_the_same(tmp_path):
+def test_gradient_checkpointing_with_dropout_trains_identically(tmp_path):
     results = []
     for reentrant in (None, True, False):
         model = classifier(dropout=0.1)
@@ -451,7 +451,7 @@ class Endless(torch.utils.data.IterableDataset):
             yield from self.samples
 
 
-def test_a_stream_without_a_length_is_accumulated_as_a_list_is(tmp_path):
+def test_a_stream_without_a_length_is_accumulated_like_a_list(tmp_path):
     results = []
     for samples in (of_sequences()[:8], Endless(of_sequences()[:8], rounds=10)):
         model = classifier()
@@ -461,7 +461,7 @@ def test_a_stream_without_a_length_is_accumulated_as_a_list_is(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["sam", "bisam-log"])
-def test_what_a_stream_leaves_at_its_end_counts_in_the_next_update_as_in_the_trainer(method, tmp_path):
+def test_the_last_micro_batches_of_a_stream_count_in_the_next_update_as_in_the_plain_trainer(method, tmp_path):
     """Three micro-batches, two an update: the Trainer adds the gradient of the third to the next update."""
     case = TASKS["own"]
     samples = case.samples[:6]
@@ -472,7 +472,7 @@ def test_what_a_stream_leaves_at_its_end_counts_in_the_next_update_as_in_the_tra
     one, two, three = [batch for [[batch]] in trainer_by_hand.updates(samples, size=2, accumulated=1)]
 
     class Left(trainer_by_hand.Case):
-        def descent(self, model, batch, update):  # the third came alone
+        def descent(self, model, batch, update):  # the third is an accumulation of its own
             return super().descent(model, batch, [batch] if batch is three else [one, two])
 
         def bound(self, model, batch, update):
@@ -584,7 +584,7 @@ def test_two_processes_equal_two_passes_by_hand(method, sharpness, tmp_path):
     assert other[3] == pytest.approx(expected.lengths[-1] * (1 if together else 2), rel=1e-5)
 
 
-# What is refused, before anything has changed.
+# Refusals, before anything has changed.
 
 
 class LossAlone(Own):
@@ -599,7 +599,7 @@ class Tuples(Own):
 
 
 class Prefixed(Own):
-    """As models are that put an image before the text."""
+    """Like models that put an image before the text."""
 
     def forward(self, input_ids, labels):
         found = super().forward(input_ids, labels)
@@ -644,7 +644,7 @@ def frozen():
     ],
     ids=["regression", "number", "multi-label", "loss-alone", "tuple", "no-labels", "spans", "frozen", "shape"],
 )
-def test_what_q_cannot_be_computed_of_is_refused_with_the_remedy(model, samples, message, tmp_path):
+def test_models_and_data_that_q_cannot_be_computed_for_are_refused_with_the_remedy(model, samples, message, tmp_path):
     model = model()
     before = weights(model)
     base = None if message.startswith("no parameter") else sgd
@@ -670,7 +670,7 @@ def test_sam_takes_any_loss(model, samples, tmp_path):
     assert trainer.train().global_step == 1
 
 
-def test_a_model_with_other_names_says_where_its_logits_are(tmp_path):
+def test_labels_of_and_logits_of_can_be_overridden_for_models_with_other_names(tmp_path):
     class Spans(SharpnessAwareTrainer):
         def labels_of(self, inputs):
             return torch.cat([inputs["start_positions"], inputs["end_positions"]])
@@ -759,7 +759,7 @@ def test_an_optimizer_that_cannot_be_used_is_refused_with_the_remedy(case, tmp_p
 
 
 @pytest.mark.parametrize("case", ["unknown", "twice"])
-def test_a_mistake_in_the_arguments_is_refused_before_training_begins(case, tmp_path):
+def test_wrong_arguments_are_refused_at_construction(case, tmp_path):
     base, given, error, message = WRONG[case]
     with pytest.raises(error, match=message):
         trainer_of(classifier(), tmp_path, base=base, **given)
@@ -775,7 +775,7 @@ def test_an_optimizer_that_accelerate_has_wrapped_is_used_as_it_is(tmp_path):
 
 
 def launched(**flags):
-    """A Trainer as what is not here would make it: the check reads these flags alone."""
+    """A Trainer with these flags, as set by backends that are not installed: the check reads only the flags."""
 
     class Launched(SharpnessAwareTrainer):
         def create_accelerator_and_postprocess(self):

@@ -1,4 +1,4 @@
-"""Sharpness-aware training of small Hugging Face models again, written out by hand: what the Trainer must agree with.
+"""Sharpness-aware training of small Hugging Face models, written out by hand: what the Trainer must agree with.
 
 Nothing here is imported from bisam. A task has samples, a model, and the two losses of a micro-batch, each with the
 weight that the Trainer gives to it.
@@ -55,7 +55,7 @@ def llama() -> nn.Module:
 
 
 def bart() -> nn.Module:
-    """A causal model by its name, whose loss compares each token with the label in the same place."""
+    """A model that is called causal, but whose loss compares each token with the label at the same position."""
     torch.manual_seed(0)
     config = BartConfig(
         vocab_size=VOCABULARY,

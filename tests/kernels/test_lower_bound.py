@@ -106,7 +106,7 @@ def test_reduction_class_weights_and_ignored_labels_are_those_of_cross_entropy(
 
 
 @pytest.mark.parametrize("phi", ["log", "tanh"])
-def test_what_is_ignored_may_hold_anything(phi, place):
+def test_logits_of_ignored_samples_may_be_nan(phi, place):
     logits = torch.randn(4, 5, device=place)
     logits[1] = math.nan
     logits.requires_grad_()
@@ -123,7 +123,7 @@ def test_a_batch_that_is_all_ignored_is_nan_with_a_gradient_of_zero_as_in_cross_
     logits = torch.randn(2, 5, device=place, requires_grad=True)
     value = LowerBound()(logits, torch.tensor([-100, -100], device=place))
     assert value.isnan()
-    (value * 0.0).backward()  # as a micro-batch without labels is weighed
+    (value * 0.0).backward()  # the weight of a micro-batch without labels
     assert (logits.grad == 0).all()
 
 
@@ -136,8 +136,8 @@ def test_huge_margins_neither_overflow_nor_lose_the_gradient(phi, margin, place)
 
 @pytest.mark.parametrize("mu", [1.0, 2.5])
 @pytest.mark.parametrize("margin", [5.0, 15.0, 20.0, 30.0])
-def test_a_sample_that_is_wrong_by_a_large_margin_keeps_each_digit_of_its_gradient(margin, mu, place):
-    """Alone it is small beside others of a batch; in a micro-batch of its own it is all there is."""
+def test_a_sample_that_is_wrong_by_a_large_margin_has_an_accurate_gradient(margin, mu, place):
+    """It is small beside the gradients of other samples, but in a micro-batch of its own it is the whole gradient."""
     logits = torch.tensor([[0.0, margin, -1.0]], device=place, requires_grad=True)
     target = torch.tensor([0], device=place)
     objective = LowerBound("log", mu)
@@ -147,7 +147,7 @@ def test_a_sample_that_is_wrong_by_a_large_margin_keeps_each_digit_of_its_gradie
 
 
 @pytest.mark.parametrize("phi", ["log", "tanh"])
-def test_a_class_that_is_masked_out_by_minus_infinity_takes_no_part_in_the_gradient(phi, place):
+def test_a_class_that_is_masked_by_minus_infinity_has_no_gradient(phi, place):
     logits = torch.tensor([[0.5, -math.inf, 1.0]], device=place, requires_grad=True)
     LowerBound(phi)(logits, torch.tensor([0], device=place)).backward()
     assert logits.grad.isfinite().all()
@@ -162,7 +162,7 @@ def test_the_gradient_sums_to_zero_over_the_classes(phi, place):
 
 
 @pytest.mark.parametrize("layout", ["transposed", "strided", "expanded"])
-def test_logits_of_any_layout_are_read_right(layout, place):
+def test_logits_of_any_memory_layout_are_supported(layout, place):
     logits = {
         "transposed": lambda: torch.randn(6, 40, device=place).T,
         "strided": lambda: torch.randn(40, 12, device=place)[:, ::2],
@@ -175,7 +175,7 @@ def test_logits_of_any_layout_are_read_right(layout, place):
 
 
 @pytest.mark.parametrize("phi", ["log", "tanh"])
-def test_the_derivative_of_the_gradient_is_right(phi, place):
+def test_the_hessian_is_that_of_the_plain_form(phi, place):
     logits = torch.randn(3, 4, device=place, dtype=torch.float64, requires_grad=True)
     target = torch.tensor([0, 3, 1], device=place)
     fused = torch.autograd.functional.hessian(lambda z: LowerBound(phi)(z, target), logits)
@@ -191,13 +191,13 @@ def test_two_backward_passes_through_one_value_give_the_same_gradient(place):
     assert torch.equal(first[0], torch.autograd.grad(value, logits)[0])
 
 
-def test_no_gradient_is_computed_where_none_is_asked_for(place):
+def test_the_value_has_no_graph_if_the_logits_require_no_gradient(place):
     logits = torch.randn(8, 5, device=place)
     assert not LowerBound()(logits, torch.randint(5, (8,), device=place)).requires_grad
 
 
 @pytest.mark.parametrize("case", ["own phi", "probabilities", "large mu", "weight with gradient", "one sample"])
-def test_what_is_not_fused_is_left_to_the_plain_form(case, place):
+def test_cases_that_are_not_fused_use_the_plain_form(case, place):
     logits, target = torch.randn(4, 3, device=place, requires_grad=True), torch.tensor([0, 1, 2, 0], device=place)
     objective = LowerBound()
     if case == "own phi":
@@ -215,7 +215,7 @@ def test_what_is_not_fused_is_left_to_the_plain_form(case, place):
     assert "Fused" not in type(value.grad_fn).__name__
 
 
-def test_the_kernel_is_not_tried_for_the_first_time_inside_of_a_transform(monkeypatch):
+def test_no_backend_is_chosen_inside_of_a_functional_transform(monkeypatch):
     tried = []
     monkeypatch.setattr(module, "backend", tried.append)
     logits, target = torch.randn(3, 4, 5), torch.zeros(4, dtype=torch.long)
@@ -226,7 +226,7 @@ def test_the_kernel_is_not_tried_for_the_first_time_inside_of_a_transform(monkey
 
 
 @pytest.mark.parametrize("transform", ["vmap", "forward mode", "func.grad"])
-def test_functional_transforms_see_the_plain_form(transform, place):
+def test_functional_transforms_use_the_plain_form(transform, place):
     logits, target = torch.randn(4, 3, device=place), torch.tensor([0, 1, 2, 0], device=place)
     objective = LowerBound()
     if transform == "vmap":
@@ -258,19 +258,19 @@ def test_a_compiled_loss_has_the_same_value_and_gradient(phi, place):
 
 
 @pytest.mark.parametrize("layout", ["strided", "expanded"])
-def test_class_weights_of_any_layout_are_read_right(layout, place):
+def test_class_weights_of_any_memory_layout_are_supported(layout, place):
     weight = torch.rand(12, device=place)[::2] if layout == "strided" else torch.full((1,), 0.5, device=place).expand(6)
     check(LowerBound(weight=weight), torch.randn(20, 6, device=place), torch.randint(6, (20,), device=place))
 
 
-def test_class_weights_for_other_classes_are_refused(place):
+def test_class_weights_for_another_number_of_classes_are_refused(place):
     with pytest.raises(ValueError, match=r"one number for each of the 3 classes, got shape \(1,\)"):
         LowerBound(weight=torch.ones(1, device=place))(
             torch.randn(2, 3, device=place), torch.tensor([0, 1], device=place)
         )
 
 
-def test_a_row_that_is_not_a_number_counts_even_with_a_class_weight_of_zero(place):
+def test_a_row_of_nan_gives_nan_even_with_a_class_weight_of_zero(place):
     logits = torch.randn(3, 2, device=place)
     logits[1] = math.nan
     target, weight = torch.tensor([0, 1, 0], device=place), torch.tensor([1.0, 0.0], device=place)
@@ -278,7 +278,7 @@ def test_a_row_that_is_not_a_number_counts_even_with_a_class_weight_of_zero(plac
     assert LowerBound(weight=weight).plain(logits, target).isnan()
 
 
-def test_constants_may_be_changed(place):
+def test_changing_alpha_of_an_objective_takes_effect(place):
     objective = LowerBound("tanh")
     objective.alpha = 0.5
     logits, target = torch.randn(5, 4, device=place), torch.tensor([0, 1, 2, 3, 0], device=place)
@@ -286,7 +286,7 @@ def test_constants_may_be_changed(place):
     assert objective(logits, target) != LowerBound("tanh")(logits, target)
 
 
-def test_hooks_of_the_logits_run_once_also_when_the_graph_of_the_gradient_is_kept(place):
+def test_hooks_of_the_logits_run_once_also_with_create_graph(place):
     logits = torch.randn(4, 3, device=place, requires_grad=True)
     seen = []
     logits.register_hook(lambda gradient: seen.append(gradient))
@@ -303,7 +303,7 @@ def test_a_value_for_each_sample_may_be_changed_in_place(place):
     assert logits.grad.any()
 
 
-def test_batched_gradients_are_those_one_by_one(place):
+def test_batched_gradients_are_those_computed_one_by_one(place):
     logits = torch.randn(4, 3, device=place, requires_grad=True)
     values = LowerBound(reduction="none")(logits, torch.tensor([0, 1, 2, 0], device=place))
     rows = torch.eye(4, device=place)

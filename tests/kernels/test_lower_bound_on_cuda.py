@@ -11,12 +11,12 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @pytest.mark.parametrize("classes", [2, 1000, 32_000, 256_000])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_any_number_of_classes(classes, dtype):
+def test_any_number_of_classes_agrees_with_the_plain_form(classes, dtype):
     logits = (4 * torch.randn(4, classes, device="cuda")).to(dtype)
     check(LowerBound(), logits, torch.randint(classes, (4,), device="cuda"))
 
 
-def test_more_than_two_to_the_31_logits_on_cuda():
+def test_more_than_two_to_the_31_logits_agree_with_the_plain_form():
     rows, classes = 70_000, 32_000
     logits = torch.randn(rows, classes, device="cuda", dtype=torch.bfloat16)
     target = torch.randint(classes, (rows,), device="cuda")
@@ -31,13 +31,13 @@ def test_more_than_two_to_the_31_logits_on_cuda():
     torch.testing.assert_close(gradient[last].double().cpu(), slope, atol=1e-6, rtol=1e-2)
 
 
-def test_a_label_outside_is_nan_on_cuda_and_leaves_the_device_alive():
+def test_a_label_out_of_range_gives_nan_and_leaves_the_device_usable():
     assert LowerBound()(torch.randn(2, 3, device="cuda"), torch.tensor([0, 7], device="cuda")).isnan()
     torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("shape", [(128, 10), (512, 1000)], ids=str)
-def test_it_can_be_captured_in_a_cuda_graph(shape):
+def test_the_fused_bound_can_be_captured_in_a_cuda_graph(shape):
     logits = torch.randn(shape, device="cuda", requires_grad=True)
     target = torch.randint(shape[1], shape[:1], device="cuda")
 
@@ -63,7 +63,7 @@ def test_it_can_be_captured_in_a_cuda_graph(shape):
 
 @pytest.mark.parametrize("phi", ["log", "tanh"])
 @pytest.mark.parametrize("mu", [1.0, 3.0])
-def test_a_logit_that_is_not_a_number_is_not_swallowed(phi, mu):
+def test_a_logit_of_nan_gives_a_value_and_a_gradient_of_nan(phi, mu):
     logits = torch.randn(4, 7, device="cuda")
     logits[2, 5] = torch.nan
     logits.requires_grad_()

@@ -22,7 +22,7 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("other", [torch.contiguous_format, torch.channels_last])
-def test_a_dot_product_does_not_depend_on_the_order_of_memory(layout, other):
+def test_a_dot_product_does_not_depend_on_the_memory_layout(layout, other):
     a = [torch.randn(8, 4, 3, 3).to(memory_format=layout), torch.randn(5)]
     b = [torch.randn(8, 4, 3, 3).to(memory_format=other), torch.randn(5)]
     expected = sum((x.double() * y.double()).sum() for x, y in zip(a, b, strict=True))
@@ -36,13 +36,13 @@ def test_tensors_in_channels_last_are_not_copied_for_a_dot_product():
     assert not {"clone", "copy_", "_to_copy"} & set(seen.names)
 
 
-def test_the_norm_of_tensors_of_several_types_is_that_of_all_numbers():
+def test_the_norm_of_tensors_of_several_types_is_that_of_all_their_numbers():
     tensors = [torch.randn(7), torch.randn(3, 2, dtype=torch.float64), torch.randn(4).bfloat16(), torch.randn(2)]
     expected = torch.cat([tensor.double().flatten() for tensor in tensors]).norm()
     torch.testing.assert_close(buckets.norm(tensors).double(), expected, rtol=1e-5, atol=0.0)
 
 
-def test_the_steps_of_looksam_that_do_not_perturb_have_no_operation_for_each_tensor():
+def test_the_number_of_operations_of_a_plain_looksam_step_does_not_grow_with_the_number_of_tensors():
     counts = []
     for layers in (2, 12):
         model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(layers)))

@@ -1,4 +1,4 @@
-"""Data-parallel and sharded training, in two real processes, against one process that does the same by itself."""
+"""Data-parallel and sharded training, in two real processes, against one process that does the same alone."""
 
 import itertools
 import warnings
@@ -118,7 +118,7 @@ def train_replicas_beside_another():
     return results
 
 
-def test_ranks_stay_together_where_another_optimizer_steps_a_part_of_the_model():
+def test_ranks_keep_equal_weights_where_another_optimizer_steps_a_part_of_the_model():
     first, second = ranks.run(train_replicas_beside_another)
     alone = {}
     for micro in (None, 4, 8):  # 8 samples of the 16 are a rank's
@@ -166,7 +166,7 @@ def test_sharded_ranks_equal_one_process_where_another_optimizer_steps_a_part_of
 
 
 def train_locally():
-    """Every variant, each rank with its own perturbation: whatever it does, the ranks must stay together."""
+    """Every variant, each rank with its own perturbation: the ranks must keep equal weights in all of them."""
     results = {}
     for variant in VARIANTS:
         model, optimizer = build_replicas(variant, sharpness="local")
@@ -182,7 +182,7 @@ def train_locally():
     return results, micro
 
 
-def test_ranks_stay_together_in_every_variant_and_micro_batches_spread_over_them():
+def test_ranks_keep_equal_weights_in_every_variant_and_micro_batches_spread_over_them():
     (first, micro), (second, _) = ranks.run(train_locally)
     for variant in VARIANTS:
         assert_identical(first[variant], second[variant])
@@ -204,7 +204,7 @@ def refuse_random_numbers():
     return True
 
 
-def test_random_perturbations_cannot_be_alike_on_all_ranks():
+def test_global_sharpness_is_refused_for_variants_that_draw_random_numbers():
     assert ranks.run(refuse_random_numbers) == [True, True]
 
 
@@ -233,12 +233,12 @@ def count_all_reduces(sharpness, accumulate):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         for seed in range(STEPS):
             optimizer.minimize(*(ranks.mine(t) for t in data(seed)), accumulate=accumulate)
-        dist.barrier()  # the threads of gloo note an operation after it has given its result
+        dist.barrier()  # the threads of gloo record an operation after it has given its result
     return sum(event.name == "gloo:all_reduce" for event in profile.events())
 
 
-def test_gradients_are_averaged_only_where_they_must_be():
-    assert ranks.run(count_all_reduces, None, 1) == [STEPS, STEPS]  # local is what DDP does unless told otherwise
+def test_gradients_are_averaged_once_per_step_if_local_and_twice_if_global():
+    assert ranks.run(count_all_reduces, None, 1) == [STEPS, STEPS]  # local is the default with DDP
     assert ranks.run(count_all_reduces, "local", 2) == [STEPS, STEPS]
     assert ranks.run(count_all_reduces, "global", 2) == [2 * STEPS, 2 * STEPS]
 
@@ -289,7 +289,7 @@ def refuse_gradients_of_before(wrap):
 
 
 @pytest.mark.parametrize("wrap", [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 1e-4}])
-def test_a_step_that_is_refused_leaves_replicas_that_train_on(wrap):
+def test_replicas_train_correctly_after_a_refused_step(wrap):
     first, second = ranks.run(refuse_gradients_of_before, wrap)
     assert_identical(first, second)
     model, optimizer = build("BiSAM(log)", net=mlp, dtype=torch.float64)
@@ -347,7 +347,7 @@ def train_unequal_parts(name, form):
 
 @pytest.mark.parametrize("form", ["list", "micro-batches", "accumulate"])
 @pytest.mark.parametrize("name", ["SAM", "GSAM(log)"])
-def test_ranks_stay_together_where_one_has_more_parts_of_a_batch_than_the_other(name, form):
+def test_ranks_keep_equal_weights_where_one_has_more_parts_of_a_batch_than_the_other(name, form):
     first, second = ranks.run(train_unequal_parts, name, form)
     assert_identical(first, second)
 
@@ -372,8 +372,8 @@ class Branches(torch.nn.Module):
         return self.trunk(x) + self.branches[{"rank": rank, "pass": self.passes % 2, "first": first}[self.which]](x)
 
 
-def forget_backward(optimizer, x, y):
-    """A closure that forgets it in the second pass."""
+def leave_out_backward(optimizer, x, y):
+    """A closure without a backward pass in the second pass."""
     loss = optimizer.criterion(optimizer.model(x), y)
     if optimizer.phase == "ascent":
         loss.backward()
@@ -406,11 +406,11 @@ def train_branches():
         results[variant, "alone"] = weights_of(optimizer.model)
     _, optimizer = build_replicas("SAM", wrap={"find_unused_parameters": True})
     with pytest.raises(RuntimeError, match=r"step\(\) found no gradients"):
-        optimizer.step(partial(forget_backward, optimizer, *(ranks.mine(t) for t in data(0))))
+        optimizer.step(partial(leave_out_backward, optimizer, *(ranks.mine(t) for t in data(0))))
     return results
 
 
-def test_ranks_may_use_other_parameters_in_other_passes_and_other_groups():
+def test_ranks_and_passes_may_use_different_parameters_and_ranks_different_process_groups():
     first, second = ranks.run(train_branches)
     for variant in ("SAM", "GSAM", "LookSAM"):
         for which in ("rank", "pass"):
@@ -430,7 +430,7 @@ def test_ranks_may_use_other_parameters_in_other_passes_and_other_groups():
             assert_close(weights[variant, "alone"], weights_of(model), 1e-12)
 
 
-def refuse_what_ranks_lack():
+def refuse_join_and_zero_redundancy():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the import uses what torch deprecates
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -447,8 +447,8 @@ def refuse_what_ranks_lack():
     return True
 
 
-def test_what_a_rank_has_not_is_refused():
-    assert ranks.run(refuse_what_ranks_lack) == [True, True]
+def test_join_and_a_zero_redundancy_optimizer_under_momentum_sam_are_refused():
+    assert ranks.run(refuse_join_and_zero_redundancy) == [True, True]
 
 
 def train_static_graph():
@@ -466,7 +466,7 @@ def train_static_graph():
     return weights_of(model)
 
 
-def test_a_static_graph_is_averaged_from_its_first_pass_on_or_refused():
+def test_a_static_graph_is_averaged_if_its_first_pass_averages_and_refused_otherwise():
     model, optimizer = build("SAM", net=mlp, dtype=torch.float64)
     for seed in range(STEPS):
         optimizer.minimize(*data(seed))
@@ -493,7 +493,7 @@ def why_not_recorded():
     return found
 
 
-def test_collectives_that_no_graph_can_hold_are_named():
+def test_reasons_why_collectives_cannot_be_recorded_in_a_graph_are_named():
     for found in ranks.run(why_not_recorded):
         assert "DistributedDataParallel's backend is gloo" in found["plain"]
         assert found["plain, nccl"] is None
@@ -507,7 +507,7 @@ def test_collectives_that_no_graph_can_hold_are_named():
 
 
 def tokens(seed):
-    """Of which the first batch has only those of the first rank's shard."""
+    """Batches of which the first has only tokens of the first rank's shard."""
     x, y = data(seed)
     return (x[:, 0].abs() * 100).long() % (4 if seed == 0 else 8), y
 
@@ -529,7 +529,7 @@ def train_an_embedding_in_shards():
 
 
 @on_cpu
-def test_what_a_variant_remembers_begins_alike_in_every_shard():
+def test_the_memory_of_a_variant_starts_in_the_same_step_in_every_shard():
     model = embedding()
     optimizer = VARIANTS["FriendlySAM"](BASES["SGD(foreach)"](model.parameters()), model)
     for seed in range(STEPS):
@@ -604,9 +604,9 @@ def checkpoint_shards(folder, variant):
     weights, state = get_state_dict(resumed, resumed_optimizer.base)
     checkpoint.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
     set_state_dict(resumed, resumed_optimizer.base, model_state_dict=weights, optim_state_dict=state)
-    remembered = torch.load(memory, weights_only=True)
-    if remembered is not None:
-        resumed_optimizer.load_state_dict({**resumed_optimizer.base.state_dict(), "sharpness": remembered})
+    memory_state = torch.load(memory, weights_only=True)
+    if memory_state is not None:
+        resumed_optimizer.load_state_dict({**resumed_optimizer.base.state_dict(), "sharpness": memory_state})
     for seed in range(2, 4):
         resumed_optimizer.minimize(*(ranks.mine(t) for t in data(seed)))
     return weights_of(model), weights_of(resumed)
@@ -664,7 +664,7 @@ def train_without_resharding():
 
 
 @on_cpu
-def test_what_was_gathered_before_the_weights_moved_is_not_used():
+def test_gathered_weights_are_not_reused_after_the_perturbation():
     model, optimizer = build("SAM", net=mlp, dtype=torch.float64)
     for seed in range(STEPS):
         optimizer.minimize(*data(seed))
@@ -705,11 +705,11 @@ def train_in_parallel(variants):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             optimizer.minimize(*data(0))
             dist.barrier()
-        talks = sum(event.name == "gloo:all_reduce" for event in profile.events())
+        collectives = sum(event.name == "gloo:all_reduce" for event in profile.events())
         for seed in range(1, STEPS):
             optimizer.minimize(*data(seed))
         buffers = [buckets.full(buffer).clone() for buffer in model.buffers()]
-        results[variant] = [*weights_of(model), *buffers, optimizer.telemetry.descent_norm], talks
+        results[variant] = [*weights_of(model), *buffers, optimizer.telemetry.descent_norm], collectives
     return results
 
 
@@ -724,11 +724,11 @@ def test_tensor_parallel_layers_beside_plain_ones_equal_one_process():
             )
             for seed in range(STEPS):
                 optimizer.minimize(*data(seed))
-            found, talks = results[variant]
+            found, collectives = results[variant]
             expected = [*weights_of(model), *model.buffers(), optimizer.telemetry.descent_norm]
             assert_close([t.double() for t in found], [t.double() for t in expected], 1e-12)
             # one for the norm of the ascent, one for clipping, one for each of two products, whatever the layers
-            assert talks - results["SAM"][1] <= 2
+            assert collectives - results["SAM"][1] <= 2
 
 
 def refuse_flat_shards():
@@ -745,8 +745,8 @@ def refuse_flat_shards():
     return True
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's, of its older way
-def test_shards_that_look_like_whole_parameters_are_refused():
+@pytest.mark.filterwarnings("ignore")  # torch's, of its older API
+def test_sharding_whose_parameters_look_whole_is_refused():
     assert ranks.run(refuse_flat_shards) == [True, True]
 
 
@@ -795,7 +795,7 @@ def search_for_rho(wrap):
 
 
 @pytest.mark.parametrize("wrap", ["replicas", pytest.param("shards", marks=on_cpu)])
-def test_ranks_that_search_for_rho_find_what_the_first_one_and_one_process_find(wrap):
+def test_find_rho_on_ranks_returns_the_result_of_the_first_rank_which_is_that_of_one_process(wrap):
     first, second = ranks.run(search_for_rho, wrap)
     assert first == second
     alone = bisam.find_rho(
@@ -813,10 +813,10 @@ def test_ranks_that_search_for_rho_find_what_the_first_one_and_one_process_find(
         assert ours.losses == pytest.approx(theirs.losses, rel=1e-9)
 
 
-# Choices
+# Options
 
 
-def test_sharpness_must_be_known():
+def test_an_unknown_value_of_sharpness_is_refused():
     words = 'sharpness must be "local", "global" or None, got \'per-rank\''
     with pytest.raises(ValueError, match=words):
         build(sharpness="per-rank")
@@ -853,7 +853,7 @@ def train_by_hand_each_way():
     return found
 
 
-def test_by_hand_ranks_are_perturbed_by_what_the_first_pass_has_averaged_or_not():
+def test_by_hand_the_perturbation_uses_the_gradients_as_the_first_pass_left_them_averaged_or_not():
     first, second = ranks.run(train_by_hand_each_way)
     model, optimizer = build("SAM", net=mlp, dtype=torch.float64)
     for seed in range(STEPS):
@@ -877,7 +877,7 @@ def resume_without_wrapper():
     return True
 
 
-def test_a_wrapper_that_the_optimizer_was_not_given_is_refused_after_a_resume_too():
+def test_a_wrapper_that_the_optimizer_was_not_given_is_refused_also_after_resuming():
     assert ranks.run(resume_without_wrapper) == [True, True]
 
 
@@ -892,7 +892,7 @@ def misuse_replicas():
     with pytest.warns(UserWarning, match=r"each of the 2 ranks trains a model of its own.*set optimizer.model"):
         optimizer.minimize(x, y)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # once is enough for those who mean it
+        warnings.simplefilter("error")  # it warns once
         optimizer.minimize(x, y)
     optimizer = VARIANTS["SAM"](BASES["SGD(foreach)"](module.parameters()), module)
     optimizer.model = DistributedDataParallel(module)  # as frameworks do: the optimizer first, the wrapper later
@@ -900,7 +900,7 @@ def misuse_replicas():
     return weights_of(module)
 
 
-def test_an_unwrapped_model_warns_and_one_wrapped_after_the_optimizer_trains_alike():
+def test_an_unwrapped_model_warns_and_wrapping_it_after_building_the_optimizer_works():
     first, second = ranks.run(misuse_replicas)
     assert_identical(first, second)
 
@@ -971,7 +971,7 @@ def train_sequences(variants):
 
 
 @on_cpu
-def test_gradients_that_are_parts_of_a_sum_on_each_rank_are_added_up():
+def test_partial_gradients_of_sequence_parallel_layers_are_summed_over_the_ranks():
     variants = ["SAM", "ASAM", "GSAM", "LookSAM", "FriendlySAM", "FisherSAM"]
     for results in ranks.run(train_sequences, variants):
         for variant in variants:
@@ -989,5 +989,5 @@ def refuse_diagnostics_of_shards():
 
 
 @on_cpu
-def test_diagnostics_of_a_divided_model_are_refused_in_words():
+def test_diagnostics_of_a_model_divided_among_ranks_are_refused_with_an_explanation():
     ranks.run(refuse_diagnostics_of_shards)

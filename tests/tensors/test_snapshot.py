@@ -31,7 +31,7 @@ class HandMadeNorm(nn.Module):
         return self.head((x - self.mean) / self.variance.sqrt())
 
 
-def test_buffers_come_back_however_a_module_changes_them(plain_variant):
+def test_buffers_are_restored_however_a_module_changes_them(plain_variant):
     model, optimizer = build(plain_variant, net=HandMadeNorm)
     once, _ = build(plain_variant, net=HandMadeNorm)
     x, y = batch()
@@ -55,14 +55,14 @@ def test_norms_of_other_classes_are_restored_too():
     x, y = batch()
     torch.manual_seed(0)
     model = net()
-    model(x)  # the lazy layer learns its size
+    model(x)  # the lazy layer gets its size
     once = copy.deepcopy(model)
     once(x)
     BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model).minimize(x, y)
     assert_identical(list(model.buffers()), list(once.buffers()))
 
 
-class Moody(nn.Module):
+class Irregular(nn.Module):
     """Buffers that cannot be written to, that are None until the second pass, that are born in it."""
 
     def __init__(self):
@@ -82,8 +82,8 @@ class Moody(nn.Module):
         return self.head(x * self.expanded)
 
 
-def test_buffers_that_cannot_be_written_are_left_and_those_of_the_second_pass_go():
-    model, optimizer = build(net=Moody)
+def test_buffers_that_cannot_be_written_are_skipped_and_those_added_by_the_second_pass_are_removed():
+    model, optimizer = build(net=Irregular)
     optimizer.minimize(*batch())
     assert model.calls == 2
     assert model.late is None
@@ -119,7 +119,7 @@ def test_a_snapshot_reuses_its_memory_and_keeps_the_layout():
     assert snapshot.copies[0].stride() == tensors[0].stride()
 
 
-def test_a_buffer_snapshot_of_no_model_has_nothing_to_do():
+def test_a_buffer_snapshot_without_a_model_does_nothing():
     snapshot = BufferSnapshot(None)
     snapshot.save()
     snapshot.restore()
@@ -140,7 +140,7 @@ class OnAGraph(nn.Module):
         return self.head((self.rows @ x.T + self.pairs @ x.T).T)
 
 
-def test_sparse_buffers_stay():
+def test_sparse_buffers_are_not_replaced():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         model, optimizer = build(net=OnAGraph)
@@ -149,7 +149,7 @@ def test_sparse_buffers_stay():
     assert all(a is b for a, b in zip(model.buffers(), before, strict=True))
 
 
-def test_copies_for_another_set_of_tensors_take_the_place_of_the_old_ones():
+def test_copies_of_another_set_of_tensors_replace_the_old_ones_without_more_memory():
     snapshot, held = Snapshot(), 0
     tensors = [torch.zeros(1000) for _ in range(8)]
     with torch.profiler.profile(profile_memory=True) as profile:
@@ -176,7 +176,7 @@ class Resized(nn.Module):
         return x
 
 
-def test_a_buffer_that_a_pass_resizes_has_its_size_and_values_back():
+def test_the_size_and_values_of_a_buffer_that_a_pass_resizes_are_restored():
     x, y = batch()
     model = nn.Sequential(Resized(), mlp())
     optimizer = BiSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -193,7 +193,7 @@ def test_a_buffer_that_a_pass_resizes_has_its_size_and_values_back():
     assert torch.equal(model[0].last, kept)
 
 
-def test_weights_come_back_also_where_a_buffer_cannot(monkeypatch):
+def test_weights_are_restored_also_if_restoring_the_buffers_fails(monkeypatch):
     model, optimizer = build()
     x, y = batch()
     weights = [p.detach().clone() for p in model.parameters()]
@@ -209,7 +209,7 @@ def test_weights_come_back_also_where_a_buffer_cannot(monkeypatch):
 
 
 @pytest.mark.parametrize("end", ["descend", "restore"])
-def test_a_step_by_hand_whose_buffers_cannot_come_back_is_over(end, monkeypatch):
+def test_a_step_by_hand_ends_also_if_restoring_the_buffers_fails(end, monkeypatch):
     model, optimizer = build("BiSAM(log)")
     x, y = batch()
 

@@ -79,13 +79,13 @@ def test_accumulated_gradients_are_sent_once_for_a_pass():
     assert local_wire <= sgd_wire + CONTROL
 
 
-def test_sockets_send_what_collectives_are_given_times_the_ring_s_factor():
+def test_the_bytes_on_the_wire_are_those_of_the_collectives_times_the_factor_of_a_ring():
     for _, sizes, on_wire, in_a_ring in count("without buffers", "global"):
         assert in_a_ring == sizes["allreduce_"]  # 2 (n − 1) / n of two ranks
         assert abs(on_wire - in_a_ring) <= CONTROL
 
 
-def test_a_collective_without_a_rule_is_not_counted_as_nothing():
+def test_a_collective_without_a_rule_for_its_bytes_is_refused():
     counted = traffic.Collectives()
     counted.bytes["alltoall_"] = 8
     with pytest.raises(ValueError, match="no rule for the bytes of alltoall_"):

@@ -1,4 +1,4 @@
-"""Which ρ: the sweep is fair, leaves everything as it was, and claims no more than it knows."""
+"""`find_rho`: its trainings are comparable, it restores what it used, and it claims no more than the data show."""
 
 import math
 import random
@@ -66,7 +66,7 @@ def test_a_base_optimizer_with_modes_is_switched_for_training_and_validation():
 
 
 class Augmented(Dataset):
-    """Samples that change a little whenever they are looked at, by torch's and by Python's random numbers."""
+    """Samples that change a little whenever they are read, by torch's and by Python's random numbers."""
 
     def __init__(self):
         self.x, self.y = batch(size=64)
@@ -79,7 +79,7 @@ class Augmented(Dataset):
 
 
 class Idle(nn.Module):
-    """Has a parameter without influence: who perturbs that one alone does what the base optimizer does."""
+    """Has a parameter without influence: perturbing that one alone is what the base optimizer does."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ def perturbing_the_idle_one(model, rho):
 
 
 @pytest.mark.parametrize("own_generator", [False, True])
-def test_every_rho_sees_the_same_batches_augmentation_and_dropout_and_repeats_differ(own_generator):
+def test_every_rho_has_the_same_batches_augmentation_and_dropout_and_repeats_differ(own_generator):
     generator = torch.Generator().manual_seed(5) if own_generator else None
     train = DataLoader(Augmented(), 16, shuffle=True, generator=generator)
     found = sweep(Idle(), perturbing_the_idle_one, train, rhos=(0, 0.1, 1.0), epochs=2)
@@ -132,7 +132,7 @@ def test_rho_zero_is_the_base_optimizer_bit_for_bit():
     assert found.points[0].accuracy == pytest.approx(1 - bisam.zero_one_error(output, y).item(), abs=1e-7)
 
 
-def test_a_function_makes_new_weights_for_each_repeat_and_the_same_for_each_rho():
+def test_a_model_function_gives_new_weights_for_each_repeat_and_the_same_for_each_rho():
     starts = {}
 
     def make_optimizer(model, rho):
@@ -143,7 +143,7 @@ def test_a_function_makes_new_weights_for_each_repeat_and_the_same_for_each_rho(
     assert sorted(map(sorted, starts.values())) == [[0, 0, 0.1, 0.1], [0, 0.1], [0, 0.1]]  # with a rehearsal of both
 
 
-def test_an_optimizer_draws_the_same_for_every_rho_of_a_repeat():
+def test_an_optimizer_draws_the_same_random_numbers_for_every_rho_of_a_repeat():
     draws = []
 
     def make_optimizer(model, rho):
@@ -175,7 +175,7 @@ def test_data_that_changes_between_trainings_is_refused(part):
         sweep(**{part: Changing()})
 
 
-def test_workers_that_persist_and_draw_more_when_they_are_started_are_paired_too():
+def test_trainings_are_paired_also_with_a_loader_that_draws_more_at_its_first_start():
     class Persistent:
         started = False
 
@@ -203,11 +203,11 @@ def test_steps_decide_the_length_in_place_of_epochs():
     assert found.steps == 5
 
 
-# Everything is as it was.
+# Model and random numbers are restored.
 
 
 def used_net():
-    """Batch statistics, dropout, a frozen parameter, mixed modes, gradients that wait, and a negative zero."""
+    """Batch statistics, dropout, a frozen parameter, mixed modes, gradients of an earlier pass, and a negative zero."""
     model = ConvNet(dropout=0.5)
     nn.functional.cross_entropy(model(batch()[0]), batch()[1]).backward()
     model.norm.weight.requires_grad_(False)
@@ -217,7 +217,7 @@ def used_net():
 
 
 def state_of(model, *generators):
-    """All that must come back, in bits."""
+    """All that must be restored, bit for bit."""
     return [
         *(tensor.detach().clone().view(-1).view(torch.uint8) for tensor in model.state_dict().values()),
         *(param.grad.clone() for param in model.parameters() if param.grad is not None),
@@ -231,7 +231,7 @@ def state_of(model, *generators):
 
 
 @pytest.mark.parametrize("as_function", [False, True])
-def test_model_and_random_numbers_come_back_bit_for_bit(as_function, device):
+def test_model_and_random_numbers_are_restored_bit_for_bit(as_function, device):
     model, generator = used_net().to(device), torch.Generator()
     before = state_of(model, generator)
     sweep((lambda: model) if as_function else model, train=loader(generator=generator))
@@ -239,7 +239,7 @@ def test_model_and_random_numbers_come_back_bit_for_bit(as_function, device):
 
 
 @pytest.mark.parametrize("ticks", [0, 1, 5])
-def test_model_and_random_numbers_come_back_when_something_raises(ticks):
+def test_model_and_random_numbers_are_restored_after_an_exception(ticks):
     model, generator, left = used_net(), torch.Generator(), ticks
 
     def progress(*_):
@@ -254,7 +254,7 @@ def test_model_and_random_numbers_come_back_when_something_raises(ticks):
     assert_identical(before, state_of(model, generator))
 
 
-def test_a_graph_that_waits_for_its_backward_pass_still_has_its_weights():
+def test_a_backward_pass_works_after_a_sweep_that_ran_between_it_and_its_forward_pass():
     model, (x, y) = mlp(), batch()
     loss = nn.functional.cross_entropy(model(x), y)
     sweep(model)
@@ -272,14 +272,14 @@ def test_every_variant_can_be_swept(variant):
     assert found.points[0].losses != found.points[1].losses
 
 
-def test_an_optimizer_that_does_not_know_its_model_is_given_it():
+def test_an_optimizer_built_without_its_model_is_given_it():
     def make_optimizer(model, rho):
         return bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), rho=rho)
 
     assert sweep(ConvNet, make_optimizer) == sweep(ConvNet)
 
 
-def test_inputs_may_be_dicts_outputs_have_logits_and_labels_be_ignored():
+def test_inputs_may_be_dicts_outputs_may_have_logits_and_labels_may_be_ignored():
     class Output:
         def __init__(self, logits):
             self.logits = logits
@@ -311,8 +311,8 @@ def test_inputs_may_be_dicts_outputs_have_logits_and_labels_be_ignored():
 
 
 @pytest.mark.parametrize("shape", [(30,), (30, 3)])
-def test_every_validation_sample_is_counted_by_itself(shape):
-    """One that has several labels is one sample: they are not independent."""
+def test_a_validation_sample_with_several_labels_counts_as_one_sample(shape):
+    """Its labels are not independent."""
     model = nn.Sequential(nn.Linear(FEATURES, 3 * CLASSES), nn.Unflatten(1, (CLASSES, 3))) if len(shape) > 1 else mlp()
     x, labels = batch(size=30)[0], torch.randint(CLASSES, shape)
     labels[0] = -100
@@ -322,14 +322,14 @@ def test_every_validation_sample_is_counted_by_itself(shape):
     assert look.counted == labels.numel() - labels[0].numel()
 
 
-def test_one_validation_sample_is_right_or_wrong():
+def test_the_accuracy_on_a_single_validation_sample_is_zero_or_one():
     model, x = mlp(), batch()[0][:1]
     data = [(x, torch.tensor([label])) for label in range(CLASSES)]
     found = [sweep(model, validation=[one], repeats=1, steps=1).points[0].accuracy for one in data]
     assert sorted(found) == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_the_usual_grid_is_tried_three_times():
+def test_the_default_is_the_usual_grid_with_three_repeats():
     found = bisam.find_rho(mlp, sam, [batch(0)], [batch(1)], steps=1)
     assert [point.rho for point in found.points] == [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5]
     assert (found.repeats, found.steps) == (3, 1)
@@ -340,7 +340,7 @@ def test_the_usual_grid_is_tried_three_times():
 def test_validation_runs_in_evaluation_mode_and_in_the_precision_of_the_training():
     seen = set()
 
-    class Telling(nn.Module):
+    class Recording(nn.Module):
         def __init__(self):
             super().__init__()
             self.net = mlp()
@@ -349,12 +349,12 @@ def test_validation_runs_in_evaluation_mode_and_in_the_precision_of_the_training
             seen.add((self.training, torch.is_grad_enabled(), self.net(x).dtype))
             return self.net(x)
 
-    sweep(Telling().eval(), lambda model, rho: sam(model, rho, autocast=torch.bfloat16))
+    sweep(Recording().eval(), lambda model, rho: sam(model, rho, autocast=torch.bfloat16))
     assert seen == {(True, True, torch.bfloat16), (False, False, torch.bfloat16)}
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_progress_grows_to_the_end(sized):
+def test_progress_increases_up_to_its_total(sized):
     class Unsized:
         def __iter__(self):
             return iter([batch(0), batch(1)])
@@ -420,7 +420,7 @@ def test_at_the_edge_of_the_grid_the_next_values_are_suggested():
 
 
 def outcomes_of(accuracies, losses=None, samples=100):
-    """What trainings of such accuracies came to: the first samples are right."""
+    """Outcomes of trainings with these accuracies: the first samples are right."""
     losses = losses or [float(number) for number in range(len(accuracies))]
     shares = [(torch.arange(samples) < round(accuracy * samples)).double() for accuracy in accuracies]
     return [Outcome(share, loss) for share, loss in zip(shares, losses, strict=True)]
@@ -431,7 +431,7 @@ def judged(accuracies, losses=None, samples=100):
     return judge({rho: outcomes_of(every, losses.get(rho), samples) for rho, every in accuracies.items()}, steps=7)
 
 
-def test_of_equal_accuracies_the_lower_loss_counts_and_then_the_smaller_rho():
+def test_ties_in_accuracy_are_broken_by_the_lower_loss_and_then_by_the_smaller_rho():
     # 60 of 300 samples each, though floating-point means of the three are not all the same
     accuracies = {0.05: [0.01, 0.01, 0.58], 0.1: [0.2, 0.2, 0.2], 0.2: [0.01, 0.01, 0.58]}
     assert len({statistics.fmean(every) for every in accuracies.values()}) == 2
@@ -456,7 +456,7 @@ def test_quantiles_of_students_t_are_those_of_the_tables(freedom, expected):
 
 
 def whole_samples(*accuracies, samples=50):
-    """Repeats in which every sample is as right as every other: only the repeats scatter."""
+    """Repeats in which all samples have the same share of right labels: only the repeats scatter."""
     return [Outcome(torch.full((samples,), value, dtype=torch.float64), loss) for loss, value in enumerate(accuracies)]
 
 
@@ -483,7 +483,7 @@ def test_where_only_samples_scatter_the_interval_has_their_degrees_of_freedom():
     assert found.points[0].margin == pytest.approx(3.1824 * math.sqrt(1 / 3 / 4), rel=1e-4)
 
 
-def test_few_validation_samples_leave_differences_open_however_alike_the_repeats():
+def test_with_few_validation_samples_differences_stay_open_even_if_the_repeats_agree():
     many = judged({0: [0.5, 0.5, 0.5], 0.1: [0.56, 0.56, 0.57]}, samples=1000)
     few = judged({0: [0.5, 0.5, 0.5], 0.1: [0.56, 0.56, 0.56]}, samples=50)
     assert many.indistinguishable == ()
@@ -496,7 +496,7 @@ def test_trainings_that_are_right_on_the_same_samples_are_not_distinguished():
     assert found.indistinguishable == (0.1,)
 
 
-def test_samples_are_compared_one_by_one():
+def test_accuracies_are_compared_sample_by_sample():
     def right(samples):
         return [Outcome(torch.zeros(100, dtype=torch.float64).index_fill_(0, samples, 1), loss) for loss in (1.0, 2.0)]
 
@@ -508,7 +508,7 @@ def test_samples_are_compared_one_by_one():
     assert others.indistinguishable == (0,)
 
 
-def test_equal_methods_are_distinguished_once_in_twenty_times_at_most():
+def test_equal_methods_are_distinguished_at_most_once_in_twenty_times():
     generator = torch.Generator().manual_seed(0)
 
     def drawn():
@@ -534,7 +534,7 @@ def test_repeats_in_which_nothing_was_random_count_as_one():
     assert sweep(mlp(), train=loader(), repeats=3).indistinguishable is not None
 
 
-def test_it_says_so_when_plain_training_is_as_good():
+def test_the_remarks_state_when_plain_training_is_as_good():
     assert "this sweep does not show that perturbing helps" in str(judged({0: [0.5, 0.6, 0.7], 0.1: [0.6, 0.7, 0.7]}))
     assert "no perturbation did better" in str(judged({0: [0.7, 0.7, 0.8], 0.1: [0.6, 0.7, 0.7]}))
     better = str(judged({0: [0.1, 0.1, 0.1], 0.1: [0.9, 0.9, 0.9]}))
@@ -542,7 +542,7 @@ def test_it_says_so_when_plain_training_is_as_good():
     assert "no perturbation" not in better
 
 
-def test_the_table_marks_the_choice_and_what_cannot_be_distinguished_from_it():
+def test_the_table_marks_the_choice_and_the_values_that_cannot_be_distinguished_from_it():
     outcomes = {0: outcomes_of([0.1, 0.1]), 0.05: outcomes_of([0.8, 0.85]), 0.1: outcomes_of([0.9, 0.84]), 0.5: [None]}
     found = judge(outcomes, steps=7)
     lines = str(found).split("\n")
@@ -579,7 +579,7 @@ def explodes_from(rho_of_explosion, seen=None):
     return make_optimizer
 
 
-def test_a_rho_that_diverges_is_cut_short_not_tried_again_and_never_chosen():
+def test_a_diverging_rho_is_stopped_early_not_repeated_and_never_chosen():
     seen = []
     found = sweep(mlp, explodes_from(0.1, seen), steps=50, rhos=(0, 0.1, 0.2))
     assert found.rho == 0
@@ -619,7 +619,7 @@ def test_weights_that_are_not_finite_count_as_diverged_whatever_the_validation_l
     assert [point.diverged for point in found.points] == [False, True]
 
 
-def test_one_weight_that_is_not_finite_is_enough():
+def test_a_single_weight_that_is_not_finite_counts_as_diverged():
     model = mlp()
     optimizer = sam(model, 0.1)
     assert _is_finite(model, optimizer)
@@ -693,7 +693,7 @@ def test_misuse_is_explained_before_anything_is_trained(wrong, error, message):
 
 @pytest.mark.parametrize("part", ["train", "validation"])
 @pytest.mark.parametrize("batches", [0, 1])
-def test_data_that_can_be_passed_over_only_once_is_refused(part, batches):
+def test_data_that_can_be_iterated_only_once_is_refused(part, batches):
     class Once:
         def __init__(self):
             self.left = [batch()] * batches
@@ -719,7 +719,7 @@ def test_a_model_that_cannot_be_copied_is_refused():
         sweep(model)
 
 
-# Words.
+# Documentation and warnings.
 
 
 def snippets():
@@ -728,13 +728,13 @@ def snippets():
 
 
 @pytest.mark.parametrize("code", snippets())
-def test_snippets_of_the_page_run(code):
+def test_the_snippets_of_the_documentation_page_run(code):
     names = {"torch": torch, "bisam": bisam, "model": mlp(), "make_model": mlp, "sam": sam}
     data = {"train_loader": loader(), "validation_loader": [batch(2)]}
     exec(code, {**names, **data, "make_optimizer": sam})
 
 
-def test_validating_on_the_training_batches_is_noticed():
+def test_validating_on_the_training_batches_warns():
     batches = [batch(0)]
     with pytest.warns(UserWarning, match="are the same: ρ is chosen by samples that were trained on"):
         bisam.find_rho(mlp, sam, batches, batches, rhos=(0, 0.1), steps=1, repeats=1)

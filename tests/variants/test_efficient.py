@@ -1,4 +1,4 @@
-"""ESAM and E-BiSAM: which tensors are perturbed, which samples are descended, and what is not computed."""
+"""ESAM and E-BiSAM: which tensors are perturbed, which samples the descent has, and what is not computed."""
 
 import copy
 
@@ -40,7 +40,7 @@ def test_esam_that_keeps_all_tensors_and_samples_is_sam_bit_for_bit(efficient, f
 @pytest.mark.parametrize(
     ("gamma", "size", "kept"), [(0.5, 16, 8), (0.5, 15, 8), (0.1, 30, 3), (0.28, 25, 7), (0.01, 16, 1), (1.0, 7, 7)]
 )
-def test_esam_descends_exactly_as_many_samples_as_asked_ties_included(gamma, size, kept):
+def test_esams_descent_has_exactly_the_share_gamma_of_samples_even_with_ties(gamma, size, kept):
     model, optimizer = build("ESAM", net=mlp, gamma=gamma)
     sizes = []
     model.register_forward_hook(lambda _, inputs, __: sizes.append((len(inputs[0]), torch.is_grad_enabled())))
@@ -50,8 +50,8 @@ def test_esam_descends_exactly_as_many_samples_as_asked_ties_included(gamma, siz
     assert with_gradient == [size, kept]
 
 
-def test_esam_with_the_same_dropout_begins_every_pass_with_the_same_random_state():
-    """The look at w + ε, which chooses samples, and the descent pass after it."""
+def test_esam_with_same_dropout_starts_every_pass_with_the_same_random_state():
+    """The scoring pass at w + ε, which chooses samples, and the descent pass after it."""
     model, optimizer = build("ESAM", net=lambda: nn.Sequential(nn.Dropout(0.5), mlp()), same_dropout=True)
     states = []
     model.register_forward_pre_hook(lambda *_: states.append(torch.get_rng_state()))
@@ -86,7 +86,7 @@ def test_esam_computes_no_weight_gradient_of_what_it_drops_and_perturbs_only_wha
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_esam_keeps_one_tensor_where_it_would_keep_none():
+def test_esam_perturbs_one_tensor_where_the_draw_keeps_none():
     model, optimizer = build("ESAM", net=mlp, rho=1e-9, beta=1e-9, gamma=1.0)
     before, moved = weights_of(model), []
     model.register_forward_pre_hook(
@@ -96,7 +96,7 @@ def test_esam_keeps_one_tensor_where_it_would_keep_none():
     assert [sum(each) for each in moved] == [0, 1]
 
 
-def test_esam_of_a_compiled_model_leaves_tensors_out_of_an_adaptive_ball():
+def test_esam_of_a_compiled_model_with_an_adaptive_ball_takes_the_same_steps():
     results = []
     for compiled in (False, True):
         torch.manual_seed(0)
@@ -124,7 +124,7 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("sees_the_graph", [True, False])
-def test_esam_with_a_reentrant_checkpoint_is_esam_without_one(sees_the_graph):
+def test_esam_with_a_reentrant_checkpoint_equals_esam_without_one(sees_the_graph):
     """With β = 0.2 most steps drop both tensors before the checkpoint."""
     results = []
     for reentrant in (False, True):
@@ -137,7 +137,7 @@ def test_esam_with_a_reentrant_checkpoint_is_esam_without_one(sees_the_graph):
     assert_identical(*results)
 
 
-def test_esam_with_frozen_parameters_only_where_it_would_perturb_is_the_base_optimizer():
+def test_esam_trains_if_all_parameters_that_it_would_perturb_are_frozen():
     model = nn.Sequential(nn.Linear(6, 6), mlp())
     frozen = list(model[0].parameters())
     for param in frozen:
@@ -168,7 +168,7 @@ def test_esam_chooses_by_its_own_objective():
 
 
 @pytest.mark.slow
-def test_esam_draws_a_layer_that_was_left_out_for_a_while_as_often_as_before():
+def test_esam_draws_a_layer_that_was_skipped_for_a_while_as_often_as_before():
     torch.manual_seed(0)
     model = Skipping()
     optimizer = bisam.ESAM(torch.optim.SGD(model.parameters(), lr=0.0), model, beta=0.5, gamma=1.0)
@@ -188,7 +188,7 @@ def test_esam_draws_a_layer_that_was_left_out_for_a_while_as_often_as_before():
     assert 0.42 < sum(moved) / len(moved) < 0.58
 
 
-def test_esam_resumes_bitwise_with_parameters_that_nobody_uses():
+def test_esam_resumes_bitwise_with_unused_parameters():
     results = []
     for cut in (None, 3):
         model, optimizer = build("ESAM", net=Skipping, rho=0.5)
@@ -202,8 +202,8 @@ def test_esam_resumes_bitwise_with_parameters_that_nobody_uses():
     assert_identical(*results)
 
 
-def test_esam_descends_at_the_weights_where_the_loss_uses_no_parameter_that_it_perturbs():
-    """Of the tensors that it keeps the loss may depend on none: a loss that cannot be differentiated is not."""
+def test_esam_descends_at_the_weights_if_the_loss_uses_none_of_the_perturbed_parameters():
+    """The loss may depend on none of the tensors that it keeps; a loss without any gradient is refused."""
     torch.manual_seed(0)
     model = Skipping()
     model.first.requires_grad_(False)
@@ -221,7 +221,7 @@ def test_esam_descends_at_the_weights_where_the_loss_uses_no_parameter_that_it_p
         optimizer.minimize(*batch())
 
 
-def test_esam_never_chooses_an_ignored_sample_over_one_that_counts():
+def test_esam_never_chooses_an_ignored_sample_over_one_with_a_label():
     model, optimizer = build("ESAM", net=mlp, rho=0.5)
     chosen = []
     model.register_forward_hook(lambda _, inputs, __: chosen.append(inputs[0]) if torch.is_grad_enabled() else None)
@@ -233,14 +233,14 @@ def test_esam_never_chooses_an_ignored_sample_over_one_that_counts():
         assert {tuple(row.tolist()) for row in chosen[-1]} == counted
 
 
-def test_esam_looks_with_the_dropout_masks_it_is_to_compare_with():
+def test_esams_scoring_pass_has_the_dropout_masks_of_the_pass_that_it_is_compared_with():
     net = lambda: nn.Sequential(nn.Dropout(0.5), mlp())  # noqa: E731
     model, optimizer = build("ESAM", net=net, same_dropout=True)
     masks = []
     model[0].register_forward_hook(lambda _, inputs, output: masks.append(output == 0))
     optimizer.minimize(*batch())
-    at_weights, look, _ = masks
-    assert torch.equal(at_weights, look)
+    at_weights, scoring, _ = masks
+    assert torch.equal(at_weights, scoring)
 
 
 def test_esams_telemetry_compares_all_samples_before_and_after():

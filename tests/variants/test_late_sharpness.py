@@ -33,7 +33,7 @@ def test_steps_before_the_start_are_those_of_the_base_optimizer(variant):
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), plain_model.parameters(), strict=True))
 
 
-def test_from_the_start_on_it_is_the_variant(plain_variant):
+def test_steps_from_the_start_on_are_those_of_the_variant(plain_variant):
     model, late = build(plain_variant, net=mlp, start=2)
     weights_after(late, model, range(2))
     begun, fresh = build(plain_variant, net=mlp)
@@ -53,7 +53,7 @@ def test_from_the_start_on_it_is_the_variant(plain_variant):
         ({"start": lambda step: step in (0, 3), "stop": 3}, [2, 1, 1, 1, 1]),
     ],
 )
-def test_which_steps_perturb_is_a_matter_of_their_number(options, passes):
+def test_start_stop_and_every_choose_the_steps_that_perturb_by_their_number(options, passes):
     model, optimizer = build("SAM", net=mlp, **options)
     counts, seen = [], []
     model.register_forward_hook(lambda *_: counts.append(1))
@@ -65,7 +65,7 @@ def test_which_steps_perturb_is_a_matter_of_their_number(options, passes):
 
 
 @pytest.mark.parametrize("taken", [1, 3])
-def test_a_checkpoint_remembers_how_many_steps_are_left_before_the_start(taken):
+def test_a_checkpoint_keeps_how_many_steps_remain_before_the_start(taken):
     model, optimizer = build("SAM", net=mlp, start=2)
     weights_after(optimizer, model, range(taken))
     other, resumed = build("SAM", net=mlp, start=2)
@@ -76,7 +76,7 @@ def test_a_checkpoint_remembers_how_many_steps_are_left_before_the_start(taken):
 
 
 @pytest.mark.parametrize("start", [-1, 1.5, True, "2"])
-def test_a_start_that_is_no_step_is_refused(start):
+def test_a_start_that_is_not_a_step_number_is_refused(start):
     with pytest.raises(
         ValueError, match=r"start must be the number of a step, .*, or a function.*int\(0.75 \* steps\)"
     ):
@@ -94,12 +94,12 @@ def test_from_the_stop_on_steps_are_those_of_the_base_optimizer(variant):
     assert_identical(weights_after(early, model, range(2, 5)), weights_after(plain, begun, range(2, 5)))
 
 
-def test_before_the_stop_it_is_the_variant(variant):
+def test_steps_before_the_stop_are_those_of_the_variant(variant):
     (model, early), (other, always) = build(variant, net=mlp, stop=3), build(variant, net=mlp)
     assert_identical(weights_after(early, model, range(3)), weights_after(always, other, range(3)))
 
 
-def test_a_checkpoint_remembers_how_many_steps_are_left_before_the_stop():
+def test_a_checkpoint_keeps_how_many_steps_remain_before_the_stop():
     model, optimizer = build("LookSAM", net=mlp, stop=3)
     weights_after(optimizer, model, range(2))
     other, resumed = build("LookSAM", net=mlp, stop=3)
@@ -109,7 +109,7 @@ def test_a_checkpoint_remembers_how_many_steps_are_left_before_the_stop():
 
 
 @pytest.mark.parametrize("stop", [-1, 1.5, True, "2"])
-def test_a_stop_that_is_no_step_is_refused(stop):
+def test_a_stop_that_is_not_a_step_number_is_refused(stop):
     with pytest.raises(ValueError, match=r"stop must be the number of a step, .*, or None.*int\(0.5 \* steps\)"):
         build("SAM", net=mlp, stop=stop)
 
@@ -120,7 +120,7 @@ def test_a_stop_before_the_start_is_refused():
 
 
 @pytest.mark.parametrize("options", [{"start": 2}, {"stop": 2}])
-def test_plain_steps_cannot_be_had_by_hand(options):
+def test_start_and_stop_are_refused_for_passes_by_hand(options):
     model, optimizer = build("SAM", net=mlp, **options)
     optimizer.criterion(model(batch()[0]), batch()[1]).backward()
     with pytest.raises(RuntimeError, match="Use step\\(closure\\) or minimize"):
@@ -128,16 +128,16 @@ def test_plain_steps_cannot_be_had_by_hand(options):
 
 
 @pytest.mark.parametrize(("form", "options"), [("step", {}), ("minimize", {}), ("minimize", {"micro_batch": 8})])
-def test_a_function_of_the_step_is_asked_once(form, options):
-    asked = []
-    model, optimizer = build("SAM", start=lambda step: asked.append(step) or step > 0, **options)
+def test_a_start_function_is_called_once_per_step(form, options):
+    called = []
+    model, optimizer = build("SAM", start=lambda step: called.append(step) or step > 0, **options)
     for seed in range(3):
         x, y = batch(seed)
         if form == "minimize":
             optimizer.minimize(x, y)
         else:
             optimizer.step(closure_of(model, optimizer, x, y))
-    assert asked == [0, 1, 2]
+    assert called == [0, 1, 2]
 
 
 def plain_copy(variant, model, optimizer):
@@ -151,7 +151,7 @@ def plain_copy(variant, model, optimizer):
 
 
 @pytest.mark.parametrize("off", [False, None])
-def test_steps_that_the_function_leaves_out_are_those_of_the_base_optimizer(variant, off):
+def test_steps_that_a_start_function_excludes_are_those_of_the_base_optimizer(variant, off):
     """Also in a variant that reuses a direction in the steps between two perturbed ones."""
     model, optimizer = build(variant, net=mlp, start=lambda step: True if step < 2 else off)
     weights_after(optimizer, model, range(2))
@@ -178,7 +178,7 @@ def test_a_checkpoint_without_a_number_of_steps_warns_where_one_is_needed():
     stopped.load_state_dict(torch.optim.SGD(mlp().parameters(), lr=0.1, momentum=0.9).state_dict())
 
 
-def test_a_direction_that_a_checkpoint_brings_into_steps_of_the_base_optimizer_is_not_reused():
+def test_a_direction_loaded_from_a_checkpoint_during_plain_steps_is_not_reused_after_them():
     options = {"every": 5, "start": lambda step: step < 3 or step >= 6}
     model, optimizer = build("LookSAM", net=mlp, **options)
     weights_after(optimizer, model, range(3))
@@ -191,7 +191,7 @@ def test_a_direction_that_a_checkpoint_brings_into_steps_of_the_base_optimizer_i
     assert_identical(weights_after(resumed, other, range(3, 9)), expected)
 
 
-def test_a_merge_acts_between_perturbed_steps_alone():
+def test_a_merge_acts_only_in_steps_between_perturbed_ones():
     class Counting(bisam.Merge):
         def __init__(self):
             self.turns, self.calls = [], 0

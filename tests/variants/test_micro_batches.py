@@ -21,7 +21,7 @@ from family import (
 )
 
 
-def test_msam_is_the_micro_batches_one_by_one(base):
+def test_micro_batches_equal_single_steps_whose_gradients_are_averaged(base):
     model, optimizer = build("BiSAM(log)", base, net=mlp, dtype=torch.float64, micro_batch=4)
     twin, single = build("BiSAM(log)", base, net=mlp, dtype=torch.float64)
     for seed in range(3):
@@ -44,7 +44,7 @@ def test_msam_is_the_micro_batches_one_by_one(base):
 
 
 @pytest.mark.parametrize("ascent", [None, bisam.LowerBound()])
-def test_unequal_micro_batches_have_the_whole_batchs_gradient_at_w(ascent):
+def test_the_gradient_at_w_of_unequal_micro_batches_is_that_of_the_whole_batch(ascent):
     seen = {}
 
     class Watch(SurrogateGap):
@@ -61,7 +61,7 @@ def test_unequal_micro_batches_have_the_whole_batchs_gradient_at_w(ascent):
 
 
 @pytest.mark.parametrize("micro_batch", [16, 100])
-def test_micro_batches_of_the_whole_batch_are_the_plain_variant(micro_batch):
+def test_a_micro_batch_of_at_least_the_whole_batch_is_the_plain_variant(micro_batch):
     model, optimizer = build("BiSAM(log)", micro_batch=micro_batch)
     twin, twin_optimizer = build("BiSAM(log)")
     steps(optimizer, range(3))
@@ -109,7 +109,7 @@ def test_vectorized_micro_batches_take_tuples_dicts_and_frozen_parameters():
     assert_close(*results, 1e-12)
 
 
-def test_vectorized_micro_batches_leave_out_the_groups_that_are_left_out():
+def test_vectorized_micro_batches_do_not_perturb_groups_with_rho_zero():
     results = []
     for vectorize in (False, True):
         torch.manual_seed(0)
@@ -130,7 +130,7 @@ def test_vectorized_micro_batches_have_dropout_masks_of_their_own():
     assert used.all()
 
 
-def test_what_cannot_be_vectorized_is_explained():
+def test_options_and_models_that_cannot_be_vectorized_are_refused():
     for name, size in (("SAM", None), ("ESAM", 4), ("GSAM", 4), ("RSAM", 4)):
         with pytest.raises(ValueError, match="vectorize runs micro-batches at once: it needs micro_batch="):
             build(name, vectorize=True, micro_batch=size)
@@ -142,7 +142,7 @@ def test_what_cannot_be_vectorized_is_explained():
 
 
 class WithGain(nn.Module):
-    """Whose gain gets the same gradient in each of its places, and comes back as one number, expanded."""
+    """Each entry of its gain gets the same gradient, which autograd returns as one expanded number."""
 
     def __init__(self):
         super().__init__()
@@ -152,7 +152,7 @@ class WithGain(nn.Module):
         return self.net(x) * self.gain.sum()
 
 
-def test_vectorized_micro_batches_train_what_has_one_gradient_in_all_its_places():
+def test_vectorized_micro_batches_accept_expanded_gradients():
     gains = []
     for vectorize in (False, True):
         model, optimizer = build("SAM", net=WithGain, dtype=torch.float64, micro_batch=4, vectorize=vectorize)
@@ -186,7 +186,7 @@ class RaisingAfter(Replacing):
         (RaisingAfter, ValueError, "after a buffer was replaced"),
     ],
 )
-def test_a_buffer_that_is_replaced_cannot_be_vectorized_and_stays_what_it_was(net, error, words):
+def test_a_model_that_replaces_a_buffer_cannot_be_vectorized_and_the_buffer_is_unchanged(net, error, words):
     model, optimizer = build("SAM", net=net, micro_batch=4, vectorize=True)
     before = model.mean
     with pytest.raises(error, match=words):
@@ -195,7 +195,7 @@ def test_a_buffer_that_is_replaced_cannot_be_vectorized_and_stays_what_it_was(ne
     assert not before.any()
 
 
-def test_vectorized_micro_batches_leave_unused_parameters_alone():
+def test_vectorized_micro_batches_do_not_train_unused_parameters():
     results = []
     for vectorize in (False, True):
         model, optimizer = build("SAM", net=WithScalar, dtype=torch.float64, micro_batch=4, vectorize=vectorize)
@@ -223,7 +223,7 @@ def test_inputs_shared_by_all_samples_are_never_cut():
     optimizer.minimize((batch()[0], torch.ones(4, 6)), batch()[1], accumulate=2)
 
 
-def test_vectorized_micro_batches_have_the_shares_of_the_loop_in_double_precision():
+def test_vectorized_micro_batches_are_averaged_in_double_precision():
     x, y = (part[:12] for part in batch(dtype=torch.float64))  # thirds, which float32 rounds
     weights = []
     for vectorize in (False, True):

@@ -1,4 +1,4 @@
-"""What `bisam bench` is made of: what it measures is right, whatever its speed."""
+"""The parts of `bisam bench`: that they measure, judge and store correctly, whatever the speed."""
 
 import io
 import json
@@ -28,13 +28,13 @@ PLAN = bench.BenchmarkPlan(CPU, ("loss",), quick=True)
 RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 
 
-def record_of(name):
+def published_result(name):
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Units that measure nothing, of a commit that can be chosen."""
+    """Units that measure nothing, at a commit that the test can set with the returned monkeypatch."""
     monkeypatch.setenv("BISAM_COMMIT", "abc")
     unit = bench.Unit("loss", "128x10", lambda: {"found": 1}, str)
     monkeypatch.setattr(bench.BenchmarkPlan, "units", lambda plan: [unit, unit._replace(name="128x100")])
@@ -42,18 +42,18 @@ def planned(monkeypatch):
     return monkeypatch
 
 
-def quietly(_):
+def no_log(_):
     pass
 
 
-def test_a_later_run_of_the_same_commit_keeps_what_it_does_not_measure(planned, tmp_path):
+def test_a_later_run_at_the_same_commit_keeps_the_results_that_it_does_not_measure_again(planned, tmp_path):
     out = tmp_path / "bench.json"
-    bench.run(PLAN, out, quietly)
-    known = json.loads(out.read_text())
-    known["epoch"] = {"resnet56": {"found": 2}}
-    known["loss"] |= {"128x10": {"found": 3}, "512x1000": {"found": 3}}
-    out.write_text(json.dumps(known))
-    bench.run(PLAN, out, quietly)
+    bench.run(PLAN, out, no_log)
+    stored = json.loads(out.read_text())
+    stored["epoch"] = {"resnet56": {"found": 2}}
+    stored["loss"] |= {"128x10": {"found": 3}, "512x1000": {"found": 3}}
+    out.write_text(json.dumps(stored))
+    bench.run(PLAN, out, no_log)
     result = json.loads(out.read_text())
     assert result["epoch"] == {"resnet56": {"found": 2}}
     found = {size: entry["found"] for size, entry in result["loss"].items()}
@@ -61,10 +61,10 @@ def test_a_later_run_of_the_same_commit_keeps_what_it_does_not_measure(planned, 
 
 
 @pytest.mark.parametrize("commit", ["def", "unknown"])
-def test_a_run_of_another_commit_starts_anew(planned, tmp_path, commit):
+def test_a_run_at_another_or_an_unknown_commit_replaces_all_results(planned, tmp_path, commit):
     out, lines = tmp_path / "bench.json", []
     planned.setenv("BISAM_COMMIT", "unknown" if commit == "unknown" else "abc")
-    bench.run(PLAN, out, quietly)
+    bench.run(PLAN, out, no_log)
     out.write_text(json.dumps({**json.loads(out.read_text()), "epoch": {}}))
     planned.setenv("BISAM_COMMIT", commit)
     bench.run(PLAN, out, lines.append)
@@ -72,15 +72,15 @@ def test_a_run_of_another_commit_starts_anew(planned, tmp_path, commit):
     assert any("is replaced" in line for line in lines)
 
 
-def test_a_run_that_is_cut_off_keeps_what_it_has(planned, tmp_path):
-    def cut_off():
+def test_an_interrupted_run_keeps_its_completed_measurements(planned, tmp_path):
+    def interrupt():
         raise KeyboardInterrupt
 
-    units = [bench.Unit("loss", "128x10", lambda: {"found": 1}, str), bench.Unit("loss", "128x100", cut_off, str)]
+    units = [bench.Unit("loss", "128x10", lambda: {"found": 1}, str), bench.Unit("loss", "128x100", interrupt, str)]
     planned.setattr(bench.BenchmarkPlan, "units", lambda plan: units)
     out = tmp_path / "bench.json"
     with pytest.raises(KeyboardInterrupt):
-        bench.run(PLAN, out, quietly)
+        bench.run(PLAN, out, no_log)
     assert json.loads(out.read_text())["loss"] == {"128x10": {"found": 1, "quick": True}}
 
 
@@ -93,7 +93,7 @@ def test_a_result_is_written_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_loop_is_the_same_function_and_gradient_as_ours():
+def test_the_looped_loss_has_the_value_and_gradient_of_the_vectorised_loss():
     z = torch.randn(8, 5, dtype=torch.float64, requires_grad=True)
     y = torch.randint(5, (8,))
     values = [loss(z, y) for loss in (bench_loss.looped, bisam.LowerBound("log"))]
@@ -101,26 +101,26 @@ def test_the_loop_is_the_same_function_and_gradient_as_ours():
     torch.testing.assert_close(*(torch.autograd.grad(value, z) for value in values))
 
 
-def test_contestants_take_turns_and_keep_their_medians():
-    told = []
+def test_take_turns_interleaves_the_contestants_and_returns_their_medians():
+    calls = []
 
     def contestant(name, values):
         values = iter(values)
-        return lambda: told.append(name) or next(values)
+        return lambda: calls.append(name) or next(values)
 
     medians = take_turns({"a": contestant("a", [1, 9, 2]), "b": contestant("b", [5, 4, 3])}, rounds=3)
     assert medians == {"a": 2, "b": 4}
-    assert all(set(told[i : i + 2]) == {"a", "b"} for i in (0, 2, 4))
+    assert all(set(calls[i : i + 2]) == {"a", "b"} for i in (0, 2, 4))
 
 
-def test_trainings_at_once_are_measured_per_model(monkeypatch):
+def test_simultaneous_trainings_are_measured_per_model_and_step(monkeypatch):
     monkeypatch.setattr(bench_steps, "take_turns", lambda runs, rounds: dict.fromkeys(runs, 0.012))
     entry = bench_steps.together("resnet20", 2, device=CPU, batch=2, compiled=False, steps=1, rounds=1)
     assert entry["ms_per_model_and_step"] == 6
     assert entry["extrapolated_minutes_of_200_epochs"] == pytest.approx(0.012 * 200 * 22_500 / 60)
 
 
-def test_models_are_compiled_where_it_pays_or_as_told(monkeypatch):
+def test_models_are_compiled_where_it_is_faster_unless_configured_otherwise(monkeypatch):
     monkeypatch.setattr(bench, "COMPILED", {"resnet56"})
     cuda = bench.BenchmarkPlan(torch.device("cuda"))
     assert [cuda.compiles(name) for name in ("resnet56", "wrn28-10")] == [True, False]
@@ -137,11 +137,11 @@ def test_on_cuda_every_bar_has_a_unit_that_measures_it():
     assert set(bench_steps.AUTHORS_MS) <= set(MODELS)
 
 
-def measured(section, name, **entry):
+def on_cuda(section, name, **entry):
     return {"device": "cuda", section: {name: {"batch": 128, **entry}}}
 
 
-def of(name, result):
+def judged_bar(name, result):
     (bar,) = (bar for bar in judged(result) if bar["name"] == name)
     return bar["measured"], bar["met"]
 
@@ -150,18 +150,18 @@ def test_bars_are_met_up_to_their_limit_and_missed_beyond():
     name = "resnet56: BiSAM ÷ SAM"
     for ratio, met in ((1.02, True), (1.021, False)):
         ratios = {"bisam-log/sam": ratio, "bisam-log/sgd": 2}
-        result = measured("epoch", "resnet56", ratio=ratios, speed_up_over_authors=9)
-        assert of(name, result) == (ratio, met)
-        assert of("resnet56: faster than the authors' code", result) == (9, True)
+        result = on_cuda("epoch", "resnet56", ratio=ratios, speed_up_over_authors=9)
+        assert judged_bar(name, result) == (ratio, met)
+        assert judged_bar("resnet56: faster than the authors' code", result) == (9, True)
     name = "wrn28-10: copies of the weights beyond SGD's peak"
     for copies, met in ((1.02, True), (1.021, False)):
-        assert of(name, measured("memory", "wrn28-10", copies_beyond_sgd={"bisam-log": copies})) == (copies, met)
+        assert judged_bar(name, on_cuda("memory", "wrn28-10", copies_beyond_sgd={"bisam-log": copies})) == (copies, met)
 
 
-def test_a_bar_is_not_judged_where_nothing_was_measured_or_with_another_batch():
+def test_a_bar_is_not_judged_without_a_measurement_or_with_another_batch_size():
     assert {bar["met"] for bar in judged({"device": "cuda"})} == {None}
     other = {"device": "cuda", "together": {"resnet56 x6": {"batch": 64, "ms_per_model_and_step": 1.0}}}
-    assert of("six resnet56: ms per model and step", other) == (None, None)
+    assert judged_bar("six resnet56: ms per model and step", other) == (None, None)
 
 
 def test_a_result_of_a_gpu_is_shown_with_all_its_tables():
@@ -208,7 +208,7 @@ def test_a_result_of_a_gpu_is_shown_with_all_its_tables():
     assert text.count("not measured") == len([bar for bar in result["bars"] if bar["met"] is None])
 
 
-def test_the_papers_tables_are_read_as_printed():
+def test_the_papers_tables_are_read_as_printed_and_an_unknown_name_is_refused():
     assert table("tab:time_cifar10").hardware == "A100"
     assert table("tab:cifar10").average["sgd"].std is not None
     assert table("tab:glue").cells["adamw"]["glue"] == PublishedCell(73.21)
@@ -217,12 +217,12 @@ def test_the_papers_tables_are_read_as_printed():
         table("tab:cifar")
 
 
-def test_a_receipt_names_the_commit_it_was_told(monkeypatch):
+def test_a_receipt_has_the_commit_of_the_environment_variable(monkeypatch):
     monkeypatch.setenv("BISAM_COMMIT", "told")
-    told = receipt.receipt()
-    assert told["commit"] == "told"
-    assert told["torch"] == torch.__version__
-    assert json.loads(json.dumps(told)) == told
+    found = receipt.receipt()
+    assert found["commit"] == "told"
+    assert found["torch"] == torch.__version__
+    assert json.loads(json.dumps(found)) == found
 
 
 def test_an_installed_copy_does_not_take_the_commit_of_the_repository_around_it(monkeypatch, tmp_path):
@@ -231,21 +231,21 @@ def test_an_installed_copy_does_not_take_the_commit_of_the_repository_around_it(
     assert receipt.receipt()["commit"] == "unknown"
 
 
-def test_the_bars_are_set_for_the_batch_of_the_authors_times():
+def test_bars_have_the_batch_size_of_the_authors_times():
     assert bench_bars.BATCH == bench_steps.AUTHORS_BATCH == bench.BATCH["cuda"]
 
 
-def test_the_authors_times_are_those_of_their_record():
-    record = record_of("authors_h200")
+def test_the_authors_times_equal_those_of_their_published_result():
+    record = published_result("authors_h200")
     assert {name: ms["bisam-log"] for name, ms in record["ms"].items()} == bench_steps.AUTHORS_MS
     assert record["batch"] == bench_steps.AUTHORS_BATCH
     assert bench_steps.AUTHORS_GPU in record["receipt"]["gpu"]
 
 
-def test_what_recipes_cost_follows_from_the_measured_steps():
-    measured = {name: entry["ms"]["sgd"] for name, entry in record_of("bench_h200")["epoch"].items()}
-    measured["resnet32"] = record_of("frontier_h200")["models"]["resnet32"]["ms"]["sgd"]
-    assert {name: round(value, 2) for name, value in measured.items()} == costs.PLAIN_STEP_MS
+def test_costs_of_recipes_follow_from_the_measured_step_times():
+    step_ms = {name: entry["ms"]["sgd"] for name, entry in published_result("bench_h200")["epoch"].items()}
+    step_ms["resnet32"] = published_result("frontier_h200")["models"]["resnet32"]["ms"]["sgd"]
+    assert {name: round(value, 2) for name, value in step_ms.items()} == costs.PLAIN_STEP_MS
     plain_steps = 4 * 400 * 351 * 6  # four methods with 400 epochs of plain steps each, or 200 of two, and six seeds
     assert costs.hours(find_recipe("cifar10/resnet56")) == pytest.approx(
         plain_steps * costs.PLAIN_STEP_MS["resnet56"] / 3.6e6

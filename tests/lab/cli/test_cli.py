@@ -1,4 +1,4 @@
-"""The command line as it is typed."""
+"""The command line: bench, list, help, version, and what commands import."""
 
 import json
 import re
@@ -14,7 +14,7 @@ import forked
 
 
 def python(code, *arguments):
-    """In an interpreter that has imported nothing yet."""
+    """Run code in a new interpreter, which has imported nothing yet."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=1200)
 
@@ -26,7 +26,7 @@ def run(tmp_path_factory):
     return forked.run("bisam", "bench", *options, folder=folder), folder / "bench.json"
 
 
-def test_bench_measures_on_a_cpu_and_says_so(run):
+def test_bench_runs_on_a_cpu_and_reports_the_skipped_cuda_sections(run):
     done, _ = run
     assert done.returncode == 0, done.stderr
     assert "together: skipped, it needs a CUDA device" in done.stdout
@@ -36,7 +36,7 @@ def test_bench_measures_on_a_cpu_and_says_so(run):
     assert done.stdout.splitlines()[-1] == "wrote bench.json"
 
 
-def test_every_bar_is_printed_with_what_was_measured(run):
+def test_bench_prints_each_bar_with_its_measured_value_and_whether_it_is_met(run):
     done, path = run
     bars = json.loads(path.read_text())["bars"]
     assert bars
@@ -46,7 +46,7 @@ def test_every_bar_is_printed_with_what_was_measured(run):
         assert ("met" if bar["met"] else "missed") in line
 
 
-def test_the_result_says_what_was_measured_where_and_with_what(run):
+def test_the_bench_result_records_measurements_device_and_software_versions(run):
     result = json.loads(run[1].read_text())
     assert set(result) == {"receipt", "device", "loss", "epoch", "bars"}
     assert result["device"] == "cpu"
@@ -77,8 +77,8 @@ def test_the_result_says_what_was_measured_where_and_with_what(run):
     assert entry["speed_up_over_authors"] is None
 
 
-def test_help_shows_the_defaults(in_process):
-    done = in_process("bench", "--help")
+def test_bench_help_shows_the_defaults(invoke):
+    done = invoke("bench", "--help")
     assert done.exit_code == 0
     text = " ".join(done.stdout.split())
     for default in ("loss,epoch,together,memory", "resnet20 on a CPU", "128; 16 on a CPU", "auto", "bench.json"):
@@ -90,8 +90,8 @@ def test_help_shows_the_defaults(in_process):
     [("device", "auto"), ("together", "1"), ("workers", "one for each GPU"), ("retries", "2"), ("perturb", "rank")],
 )
 @pytest.mark.parametrize("command", ["fit", "reproduce", "sweep"])
-def test_commands_share_options_with_the_same_defaults(command, option, default, in_process):
-    text = " ".join(in_process(command, "--help").stdout.split())
+def test_fit_reproduce_and_sweep_have_the_same_defaults_for_shared_options(command, option, default, invoke):
+    text = " ".join(invoke(command, "--help").stdout.split())
     found = re.search(rf"--{option} (?:(?! --\w).)*?\[default: \(?([^\];]*)", text)
     assert found
     assert found.group(1).rstrip(")") == default
@@ -109,10 +109,10 @@ def test_commands_share_options_with_the_same_defaults(command, option, default,
         (["--out", "notes.json"], ["--out", "not a result of `bisam bench`"]),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_is_measured(options, words, in_process, tmp_path, monkeypatch):
+def test_invalid_bench_options_are_refused_before_anything_is_measured(options, words, invoke, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("notes.json").write_text('{"mine": 1}')
-    done = in_process("bench", *options)
+    done = invoke("bench", *options)
     assert done.exit_code == 2
     assert "[1/" not in done.output
     for word in words:
@@ -121,8 +121,8 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(options, words,
 
 
 @pytest.fixture
-def in_process():
-    """The same without the seconds that a new process takes to import torch."""
+def invoke():
+    """Runs a command in this process, without the seconds that a new one takes to import torch."""
     from typer.testing import CliRunner
 
     from bisam.lab.cli import app
@@ -130,7 +130,7 @@ def in_process():
     return lambda *arguments: CliRunner().invoke(app, arguments)
 
 
-def test_without_the_extra_one_line_says_what_to_install():
+def test_without_the_lab_extra_a_one_line_error_names_the_package_to_install():
     code = (
         "import os, sys; from bisam.__main__ import main\n"
         "for missing in sys.argv[1:]:\n"
@@ -150,7 +150,7 @@ def test_without_the_extra_one_line_says_what_to_install():
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("bisam.lab.cli", ["altair", "vl_convert", "scipy.stats", "sklearn", "datasets"]),  # a training needs none
+        ("bisam.lab.cli", ["altair", "vl_convert", "scipy.stats", "sklearn", "datasets"]),  # training needs none
         (
             "bisam.lab.report.report, bisam.lab.compare.page",
             ["bisam.lab.training.loop", "bisam.lab.training.run", "bisam.lab.training.jobs"],
@@ -158,45 +158,45 @@ def test_without_the_extra_one_line_says_what_to_install():
     ],
     ids=["drawing", "training"],
 )
-def test_what_trains_loads_nothing_that_draws_and_what_reads_records_nothing_that_trains(module, absent):
+def test_training_imports_no_plotting_libraries_and_reports_import_no_training_code(module, absent):
     code = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
     done = python(code)
     assert done.stdout == "[]\n", done.stderr
 
 
 @pytest.mark.parametrize(("columns", "width"), [(None, 120), ("100", 100), ("140", 140)])
-def test_a_log_is_120_columns_wide_unless_it_is_told_otherwise(columns, width, in_process, monkeypatch):
+def test_without_a_terminal_output_is_120_columns_wide_unless_columns_is_set(columns, width, invoke, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
-    done = in_process("list")
+    done = invoke("list")
     assert done.exit_code == 0
     assert width - 15 < max(map(len, done.stdout.splitlines())) <= width
 
 
-def test_no_line_of_help_or_list_is_cut_in_eighty_columns(in_process, monkeypatch):
+def test_help_and_list_fit_into_80_columns_without_truncation(invoke, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for arguments in (["--help"], ["list"]):
-        done = in_process(*arguments)
+        done = invoke(*arguments)
         assert done.exit_code == 0
         assert max(map(len, done.stdout.splitlines())) <= 80
         assert "..." not in done.stdout.replace("[ARGS]...", "")
         assert "…" not in done.stdout
 
 
-def test_each_time_in_the_list_has_the_machine_that_it_is_of(in_process):
-    lines = in_process("list").stdout
+def test_list_states_the_machine_that_each_duration_refers_to(invoke):
+    lines = invoke("list").stdout
     assert "2 min" in next(line for line in lines.splitlines() if line.startswith("demo "))
     assert "7 h" in next(line for line in lines.splitlines() if line.startswith("label_noise "))
     assert "Hours are of one H200" in " ".join(lines.split())
-    assert "4 cells × 3 seeds; 2 min, two CPU cores" in in_process("list", "demo").stdout
-    assert "20 cells × 6 seeds; 7 h, one H200" in in_process("list", "label_noise").stdout
+    assert "4 cells × 3 seeds; 2 min, two CPU cores" in invoke("list", "demo").stdout
+    assert "20 cells × 6 seeds; 7 h, one H200" in invoke("list", "label_noise").stdout
 
 
 @pytest.mark.parametrize("columns", ["80", "200"])
-def test_the_list_has_one_line_for_each_recipe(columns, in_process, monkeypatch):
+def test_list_prints_one_line_for_each_recipe(columns, invoke, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
-    table, _ = in_process("list").stdout.split("\n\n")
+    table, _ = invoke("list").stdout.split("\n\n")
     head, *lines = table.splitlines()
     assert head.split() == ["recipe", "size", "time", "title"]
     for line, (name, make) in zip(lines, RECIPES.items(), strict=True):
@@ -209,9 +209,9 @@ def test_the_list_has_one_line_for_each_recipe(columns, in_process, monkeypatch)
 
 @pytest.mark.parametrize("columns", ["40", "80"])
 @pytest.mark.parametrize("name", ["frontier_digits", "frontier", "glue"])
-def test_the_list_of_one_recipe_has_all_its_cells_and_breaks_no_name(name, columns, in_process, monkeypatch):
+def test_list_of_one_recipe_prints_all_its_cells_and_breaks_no_name_across_lines(name, columns, invoke, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
-    done = in_process("list", name)
+    done = invoke("list", name)
     assert done.exit_code == 0
     recipe, cells = RECIPES[name](), set()
     for block in done.stdout.split("\n\n")[1:]:
@@ -220,25 +220,25 @@ def test_the_list_of_one_recipe_has_all_its_cells_and_breaks_no_name(name, colum
     assert cells == {*recipe.cells}
 
 
-def test_the_list_of_a_part_a_file_or_a_wrong_name(in_process, tmp_path):
-    assert "1 cell × 6 seeds" in in_process("list", "label_noise/80%/sam").stdout
+def test_list_accepts_a_part_of_a_recipe_or_a_file_and_suggests_a_name_for_a_misspelt_one(invoke, tmp_path):
+    assert "1 cell × 6 seeds" in invoke("list", "label_noise/80%/sam").stdout
     own = tmp_path / "my.toml"
     own.write_text('title = "Mine"\nmethods = ["sgd", "sam"]\n[settings]\ndata = "digits"\n[rows.clean]\n')
-    assert "Mine" in in_process("list", str(own)).stdout
-    wrong = in_process("list", "frontire")
+    assert "Mine" in invoke("list", str(own)).stdout
+    wrong = invoke("list", "frontire")
     assert wrong.exit_code == 1
     assert "frontier" in wrong.stderr
 
 
-def test_the_version_is_printed_without_loading_torch(in_process):
+def test_the_version_is_printed_without_importing_torch(invoke):
     code = "import sys, bisam_command as c; sys.argv = ['bisam', '--version']; c.main(); print('torch' in sys.modules)"
     version, loaded = python(code).stdout.splitlines()
     assert loaded == "False"
-    assert in_process("--version").stdout.splitlines() == [version]
+    assert invoke("--version").stdout.splitlines() == [version]
     assert version.startswith("bisam 0.")
 
 
-def test_a_terminal_shows_something_before_torch_is_loaded():
+def test_a_terminal_shows_a_loading_message_before_torch_is_imported():
     code = (
         "import sys, bisam_command as c\n"
         "sys.stderr.isatty = lambda: True\n"

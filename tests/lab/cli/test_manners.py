@@ -1,4 +1,4 @@
-"""How commands behave beside their results: threads, failed downloads, names that there are not."""
+"""Thread counts of commands, failed downloads, and suggestions for unknown names."""
 
 import json
 import logging
@@ -42,14 +42,14 @@ def test_small_models_are_compared_with_one_thread(
 ):
     runs = [write_run(tmp_path / f"{seed}", recorded("demo/40%/sam", seed, model=model)) for seed in range(2)]
 
-    def count(*_, **options):
+    def fail_with_the_thread_count(*_, **options):
         raise ValueError(f"{torch.get_num_threads()} threads")
 
-    monkeypatch.setattr(comparison, "compare", count)
+    monkeypatch.setattr(comparison, "compare", fail_with_the_thread_count)
     assert bisam("compare", *runs, "--device", "cpu").stderr == f"Error: {threads} threads\n"
 
 
-def test_threads_that_were_chosen_stay(two_threads, monkeypatch):
+def test_the_thread_count_is_unchanged_if_omp_num_threads_is_set_or_on_cuda(two_threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with threads_for(torch.device("cpu"), ["digitsnet"]):
         assert torch.get_num_threads() == 2
@@ -58,7 +58,7 @@ def test_threads_that_were_chosen_stay(two_threads, monkeypatch):
         assert torch.get_num_threads() == 2
 
 
-def test_a_failed_download_is_one_line_that_names_the_option(tmp_path, monkeypatch):
+def test_a_failed_download_is_a_one_line_error_that_names_the_data_option(tmp_path, monkeypatch):
     seen, logger = [], logging.getLogger("huggingface_hub.utils._http")
     handler = logging.Handler()
     handler.emit = seen.append
@@ -82,7 +82,7 @@ def test_a_failed_download_is_one_line_that_names_the_option(tmp_path, monkeypat
     assert logging.getLogger("huggingface_hub").level == before
 
 
-def test_only_names_that_are_near_are_called_so():
+def test_an_unknown_model_is_refused_with_similar_names_or_else_with_all_names():
     with pytest.raises(ValueError, match="unknown model 'mynet': choose from densenet121, "):
         build("mynet", 10)
     with pytest.raises(ValueError, match="unknown model 'resnet5': the nearest names are resnet56, resnet50"):

@@ -1,4 +1,4 @@
-"""Bars and lines of commands that count what they do."""
+"""Progress of commands: a bar in a terminal, lines elsewhere."""
 
 import io
 
@@ -9,7 +9,7 @@ from bisam.lab.cli import app
 from bisam.lab.cli.output import SEARCH_SHOWN_EVERY, counting, searching
 
 
-def test_a_terminal_has_a_bar():
+def test_a_terminal_shows_a_progress_bar():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with counting(console) as progress:
         progress("sam: plane", 3, 10)
@@ -17,14 +17,14 @@ def test_a_terminal_has_a_bar():
     assert "30%" in console.file.getvalue()
 
 
-def test_brackets_beside_a_bar_are_no_markup():
+def test_brackets_in_the_description_of_a_progress_bar_are_not_interpreted_as_markup():
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
     with counting(console) as progress:
         progress("[b]sam[/]: curvature", 1, 2)
     assert "[b]sam[/]: curvature" in console.file.getvalue()
 
 
-def test_without_a_terminal_there_is_a_line_when_something_new_begins():
+def test_without_a_terminal_one_line_is_printed_when_a_new_task_begins():
     console = Console(file=io.StringIO(), width=80)
     with counting(console, "searching ") as progress:
         for what, done in (("sam", 1), ("sam", 2), ("bisam-log", 1)):
@@ -32,7 +32,7 @@ def test_without_a_terminal_there_is_a_line_when_something_new_begins():
     assert console.file.getvalue() == "searching sam\nsearching bisam-log\n"
 
 
-def test_a_long_search_for_runs_is_shown_on_the_standard_error(tmp_path, monkeypatch):
+def test_a_long_search_for_runs_reports_its_progress_on_stderr(tmp_path, monkeypatch):
     monkeypatch.setitem(SEARCH_SHOWN_EVERY, False, 10)
     for number in range(4):
         folder = tmp_path / f"photos{number}"
@@ -46,7 +46,7 @@ def test_a_long_search_for_runs_is_shown_on_the_standard_error(tmp_path, monkeyp
     assert "has no runs" in error
 
 
-def test_a_long_search_in_a_terminal_is_one_line_that_goes(tmp_path):
+def test_in_a_terminal_a_long_search_shows_one_line_that_is_erased_at_the_end(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
     every = SEARCH_SHOWN_EVERY[True]
     with searching(console, tmp_path / "[b]") as progress:

@@ -1,4 +1,4 @@
-"""Commands that mean nothing: each is an error in one line, before anything is trained or written."""
+"""Invalid commands: each ends with a one-line error before anything is trained or written."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -48,7 +48,7 @@ SAM = ["sweep", "demo/40%/sam", "--device", "cpu", "--runs", "runs", "--over"]
         (["train", "dеmo"], "unknown recipe 'dеmo': the nearest names are demo"),  # with a Cyrillic е
     ],
 )
-def test_a_value_that_means_nothing_is_refused_in_a_line(arguments, message, tmp_path, monkeypatch):
+def test_an_invalid_value_is_refused_with_a_one_line_error(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
     assert done.exit_code == 1
@@ -61,7 +61,7 @@ def test_a_value_that_means_nothing_is_refused_in_a_line(arguments, message, tmp
 @pytest.mark.parametrize(
     "arguments", [["train", "demo", "--runs", ""], ["verify", ""], ["report", ""], ["data", "cifar10", "--data", ""]]
 )
-def test_an_empty_path_is_not_the_current_folder(arguments, tmp_path, monkeypatch):
+def test_an_empty_path_is_refused_and_not_taken_for_the_current_folder(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
@@ -70,13 +70,13 @@ def test_an_empty_path_is_not_the_current_folder(arguments, tmp_path, monkeypatc
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 50)), min_size=1, max_size=4))
-def test_seeds_are_those_that_were_written(ranges):
+def test_lists_and_ranges_of_seeds_are_expanded_in_the_given_order_without_duplicates(ranges):
     text = ",".join(f"{first}-{first + more}" if more else str(first) for first, more in ranges)
     assert numbers(text) == [*dict.fromkeys(n for first, more in ranges for n in range(first, first + more + 1))]
 
 
 @given(st.text("0123456789-, ٣²_.e", max_size=12))
-def test_any_text_is_a_list_of_seeds_or_an_error_in_a_line(text):
+def test_any_text_is_parsed_as_seeds_or_refused_with_a_one_line_error(text):
     try:
         found = numbers(text)
     except ValueError as error:
@@ -88,28 +88,28 @@ def test_any_text_is_a_list_of_seeds_or_an_error_in_a_line(text):
     assert all(str(seed) in text or "-" in text or "0" in text for seed in found)
 
 
-def test_a_change_of_each_field_is_taken_once():
+def test_set_options_are_parsed_into_fields_and_values():
     assert changes_of(["epochs=1", "lr = 2"]) == {"epochs": "1", "lr": "2"}
 
 
-# A disk that is full: the standard output of a training is often a file.
+# A full disk: the standard output of training is often a file.
 
 
 @pytest.fixture
-def full():
+def full_disk():
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with suppress(OSError), Path("/dev/full").open("w") as file:  # closing it may raise again
         yield file
 
 
-def test_a_line_that_cannot_be_printed_does_not_stop_a_training(full):
-    Progress(Console(file=full)).note("epoch 1")
+def test_a_log_line_that_cannot_be_written_does_not_stop_training(full_disk):
+    Progress(Console(file=full_disk)).note("epoch 1")
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["data", "digits"]])
-def test_output_that_cannot_be_written_is_an_error_in_a_line(arguments, full):
-    done = forked.run("bisam", *arguments, stdout=full)
+def test_output_that_cannot_be_written_is_a_one_line_error(arguments, full_disk):
+    done = forked.run("bisam", *arguments, stdout=full_disk)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("Error: cannot write the output: No space left on device.")

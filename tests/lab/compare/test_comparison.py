@@ -51,30 +51,30 @@ OF_WEIGHTS = [
 digits = partial(open_pool, folder=None, log=print)
 
 
-def bisam_says(*arguments):
+def run_bisam(*arguments):
     return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
 
 
-def words(done):
-    """What was printed, whatever the width of the tables, without their frames."""
+def text_of(done):
+    """The printed text without frames of tables and line breaks."""
     return " ".join(done.output.replace("│", " ").split())
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
-    """Two runs as `bisam train` leaves them."""
+    """Two finished runs, as `bisam train` writes them."""
     root = tmp_path_factory.mktemp("runs")
     for method in ("sam", "sgd"):
         short = ["--set", "epochs=2", "--runs", root, "--device", "cpu"]
-        done = bisam_says("train", f"demo/40%/{method}", *short)
+        done = run_bisam("train", f"demo/40%/{method}", *short)
         assert done.exit_code == 0, done.output
     return {path.parent.name.split("-")[1]: path.parent for path in root.rglob("config.json")}
 
 
 @pytest.fixture
 def runs(originals, tmp_path, monkeypatch):
-    """Copies of them that a test may change, at which the command looks coarsely, to be quick."""
-    monkeypatch.setattr(cli_compare, "InspectionPlan", lambda **asked: replace(SMALL, **asked))
+    """Copies of the two runs that a test may change; the command inspects them with a small plan, to be quick."""
+    monkeypatch.setattr(cli_compare, "InspectionPlan", lambda **given: replace(SMALL, **given))
     for method, folder in originals.items():
         shutil.copytree(folder, tmp_path / method)
     return SimpleNamespace(sam=tmp_path / "sam", sgd=tmp_path / "sgd")
@@ -86,8 +86,8 @@ def compared(originals):
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """The page is written to where the command is run."""
+def in_a_temporary_folder(tmp_path, monkeypatch):
+    """The command writes its page into the current folder."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -106,23 +106,23 @@ def edit(folder, name, **changes):
 
 
 def test_two_runs_are_shown_side_by_side(originals):
-    done = bisam_says("compare", originals["sam"], originals["sgd"], *QUICK)
+    done = run_bisam("compare", originals["sam"], originals["sgd"], *QUICK)
     assert done.exit_code == 0, done.output
-    said = words(done)
-    assert "method sam sgd" in said
-    assert "epochs 2" not in said.split("Results")[0]  # which is the same in both
+    text = text_of(done)
+    assert "method sam sgd" in text
+    assert "epochs 2" not in text.split("Results")[0]  # equal in both runs, so not listed
     accuracies = [records.read(originals[name]).result["test_accuracy"] for name in ("sam", "sgd")]
-    assert "test accuracy, per cent {:.2f} {:.2f}".format(*accuracies) in said
+    assert "test accuracy, per cent {:.2f} {:.2f}".format(*accuracies) in text
     errors = [records.read(originals[name]).metrics[-1]["error"] for name in ("sam", "sgd")]
-    assert "training error at w {:.1%} {:.1%}".format(*errors).replace("%", " %") in said
+    assert "training error at w {:.1%} {:.1%}".format(*errors).replace("%", " %") in text
     for title in OF_WEIGHTS:
-        assert title in said
+        assert title in text
     assert f"sam: {originals['sam']}" in done.output
-    assert "sgd: plane" in said  # progress
+    assert "sgd: plane" in text  # progress
 
 
-def test_the_page_has_the_tables_the_curves_and_the_surfaces(originals, tmp_path):
-    done = bisam_says("compare", originals["sam"], originals["sgd"], *QUICK, "--out", tmp_path / "new" / "page.html")
+def test_the_page_contains_the_tables_the_curves_and_the_surfaces(originals, tmp_path):
+    done = run_bisam("compare", originals["sam"], originals["sgd"], *QUICK, "--out", tmp_path / "new" / "page.html")
     assert done.exit_code == 0, done.output
     page = (tmp_path / "new" / "page.html").read_text()
     for title in [*OF_WEIGHTS, "Configuration: what differs", "Results", "sgd: loss on a plane", "random direction"]:
@@ -137,62 +137,61 @@ def test_the_page_has_the_tables_the_curves_and_the_surfaces(originals, tmp_path
     assert [len(rows) for rows in planes] == [15 * 15] * 2
 
 
-def test_a_page_that_cannot_be_written_is_an_error_in_a_line(originals, tmp_path):
+def test_a_page_that_cannot_be_written_is_reported_as_an_error(originals, tmp_path):
     (tmp_path / "file").write_text("")
-    done = bisam_says(
+    done = run_bisam(
         "compare", originals["sam"], originals["sgd"], "--no-weights", "--out", tmp_path / "file" / "page.html"
     )
     assert done.exit_code == 1
     assert "Error: cannot write" in done.output
 
 
-def test_the_radius_that_is_asked_for_is_that_of_both(originals):
-    done = bisam_says("compare", originals["sam"], originals["sgd"], *QUICK, "--rho", "0.5")
-    said = words(done)
-    assert "rises within ρ = 0.5 " in said
-    sam, sgd = said.split("cross entropy, L2, 10 steps ")[1].split()[:2]
+def test_the_requested_radius_is_used_for_both_runs(originals):
+    done = run_bisam("compare", originals["sam"], originals["sgd"], *QUICK, "--rho", "0.5")
+    text = text_of(done)
+    assert "rises within ρ = 0.5 " in text
+    sam, sgd = text.split("cross entropy, L2, 10 steps ")[1].split()[:2]
     assert float(sam) > 0.5
     assert float(sgd) > 0.5  # at the default of 0.05 both rise by less than 0.1
 
 
-def test_the_radius_is_that_of_the_training_where_the_runs_share_one(runs):
+def test_the_default_radius_is_that_of_the_training_if_the_runs_share_one(runs):
     path = runs.sam / "config.json"
     for rho, shown in ((0.2, "0.2"), (0.07, "0.07")):
         config = json.loads(path.read_text())
         path.write_text(json.dumps({**config, "config": {**config["config"], "rho": rho}}))
-        said = words(bisam_says("compare", runs.sam, runs.sgd, *QUICK))
-        assert f"rises within ρ = {shown} " in said
-        assert f"ρ of the training {shown} – " in said
+        text = text_of(run_bisam("compare", runs.sam, runs.sgd, *QUICK))
+        assert f"rises within ρ = {shown} " in text
+        assert f"ρ of the training {shown} – " in text
     assert comparison.shared_rho([runs.sgd]) is None
 
 
-def test_without_weights_there_are_curves_and_no_data_is_read(originals):
-    done = bisam_says("compare", originals["sam"], originals["sgd"], "--no-weights", "--data", "nowhere")
+def test_with_no_weights_the_runs_are_compared_without_reading_data(originals):
+    done = run_bisam("compare", originals["sam"], originals["sgd"], "--no-weights", "--data", "nowhere")
     assert done.exit_code == 0, done.output
     assert "Last epoch of the training" in done.output
-    assert "weights are not looked at" not in done.output
     for title in OF_WEIGHTS:
         assert title not in done.output
 
 
-def test_brackets_in_the_name_of_a_folder_are_no_markup(runs):
+def test_brackets_in_the_name_of_a_folder_are_not_interpreted_as_markup(runs):
     odd = runs.sam.rename(runs.sam.with_name("[bold]sam :smile: [red]"))
-    done = bisam_says("compare", odd, runs.sgd, "--no-weights")
+    done = run_bisam("compare", odd, runs.sgd, "--no-weights")
     assert done.exit_code == 0, done.output
     assert f"[bold]sam :smile: [red]: {odd}" in done.output
     assert "┃ [bold]sam :smile: [red] ┃ sgd ┃" in " ".join(done.output.split())
 
 
-# What is refused.
+# Refused arguments.
 
 
-def no_run(runs):
+def a_folder_without_a_config(runs):
     shutil.rmtree(runs.sam)
     runs.sam.mkdir()
     return [runs.sam, runs.sgd], ["sam is not a run, it has no config.json"]
 
 
-def not_there(runs):
+def a_missing_folder(runs):
     return [runs.sgd, runs.sam / "nowhere"], ["nowhere does not exist"]
 
 
@@ -223,25 +222,25 @@ def an_empty_config(runs):
     return [runs.sam, runs.sgd], ["sgd cannot be compared: its configuration is empty"]
 
 
-def no_radius(runs):
+def an_infinite_radius(runs):
     return [runs.sam, runs.sgd, "--rho", "inf"], ["rho must be non-negative and finite, got inf"]
 
 
-def no_device(runs):
+def an_unknown_device(runs):
     return [runs.sam, runs.sgd, "--device", "tpu"], ["--device is auto, cpu or cuda, got 'tpu'"]
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        no_run, not_there, a_file, a_folder_of_runs, a_folder_of_tables, the_same_run, a_half_written_config,
-        an_empty_config, no_radius, no_device,
+        a_folder_without_a_config, a_missing_folder, a_file, a_folder_of_runs, a_folder_of_tables, the_same_run,
+        a_half_written_config, an_empty_config, an_infinite_radius, an_unknown_device,
     ],
     ids=lambda case: case.__name__,
 )  # fmt: skip
-def test_what_cannot_be_compared_is_refused_in_a_line(case, runs):
+def test_runs_and_options_that_cannot_be_compared_are_refused_with_an_error(case, runs):
     arguments, parts = case(runs)
-    done = bisam_says("compare", *arguments)
+    done = run_bisam("compare", *arguments)
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
     assert done.output.startswith("Error: ")
@@ -249,21 +248,21 @@ def test_what_cannot_be_compared_is_refused_in_a_line(case, runs):
         assert part in done.output
 
 
-# What is missing on one side: the rest is compared.
+# Something is missing on one side: the rest is compared.
 
 
-def no_weights(sam):
+def missing_weights(sam):
     (sam / "best.safetensors").unlink()
     return "it has no best.safetensors: put that file back into its folder, or train it again"
 
 
-def no_weights_yet(sam):
+def an_unfinished_run(sam):
     for name in ("best.safetensors", "result.json", "receipt.json"):
         (sam / name).unlink()
     return "it has no best.safetensors, which is written when a run is finished"
 
 
-def diverged(sam):
+def a_diverged_run(sam):
     (sam / "best.safetensors").unlink()
     edit(sam, "result.json", status="diverged")
     return "it diverged and left no best.safetensors"
@@ -288,7 +287,7 @@ def weights_without_a_finite_loss(sam):
     return "its training loss is "
 
 
-def another_architecture(sam):
+def weights_of_another_architecture(sam):
     edit(sam, "config.json", model="resnet20")
     return "its weights are not those of resnet20: "
 
@@ -309,12 +308,12 @@ def an_unknown_data_set(sam):
     return "its data cannot be loaded: there is no data set 'digit'. Did you mean digits?"
 
 
-def other_data(sam):
+def different_data(sam):
     edit(sam, "receipt.json", data_checksum="0123456789abcdef")
     return "these are not the data that it was trained on: their sha256 is 511f05b04534… and its receipt has 0123"
 
 
-def a_config_of_other_kinds(sam):
+def a_config_with_wrong_types(sam):
     edit(sam, "config.json", data=3)
     return "its configuration has values that this version does not support: 'data' is 3"
 
@@ -337,47 +336,47 @@ def save(folder, weights):
 @pytest.mark.parametrize(
     "case",
     [
-        no_weights, no_weights_yet, diverged, damaged_weights, weights_that_are_not_finite,
-        weights_without_a_finite_loss, another_architecture, an_unknown_model, a_model_from_a_file,
-        an_unknown_data_set, other_data, a_config_of_other_kinds, a_config_out_of_range, a_config_without_a_seed,
+        missing_weights, an_unfinished_run, a_diverged_run, damaged_weights, weights_that_are_not_finite,
+        weights_without_a_finite_loss, weights_of_another_architecture, an_unknown_model, a_model_from_a_file,
+        an_unknown_data_set, different_data, a_config_with_wrong_types, a_config_out_of_range, a_config_without_a_seed,
     ],
     ids=lambda case: case.__name__,
 )  # fmt: skip
-def test_of_a_run_that_cannot_be_looked_at_the_reason_is_told_and_the_rest_is_compared(case, runs):
+def test_if_weights_of_one_run_cannot_be_diagnosed_the_reason_is_shown_and_the_rest_is_compared(case, runs):
     reason = case(runs.sam)
-    done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
+    done = run_bisam("compare", runs.sam, runs.sgd, *QUICK)
     assert done.exit_code == 0, done.output
     assert f"sam: its weights are not diagnosed: {reason}" in done.output
     assert "sgd: its weights" not in done.output
-    said = words(done)
-    assert "training loss at w " in said  # the curves of both
-    assert "parameters – 30,762" in said  # the weights of the other
+    text = text_of(done)
+    assert "training loss at w " in text  # the curves of both
+    assert "parameters – 30,762" in text  # the weights of the other
 
 
-def test_data_that_are_not_there_are_a_reason(runs, tmp_path):
+def test_missing_data_are_shown_as_the_reason_why_weights_are_not_diagnosed(runs, tmp_path):
     (tmp_path / "empty").mkdir()
     edit(runs.sam, "config.json", data="cifar10")
-    done = bisam_says("compare", runs.sam, runs.sgd, *QUICK, "--data", tmp_path / "empty")
+    done = run_bisam("compare", runs.sam, runs.sgd, *QUICK, "--data", tmp_path / "empty")
     assert done.exit_code == 0, done.output
     assert "sam: its weights are not diagnosed: its data cannot be loaded: " in done.output
     assert "sgd: its weights are not diagnosed: its data cannot be loaded: digits is not read from files" in done.output
 
 
 @pytest.mark.parametrize(("options", "expected"), [([], {True, False}), (["--partial-data"], {True})])
-def test_a_part_of_the_data_will_do_if_the_run_had_one_or_if_that_is_said(runs, monkeypatch, options, expected):
+def test_partial_data_is_accepted_for_runs_trained_on_it_or_with_that_option(runs, monkeypatch, options, expected):
     edit(runs.sam, "config.json", partial_data=True)
-    asked = set()
+    partial_values = set()
 
-    def ask(name, part, **others):
-        asked.add(part)
+    def open_and_record(name, partial, **others):
+        partial_values.add(partial)
         return open_pool(name, False, **others)
 
-    monkeypatch.setattr(cli_compare, "open_pool", ask)
-    assert bisam_says("compare", runs.sam, runs.sgd, *QUICK, *options).exit_code == 0
-    assert asked == expected
+    monkeypatch.setattr(cli_compare, "open_pool", open_and_record)
+    assert run_bisam("compare", runs.sam, runs.sgd, *QUICK, *options).exit_code == 0
+    assert partial_values == expected
 
 
-def too_little_memory():
+def out_of_memory():
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
@@ -385,27 +384,27 @@ def unreadable_files():
     raise OSError("Stale file handle")
 
 
-class TooLittleMemoryForAPass:
+class OutOfMemoryInAnEpoch:
     def __iter__(self):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def images_that_do_not_fit():
+def images_of_the_wrong_shape():
     return [(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long))]
 
 
 @pytest.mark.parametrize(
     ("training", "reason"),
     [
-        (too_little_memory, "digitsnet does not fit into the memory of cpu: use --device cpu"),
-        (TooLittleMemoryForAPass, "digitsnet does not fit into the memory of cpu: use --device cpu"),
+        (out_of_memory, "digitsnet does not fit into the memory of cpu: use --device cpu"),
+        (OutOfMemoryInAnEpoch, "digitsnet does not fit into the memory of cpu: use --device cpu"),
         (unreadable_files, "Stale file handle"),
-        (images_that_do_not_fit, "digitsnet does not accept the data, digits: "),
+        (images_of_the_wrong_shape, "digitsnet does not accept the data, digits: "),
     ],
 )
-def test_what_goes_wrong_while_it_is_looked_at_is_a_reason(runs, training, reason):
-    def load_and_fail(name, part):
-        data = digits(name, part)
+def test_a_failure_during_diagnosis_is_shown_as_the_reason_why_weights_are_not_diagnosed(runs, training, reason):
+    def load_and_fail(name, partial):
+        data = digits(name, partial)
         data.training = lambda *_: training()
         return data
 
@@ -415,7 +414,7 @@ def test_what_goes_wrong_while_it_is_looked_at_is_a_reason(runs, training, reaso
         assert side.missing.startswith(reason)
 
 
-def test_code_that_a_record_names_is_not_run_unless_that_is_asked_for(runs, tmp_path):
+def test_code_that_a_record_names_is_run_only_if_that_is_allowed(runs, tmp_path):
     code = tmp_path / "model.py"
     code.write_text("raise SystemExit('it was run')")
     edit(runs.sam, "config.json", model=f"{code}:net")
@@ -426,96 +425,96 @@ def test_code_that_a_record_names_is_not_run_unless_that_is_asked_for(runs, tmp_
     assert "it was run" in found.a.missing
 
 
-def test_without_a_receipt_the_data_are_taken_for_the_runs_and_that_is_said(runs):
+def test_without_a_receipt_a_note_says_that_the_data_are_not_verified(runs):
     (runs.sam / "receipt.json").unlink()
-    done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
+    done = run_bisam("compare", runs.sam, runs.sgd, *QUICK)
     assert "sam: it has no receipt with a checksum of its data" in done.output
-    assert "sgd: no receipt" not in done.output
-    assert "parameters 30,762 30,762" in words(done)
+    assert "sgd: it has no receipt" not in done.output
+    assert "parameters 30,762 30,762" in text_of(done)
 
 
-def test_weights_of_another_run_are_noticed(runs):
+def test_weights_that_may_belong_to_another_run_are_reported(runs):
     shutil.copy(runs.sgd / "best.safetensors", runs.sam)
-    done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
+    done = run_bisam("compare", runs.sam, runs.sgd, *QUICK)
     assert "they may belong to another run" in done.output
-    assert "sgd: its weights are right" not in done.output
+    assert "sgd: its weights have" not in done.output
 
 
-# Records that are not whole.
+# Incomplete records.
 
 
-def test_a_run_that_is_not_finished_has_the_curve_that_it_has(runs):
-    no_weights_yet(runs.sam)
+def test_an_unfinished_run_is_shown_with_its_epochs_so_far(runs):
+    an_unfinished_run(runs.sam)
     lines = (runs.sam / "metrics.jsonl").read_text().splitlines(keepends=True)
     (runs.sam / "metrics.jsonl").write_text(lines[0])
-    said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights"))
-    assert "status not finished done" in said
-    assert "epochs 1 of 2 2 of 2" in said
-    assert "epoch 1 2 – learning rate" in said
+    text = text_of(run_bisam("compare", runs.sam, runs.sgd, "--no-weights"))
+    assert "status not finished done" in text
+    assert "epochs 1 of 2 2 of 2" in text
+    assert "epoch 1 2 – learning rate" in text
     seconds = json.loads(lines[0])["seconds"]
-    assert f"seconds {seconds:.1f} " in said
+    assert f"seconds {seconds:.1f} " in text
 
 
-def test_half_written_records_are_told_and_the_rest_is_shown(runs):
+def test_half_written_records_are_reported_and_the_rest_is_shown(runs):
     with (runs.sam / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 2, "lo')
     (runs.sgd / "result.json").write_text('{"status"')
-    done = bisam_says("compare", runs.sam, runs.sgd, "--no-weights")
+    done = run_bisam("compare", runs.sam, runs.sgd, "--no-weights")
     assert done.exit_code == 0, done.output
     assert "sam: metrics.jsonl: the last line is half-written." in done.output
     assert "sgd: result.json: it is half-written" in done.output
-    assert "status done not finished" in words(done)
-    assert "epoch 2 2 – learning rate" in words(done)
+    assert "status done not finished" in text_of(done)
+    assert "epoch 2 2 – learning rate" in text_of(done)
 
 
-def test_a_run_that_diverged_has_no_accuracy(runs):
+def test_a_diverged_run_is_shown_without_accuracies(runs):
     edit(runs.sam, "result.json", status="diverged", validation_accuracy=-1.0, test_accuracy=10.0)
-    said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights"))
-    assert "validation accuracy, per cent – " in said
-    assert "test accuracy, per cent – " in said
+    text = text_of(run_bisam("compare", runs.sam, runs.sgd, "--no-weights"))
+    assert "validation accuracy, per cent – " in text
+    assert "test accuracy, per cent – " in text
 
 
-def test_a_run_that_does_not_count_has_no_accuracy(runs):
+def test_a_run_marked_as_not_counted_is_shown_without_test_accuracy(runs):
     (runs.sam / "not-counted.txt").write_text("The wrong labels.")
-    said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights"))
-    assert "status not counted done" in said
-    assert "test accuracy, per cent – " in said
+    text = text_of(run_bisam("compare", runs.sam, runs.sgd, "--no-weights"))
+    assert "status not counted done" in text
+    assert "test accuracy, per cent – " in text
 
 
-def test_rates_are_told_with_how_many_runs_had_them(runs):
+def test_the_throughput_is_shown_with_the_number_of_simultaneous_runs(runs):
     lines = (runs.sam / "metrics.jsonl").read_text().splitlines()
     last = {**json.loads(lines[-1]), "samples_per_second": 8726.4, "together": 6}
     (runs.sam / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last), ""]))
-    said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights"))
-    assert "samples per second 8,726 " in said
-    assert "runs at once, each at that rate 6 1" in said
+    text = text_of(run_bisam("compare", runs.sam, runs.sgd, "--no-weights"))
+    assert "samples per second 8,726 " in text
+    assert "runs at once, each at that rate 6 1" in text
 
 
-def test_values_that_differ_in_the_last_digit_are_told_with_all_digits():
+def test_values_that_differ_only_in_the_last_digit_are_shown_with_all_digits():
     (found,) = comparison.changes({"seed": 0, "lr": 0.1234567}, {"seed": 0, "lr": 0.1234568})
     assert (found.a, found.b) == ("0.1234567", "0.1234568")
 
 
-def test_numbers_that_are_none_are_told_as_they_are(runs):
+def test_invalid_numbers_in_records_are_shown_as_nan_or_inf_or_a_dash(runs):
     row = {"epoch": 2, "loss": "nan", "error": "nan", "flips": "inf", "lr": True, "ascent_norm": 10**400}
     with (runs.sam / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({**row, "validation_accuracy": "much"}) + "\n")
     edit(runs.sam, "result.json", test_accuracy="nan", best_epoch="last", seconds=10**400)
-    done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
+    done = run_bisam("compare", runs.sam, runs.sgd, *QUICK)
     assert done.exit_code == 0, done.output
-    said = words(done)
-    assert "test accuracy, per cent – " in said
-    assert "tested epoch – 2" in said
-    assert "seconds – " in said
-    assert "training loss at w nan " in said
-    assert "training error at w nan % " in said
-    assert "flips per batch inf –" in said
-    assert "learning rate – 0.025" in said
-    assert "norm of the ascent's gradient" not in said
-    assert "parameters 30,762 30,762" in said
+    text = text_of(done)
+    assert "test accuracy, per cent – " in text
+    assert "tested epoch – 2" in text
+    assert "seconds – " in text
+    assert "training loss at w nan " in text
+    assert "training error at w nan % " in text
+    assert "flips per batch inf –" in text
+    assert "learning rate – 0.025" in text
+    assert "norm of the ascent's gradient" not in text
+    assert "parameters 30,762 30,762" in text
 
 
-def test_where_and_with_what_each_run_was_made_is_shown(tmp_path, recorded, write_run):
+def test_hardware_commit_torch_version_date_and_data_checksum_of_each_run_are_shown(tmp_path, recorded, write_run):
     receipt = {
         "cpu": "Xeon",
         "commit": "abc",
@@ -534,49 +533,49 @@ def test_where_and_with_what_each_run_was_made_is_shown(tmp_path, recorded, writ
     ]  # fmt: skip
 
 
-def test_fields_that_an_older_version_did_not_record_are_as_by_default(runs):
+def test_fields_that_an_older_version_did_not_record_have_their_defaults_and_are_listed(runs):
     edit(runs.sam, "config.json", cutout=None, padding=None, flip=None)
-    done = bisam_says("compare", runs.sam, runs.sgd, *QUICK)
-    said = words(done).split("Results")[0]
-    assert "sam: it does not record padding, flip, cutout." in said
-    assert "padding 4, not recorded 0" in said
-    assert "flip true, not recorded false" in said
-    assert "cutout 0" not in said  # which is the default
-    assert "parameters 30,762 30,762" in words(done)
+    done = run_bisam("compare", runs.sam, runs.sgd, *QUICK)
+    text = text_of(done).split("Results")[0]
+    assert "sam: it does not record padding, flip, cutout." in text
+    assert "padding 4, not recorded 0" in text
+    assert "flip true, not recorded false" in text
+    assert "cutout 0" not in text  # the default of both
+    assert "parameters 30,762 30,762" in text_of(done)
 
 
-def test_a_version_without_cutout_probability_cut_every_image():
-    """As its runs are counted and trained on: the default of today is a half."""
+def test_a_configuration_without_cutout_probability_is_read_as_cutout_of_every_image():
+    """Versions without the field cut out a part of every image; the current default is a half of them."""
     old, new = {"cutout": 16}, {"cutout": 16, "cutout_probability": 0.5}
     assert comparison.changes(old, new) == [Change("cutout_probability", "1, not recorded", "0.5")]
     assert comparison.changes(old, {**new, "cutout_probability": 1.0}) == []
     assert comparison.changes({"cutout": 0}, {"cutout": 0, "cutout_probability": 0.5}) == []
 
 
-def test_a_field_that_one_of_the_methods_does_not_use_is_no_change():
+def test_a_field_that_one_of_the_methods_does_not_use_is_not_listed_as_a_difference():
     sam, sgd = {"method": "sam", "rho": 0.07, "lr": 0.1}, {"method": "sgd", "rho": 0.1, "lr": 0.2}
     assert [change.name for change in comparison.changes(sam, sgd)] == ["method", "lr"]
     assert [change.name for change in comparison.changes(sam, {**sam, "rho": 0.1})] == ["rho"]
 
 
-def test_fields_that_nobody_knows_and_those_without_a_default_differ_if_only_one_has_them(runs):
+def test_unknown_fields_and_fields_without_a_default_are_differences_if_only_one_run_has_them(runs):
     edit(runs.sam, "config.json", novelty=[1], recipe=None)
-    said = words(bisam_says("compare", runs.sam, runs.sgd, "--no-weights")).split("Results")[0]
-    assert "novelty [1] not recorded" in said
-    assert "recipe not recorded demo" in said
+    text = text_of(run_bisam("compare", runs.sam, runs.sgd, "--no-weights")).split("Results")[0]
+    assert "novelty [1] not recorded" in text
+    assert "recipe not recorded demo" in text
 
 
-def test_runs_of_one_configuration_are_said_to_have_it(runs):
+def test_equal_configurations_are_noted(runs):
     shutil.copy(runs.sam / "config.json", runs.sgd)
-    done = bisam_says("compare", runs.sam, runs.sgd, "--no-weights")
+    done = run_bisam("compare", runs.sam, runs.sgd, "--no-weights")
     assert "Their configurations are the same." in done.output
     assert "what differs" not in done.output
 
 
-# Which samples.
+# Which samples are used.
 
 
-def test_both_runs_are_looked_at_with_samples_that_both_were_trained_on(originals):
+def test_both_runs_are_diagnosed_on_random_samples_that_both_were_trained_on(originals):
     sam, sgd = (trained(records.read(originals[name]), digits) for name in ("sam", "sgd"))
     sgd.config = replace(sgd.config, seed=1)
     rows = shared_rows([sam, sgd], 800)
@@ -588,7 +587,7 @@ def test_both_runs_are_looked_at_with_samples_that_both_were_trained_on(original
     assert rows.tolist() != sorted(rows.tolist())  # from everywhere, not the first ones
 
 
-def test_runs_that_share_few_samples_are_looked_at_with_their_own_and_that_is_said(runs):
+def test_runs_that_share_few_samples_are_each_diagnosed_on_their_own_which_is_noted(runs):
     edit(runs.sam, "config.json", validation=0.9, seed=1)
     edit(runs.sgd, "config.json", validation=0.9)
     found = comparison.compare(runs.sam, runs.sgd, digits, CPU, SMALL)
@@ -605,7 +604,7 @@ def test_runs_that_share_few_samples_are_looked_at_with_their_own_and_that_is_sa
         ({"lr": 1.0}, None),
     ],
 )
-def test_what_makes_numbers_less_comparable_is_said(runs, changes, note):
+def test_differing_training_labels_are_noted(runs, changes, note):
     edit(runs.sam, "config.json", **changes)
     if changes.get("noise") == 0.0:
         edit(runs.sgd, "config.json", noise=0.0)
@@ -614,7 +613,7 @@ def test_what_makes_numbers_less_comparable_is_said(runs, changes, note):
     assert note is None or any(line.startswith(note) for line in found.notes)
 
 
-def test_lengths_of_perturbations_of_different_models_are_not_compared(recorded):
+def test_for_different_models_a_note_says_that_perturbation_lengths_are_not_comparable(recorded):
     def notes(*models):
         record = recorded("demo/40%/sam")
         sides = [Side(model, record, Config(model=model)) for model in models]
@@ -624,7 +623,7 @@ def test_lengths_of_perturbations_of_different_models_are_not_compared(recorded)
     assert notes("resnet20", "resnet20") == []
 
 
-def test_runs_on_different_data_are_looked_at_with_their_own_and_that_is_said(runs):
+def test_runs_trained_on_different_data_are_each_diagnosed_on_their_own_which_is_noted(runs):
     edit(runs.sam, "receipt.json", data_checksum="other")
 
     def load_two(name, partial, calls=iter((True, False))):  # noqa: B008
@@ -637,7 +636,7 @@ def test_runs_on_different_data_are_looked_at_with_their_own_and_that_is_said(ru
     assert found.a.inspection is not None
 
 
-def test_of_a_data_set_on_disk_neighbours_are_taken_with_their_labels(tmp_path, hub_layout, register):
+def test_samples_of_a_data_set_on_disk_are_selected_by_index_with_their_labels(tmp_path, hub_layout, register):
     dataset = register(hub_layout.dataset, size=None, samples={"train": 24, "test": 8})
     for part, count in dataset.samples.items():
         image = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
@@ -657,7 +656,7 @@ def test_of_a_data_set_on_disk_neighbours_are_taken_with_their_labels(tmp_path, 
 
 @pytest.fixture(scope="module")
 def by_hand(originals):
-    """The model of the SAM run and some of its training samples, made without the code that is tested."""
+    """The model of the SAM run and some of its training samples, loaded without the code under test."""
     data = load("digits")
     labels = with_noise(data.train.labels, 0.4, 10, seed=0)
     both = [trained(records.read(originals[name]), digits) for name in ("sam", "sgd")]
@@ -675,10 +674,10 @@ def by_hand(originals):
 
 
 def close(value):
-    return pytest.approx(value, rel=1e-3, abs=1e-6)  # float32, added up in other batches
+    return pytest.approx(value, rel=1e-3, abs=1e-6)  # float32, summed over other batches
 
 
-def test_settings_that_measure_nothing_are_refused():
+def test_an_inspection_plan_refuses_too_few_samples_or_steps():
     InspectionPlan(samples=1, steps=2)
     with pytest.raises(ValueError, match="samples must be a whole number, at least 1, got 0"):
         InspectionPlan(samples=0)
@@ -686,14 +685,14 @@ def test_settings_that_measure_nothing_are_refused():
         InspectionPlan(steps=1)
 
 
-def test_a_run_is_diagnosed_on_one_sample_but_not_on_none(originals):
+def test_a_run_can_be_diagnosed_on_one_sample_but_not_on_none(originals):
     run = trained(records.read(originals["sam"]), digits)
     assert inspect(run, run.rows[:1], CPU, SMALL).samples == 1
     with pytest.raises(ValueError, match="there is no training sample to diagnose it on"):
         inspect(run, run.rows[:0], CPU, SMALL)
 
 
-def test_worst_cases_and_averages_are_those_of_the_diagnostics(compared, by_hand):
+def test_worst_cases_and_averages_equal_those_of_the_diagnostics_functions(compared, by_hand):
     model, samples, _ = by_hand
     found = compared.a.inspection
     assert found.samples == 40
@@ -707,10 +706,10 @@ def test_worst_cases_and_averages_are_those_of_the_diagnostics(compared, by_hand
     }
     assert [case.name for case in found.worst] == [*expected]
     for case in found.worst:
-        told = expected[case.name]
-        assert case.found.value == close(told.value)
-        assert (case.found.perturbed_error, case.found.flips) == (told.perturbed_error, told.flips)
-        assert case.found.bound == (None if told.bound is None else close(told.bound))
+        reference = expected[case.name]
+        assert case.found.value == close(reference.value)
+        assert (case.found.perturbed_error, case.found.flips) == (reference.perturbed_error, reference.flips)
+        assert case.found.bound == (None if reference.bound is None else close(reference.bound))
     assert found.train.loss == close(expected["cross entropy, L2, 1 step"].loss)
     assert found.train.error == expected["cross entropy, L2, 1 step"].error
     average = partial(diagnostics.average_sharpness, model, samples, 0.05, samples=3)
@@ -718,7 +717,7 @@ def test_worst_cases_and_averages_are_those_of_the_diagnostics(compared, by_hand
     assert tuple(found.adaptive_average) == close(tuple(average(adaptive=True)))
 
 
-def test_curvature_and_surfaces_are_those_of_the_diagnostics(compared, by_hand):
+def test_curvature_and_surfaces_equal_those_of_the_diagnostics_functions(compared, by_hand):
     model, samples, few = by_hand
     found = compared.a.inspection
     assert found.few == 10
@@ -734,7 +733,7 @@ def test_curvature_and_surfaces_are_those_of_the_diagnostics(compared, by_hand):
     assert found.plane.errors == plane.errors
 
 
-def test_the_error_on_test_samples_is_that_of_the_record(compared):
+def test_the_test_error_agrees_with_the_recorded_test_accuracy(compared):
     for side in compared.sides:
         assert side.inspection.test_samples == 600
         assert 100 * (1 - side.inspection.test.error) == pytest.approx(side.record.result["test_accuracy"])
@@ -742,14 +741,14 @@ def test_the_error_on_test_samples_is_that_of_the_record(compared):
     assert compared.a.inspection.test.error != compared.b.inspection.test.error
 
 
-def test_the_bound_is_never_above_the_error(compared):
+def test_the_lower_bound_never_exceeds_the_error_after_the_perturbation(compared):
     bounds = [case.found for side in compared.sides for case in side.inspection.worst if case.found.bound is not None]
     assert len(bounds) == 4
     for found in bounds:
         assert found.bound <= found.perturbed_error
 
 
-def test_looking_leaves_the_model_as_it_was_and_gives_the_same_numbers_again(originals, compared):
+def test_an_inspection_leaves_the_model_unchanged_and_is_reproducible(originals, compared):
     run = trained(records.read(originals["sam"]), digits)
     before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
     again = inspect(run, shared_rows([run], 40), CPU, SMALL)
@@ -757,7 +756,7 @@ def test_looking_leaves_the_model_as_it_was_and_gives_the_same_numbers_again(ori
     assert all(torch.equal(tensor, before[name]) for name, tensor in run.model.state_dict().items())
 
 
-def test_progress_tells_of_every_run_and_reaches_the_end_of_everything(originals):
+def test_progress_covers_every_stage_of_both_runs_and_reaches_each_total(originals):
     last = {}
 
     def progress(what, done, total):
@@ -769,14 +768,14 @@ def test_progress_tells_of_every_run_and_reaches_the_end_of_everything(originals
     assert all(done == total for done, total in last.values())
 
 
-def test_numbers_that_overflow_are_told(originals):
+def test_numbers_that_overflow_are_shown_as_nan(originals):
     plan = replace(SMALL, rho=1e13)
     found = comparison.compare(originals["sam"], originals["sgd"], digits, CPU, plan)
     (rises,) = (sheet for sheet in comparison_tables.sheets(found) if sheet.title.startswith("How far"))
     assert rises.rows[-2][:3] == ["average, L2", "nan ± nan", "nan ± nan"]
 
 
-def test_eigenvalues_that_did_not_converge_are_told_as_such(originals):
+def test_eigenvalues_that_did_not_converge_are_noted(originals):
     run = trained(records.read(originals["sam"]), digits)
     found = inspect(run, shared_rows([run], 40), CPU, replace(SMALL, iterations=2))
     assert len(found.eigenvalues) == 2
@@ -784,10 +783,10 @@ def test_eigenvalues_that_did_not_converge_are_told_as_such(originals):
     assert note.startswith("the eigenvalues did not converge in 2 iterations")
 
 
-# The difference column, groups of seeds, and the sentence.
+# The column of differences, groups of seeds, and the warning about small training losses.
 
 
-def test_numbers_have_a_column_of_differences(compared):
+def test_the_last_column_shows_the_differences_of_numbers(compared):
     results = next(sheet for sheet in comparison_tables.sheets(compared) if sheet.title == "Results")
     assert results.head == ["", "sam", "sgd", "sgd − sam"]
     accuracies = [side.record.result["test_accuracy"] for side in compared.sides]
@@ -801,7 +800,7 @@ def test_numbers_have_a_column_of_differences(compared):
 
 @pytest.fixture
 def seeds(tmp_path, recorded, write_run):
-    """Records of two methods with three seeds each, the folders in any order."""
+    """Records of two methods with three seeds each, in an unsorted order."""
     accuracies = {"sam": [90.0, 91.0, 93.0], "sgd": [88.0, 90.0, 90.0]}
     return [
         write_run(
@@ -812,8 +811,8 @@ def seeds(tmp_path, recorded, write_run):
     ]
 
 
-def test_groups_of_seeds_are_compared_pair_by_pair(seeds):
-    done = bisam_says("compare", *seeds, "--no-weights")
+def test_groups_of_runs_are_compared_in_pairs_of_equal_seed(seeds):
+    done = run_bisam("compare", *seeds, "--no-weights")
     assert done.exit_code == 0, done.output
     found = comparison.compare(*comparison.groups(seeds), digits, CPU, None)
     assert [side.name for side in found.sides] == ["sam", "sgd"]
@@ -825,13 +824,13 @@ def test_groups_of_seeds_are_compared_pair_by_pair(seeds):
     low, high = (f"{-2 + sign * half:+.2f}".replace("-", "−") for sign in (-1, 1))
     assert line[1:] == ["91.33 ± 1.53, n = 3", "89.33 ± 1.15, n = 3", f"−2.00\n{low} to {high}"]
     assert [change.name for change in found.changes] == ["method", "epochs"]  # and not the seed
-    assert "91.33 ± 1.53, n = 3" in words(done)
+    assert "91.33 ± 1.53, n = 3" in text_of(done)
     page = Path("compare.html").read_text()
     (series,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])["series"]
     assert [(method["title"], method["n"]) for method in series["methods"]] == [("sam", 3), ("sgd", 3)]
 
 
-def test_a_group_is_named_without_the_seed_of_its_first_run_and_a_run_with_it(seeds):
+def test_names_of_groups_omit_the_seed_of_their_first_run_and_names_of_two_single_runs_keep_it(seeds):
     sam2, _, sam0, sgd0, sam1, sgd1 = seeds
 
     def names(first, second):
@@ -843,7 +842,7 @@ def test_a_group_is_named_without_the_seed_of_its_first_run_and_a_run_with_it(se
     assert names([sam0, sam1], [sam2]) == ["seed0", "seed0, seed 1", "seed2"]  # nothing else differs
 
 
-def test_the_seed_is_a_change_between_two_runs_and_none_where_a_side_is_a_group(seeds):
+def test_the_seed_is_a_difference_between_two_runs_but_not_if_one_side_is_a_group(seeds):
     sam2, _, sam0, sgd0, sam1, sgd1 = seeds
 
     def changed(first, second):
@@ -856,14 +855,14 @@ def test_the_seed_is_a_change_between_two_runs_and_none_where_a_side_is_a_group(
     assert changed([sam1], [sgd0, sgd1]) == changed([sam1, sam2], [sgd0, sgd1]) == ["method", "epochs"]
 
 
-def test_a_run_whose_fields_are_in_another_order_is_of_the_same_group(seeds):
+def test_the_order_of_fields_in_a_configuration_does_not_affect_grouping(seeds):
     path = seeds[0] / "config.json"
     whole = json.loads(path.read_text())
     path.write_text(json.dumps({**whole, "config": dict(reversed(whole["config"].items()))}))
     assert [len(side) for side in comparison.groups(seeds)] == [3, 3]
 
 
-def test_a_run_of_an_older_version_with_fewer_fields_is_of_the_same_group(seeds):
+def test_fields_that_an_older_version_did_not_record_are_grouped_by_their_defaults(seeds):
     edit(seeds[0], "config.json", start=None, every=None, flip=False)
     for folder in seeds[1:]:
         edit(folder, "config.json", flip=False)
@@ -873,22 +872,22 @@ def test_a_run_of_an_older_version_with_fewer_fields_is_of_the_same_group(seeds)
         comparison.groups(seeds)
 
 
-def test_runs_of_more_than_two_configurations_are_refused(seeds, tmp_path, recorded, write_run):
+def test_runs_of_more_than_two_configurations_and_a_single_run_are_refused(seeds, tmp_path, recorded, write_run):
     other = write_run(tmp_path / "other", recorded("demo/40%/bisam-log"))
-    done = bisam_says("compare", *seeds, other)
+    done = run_bisam("compare", *seeds, other)
     assert done.exit_code == 1
     assert done.output.startswith("Error: the 7 runs have 3 configurations, apart from their seeds: give runs of two")
-    done = bisam_says("compare", seeds[0])
+    done = run_bisam("compare", seeds[0])
     assert done.output.startswith("Error: give two runs to compare, or the seeds of two groups, got 1")
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_two_runs_of_a_seed_on_one_side_are_refused(seeds, compiled, tmp_path, recorded, write_run):
-    """The same folder twice, or the same training with other numerics: one of them would not count."""
+def test_two_runs_with_the_same_seed_on_one_side_are_refused(seeds, compiled, tmp_path, recorded, write_run):
+    """The same folder twice, or the same training compiled: only one of them would be counted."""
     again = seeds[0]
     if compiled:
         again = write_run(tmp_path / "compiled", recorded("demo/40%/sam", 2, 92.0, trained=3, compile=True))
-    done = bisam_says("compare", *seeds, again, "--no-weights")
+    done = run_bisam("compare", *seeds, again, "--no-weights")
     assert done.exit_code == 1
     expected = f"Error: {seeds[0]} and {again} are runs of one side with the same seed, 2: give one of them"
     assert done.output.strip() == expected
@@ -910,7 +909,7 @@ def test_weights_of_every_seed_are_diagnosed(originals, tmp_path):
     assert [cell.split(" ± ")[0] for cell in line[1:3]] == [f"{statistics.fmean(of_side):#.3g}" for of_side in losses]
 
 
-def test_sides_look_as_their_methods_do_in_a_report(compared):
+def test_sides_have_the_colours_and_dashes_of_their_methods_in_a_report(compared):
     report = {style.title: (style.colour, style.dash) for style in styles(["sgd", "sam"])}
     assert [(look.colour, look.dash) for look in looks(compared)] == [report["SAM"], report["SGD"]]
     same = styles(["sam", "sam"], ["a", "b"])
@@ -918,13 +917,13 @@ def test_sides_look_as_their_methods_do_in_a_report(compared):
     assert same[0].dash != same[1].dash
 
 
-def test_where_a_training_loss_is_near_0_a_sentence_says_that_a_small_rise_is_no_flat_minimum(compared):
+def test_the_page_warns_that_at_a_training_loss_near_0_a_small_rise_is_no_flat_minimum(compared):
     def with_loss(side, loss):
         return replace(side, inspection=replace(side.inspection, train=LossAndError(loss, 0.0)))
 
     a, b = compared.sides
     near, far = with_loss(a, 0.01), with_loss(b, 1.0)
-    said = explanation(RunComparison(near, far, []))
-    assert said.startswith("A small rise is no flat minimum here: the training loss of sam is 0.01 at its weights")
+    warning = explanation(RunComparison(near, far, []))
+    assert warning.startswith("A small rise is no flat minimum here: the training loss of sam is 0.01 at its weights")
     assert explanation(RunComparison(with_loss(a, 0.9), far, [])) == ""
-    assert said in write(RunComparison(near, far, []))
+    assert warning in write(RunComparison(near, far, []))

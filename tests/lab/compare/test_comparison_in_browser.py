@@ -28,13 +28,13 @@ def opened(tmp_path_factory):
         assert opened.is_quiet(), (opened.requests, opened.complaints)
 
 
-def test_everything_is_drawn_and_a_plane_says_what_is_under_the_pointer(opened):
+def test_all_figures_are_drawn_and_a_plane_has_tooltips_with_loss_and_error(opened):
     page = opened.page
     assert page.locator("main figure svg.marks").count() == 5 + 2 + 1 + 2  # curves, lines, worst cases, planes
     page.locator("main figure").last.locator(".mark-rect path").first.hover()
-    said = page.locator("#tip").text_content()
-    assert "loss" in said
-    assert "error" in said
+    tooltip = page.locator("#tip").text_content()
+    assert "loss" in tooltip
+    assert "error" in tooltip
 
 
 def test_both_runs_have_the_colours_of_their_methods_everywhere(opened):
@@ -46,13 +46,13 @@ def test_both_runs_have_the_colours_of_their_methods_everywhere(opened):
         assert {*figures.locator(selector).evaluate_all(value, name)} == expected, selector
 
 
-def test_a_plane_names_its_ends_and_its_centre(opened):
+def test_the_axes_of_a_plane_are_labelled_at_their_ends_and_their_centre(opened):
     figure = opened.page.locator("figure[data-chart]").filter(has_text="on a plane").first
     names = [axis.locator("text").all_text_contents() for axis in figure.locator(".role-axis-label").all()]
     assert sorted(map(sorted, names)) == [["0", "1", "−1"]] * 2
 
 
-def test_no_label_is_cut_on_any_screen(opened):
+def test_no_label_is_cut_off_on_wide_or_narrow_screens(opened):
     page = opened.page
     for width in (1200, 390):
         page.set_viewport_size({"width": width, "height": 900})

@@ -1,4 +1,4 @@
-"""Tables and charts of invented diagnoses: each number is in its own line, column and place."""
+"""Tables and charts of invented diagnoses: each number appears in the right row, column and position."""
 
 import math
 from pathlib import Path
@@ -17,7 +17,7 @@ PLANE = Surface([-1.0, 1.0], [[10.0, 100.0], [1000.0, 0.0]], [[0.1, 0.2], [0.3, 
 
 
 def diagnosed(factor):
-    """Diagnoses of which no two are the same number."""
+    """Diagnoses that mostly differ in their numbers, so that a mix-up is noticed."""
     worst = [
         WorstCase("cross entropy", False, 1, Sharpness(1.0, 1.5, 0.5 * factor, 0.1, 0.25, 1, None, 0.05)),
         WorstCase("Q (−log)", False, 1, Sharpness(1.0, 1.25, 0.25 * factor, 0.1, 0.3, 7, 0.2, 0.05)),
@@ -58,7 +58,7 @@ def lines_of(comparison):
     return {sheet.title: {line[0]: line[1:] for line in sheet.rows} for sheet in sheets(comparison)}
 
 
-def test_each_diagnosis_has_its_own_line_and_its_difference(comparison):
+def test_each_diagnosis_has_a_row_with_the_values_of_both_sides_and_their_difference(comparison):
     found = lines_of(comparison)
     assert found["At the weights"] == {
         "parameters": ["1,234", "1,234", "–"],
@@ -89,7 +89,7 @@ def test_each_diagnosis_has_its_own_line_and_its_difference(comparison):
     }
 
 
-def test_the_line_has_its_ends_its_middle_and_the_places_between(comparison):
+def test_the_table_along_a_line_has_its_ends_its_centre_and_the_points_between(comparison):
     assert {name: cells[0] for name, cells in lines_of(comparison)["Along a random direction"].items()} == {
         "a = −2.00": "5.00, 50.0 %",
         "a = −1.00": "4.00, 40.0 %",
@@ -99,10 +99,10 @@ def test_the_line_has_its_ends_its_middle_and_the_places_between(comparison):
     }
 
 
-def test_results_are_those_of_finished_runs_and_seconds_of_all(comparison):
+def test_accuracies_are_shown_of_finished_runs_only_and_seconds_of_all_runs(comparison):
     results = lines_of(comparison)["Results"]
     assert results["test accuracy, per cent"] == ["–", "90.00", "–"]
-    assert "validation accuracy, per cent" not in results  # 101 is none
+    assert "validation accuracy, per cent" not in results  # 101 is not a valid percentage
     assert results["tested epoch"] == ["–", "2", "–"]
     assert results["epochs"] == ["2 of 3", "2 of 3", "–"]
     assert results["seconds"] == ["5.0", "7.0", "+2.0"]
@@ -110,7 +110,7 @@ def test_results_are_those_of_finished_runs_and_seconds_of_all(comparison):
     assert (last["epoch"], last["training error at w"]) == (["2", "2", "–"], ["25.0 %", "25.0 %", "+0.0 %"])
 
 
-def test_a_run_beside_a_group_is_compared_with_its_mean():
+def test_a_single_run_is_compared_with_the_mean_of_a_group():
     alone, first, second = (side(name, factor) for name, factor in (("sam", 1.0), ("sgd", 2.0), ("sgd", 4.0)))
     second.record.config["seed"] = 1
     first.others = [second]
@@ -120,17 +120,17 @@ def test_a_run_beside_a_group_is_compared_with_its_mean():
     assert swapped["At the weights"]["training loss"] == ["3.00 ± 1.41, n = 2", "1.00", "−2.00"]
 
 
-def test_the_first_direction_of_a_plane_is_a_and_its_colour_the_decimal_logarithm():
+def test_rows_of_a_plane_have_the_coordinates_a_and_b_and_the_decimal_logarithm_of_the_loss():
     assert plane_rows(PLANE) == [
         {"a": -1.0, "b": -1.0, "loss": 10.0, "error": 0.1, "log": 1.0},
         {"a": -1.0, "b": 1.0, "loss": 100.0, "error": 0.2, "log": 2.0},
         {"a": 1.0, "b": -1.0, "loss": 1000.0, "error": 0.3, "log": 3.0},
-        {"a": 1.0, "b": 1.0, "loss": 0.0, "error": 0.4},  # which has no logarithm
+        {"a": 1.0, "b": 1.0, "loss": 0.0, "error": 0.4},  # 0 has no logarithm
     ]
     assert plane_rows(Surface([0.0], [[math.inf]], None)) == [{"a": 0.0, "b": 0.0}]
 
 
-def test_charts_have_the_losses_the_errors_and_the_rises_of_each_side(comparison):
+def test_charts_contain_the_losses_the_errors_and_the_rises_of_each_side(comparison):
     for name, values in (("loss", [5.0, 4.0, 1.0, 3.0, 6.0]), ("error", [0.5, 0.4, 0.1, 0.3, 0.6])):
         (rows,) = along(comparison, name).data.values()
         ours = [(row["distance"], row["value"]) for row in rows if row["side"] == "sam"]

@@ -41,7 +41,7 @@ def bisam(*arguments):
     return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "300"})
 
 
-def drawn(*arguments):
+def draw(*arguments):
     done = bisam(*arguments)
     assert done.exit_code == 0, done.output
     return done.output
@@ -56,13 +56,13 @@ class Drawing:
         self.texts = [element.text for element in self.root.iter(f"{SVG}text")]
 
     def marks(self, kind):
-        """Such as "line mark" or "point": what stands for data."""
+        """The marks of a kind, such as "line mark" or "point"; a mark represents data."""
         return [
             e for e in self.root.iter() if e.get("aria-roledescription") == kind and e.get("role") != "graphics-object"
         ]
 
     def lines(self, width):
-        """The points of each line of that width, in pixels."""
+        """Each line of that width with its points, in pixels."""
         return [(e, points(e)) for e in self.marks("line mark") if e.get("stroke-width") == width]
 
 
@@ -76,20 +76,20 @@ def one_line_of_error(done):
     return line.removeprefix("Error: ")
 
 
-# Forms.
+# File formats.
 
 
 @pytest.mark.parametrize("name", ["a.svg", "a.SVG", "deep/er/a.svg"])
 def test_svg_is_xml_with_a_line_for_each_curve(name, tmp_path):
-    output = drawn("figure", "lower-bounds", "--out", tmp_path / name)
+    output = draw("figure", "lower-bounds", "--out", tmp_path / name)
     assert output == f"wrote {tmp_path / name}\n"
     drawing = Drawing(tmp_path / name)
     assert len(drawing.marks("line mark")) == 4
     assert {"0-1 loss", "φ = −log", "φ = tanh, α = 0.1", "cross entropy/log 2"} <= {*drawing.texts}
 
 
-def test_png_is_an_image_in_which_something_is_drawn(tmp_path):
-    drawn("figure", "lower-bounds", "--out", tmp_path / "a.png")
+def test_png_is_an_image_that_is_not_blank(tmp_path):
+    draw("figure", "lower-bounds", "--out", tmp_path / "a.png")
     data = (tmp_path / "a.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     image = Image.open(io.BytesIO(data)).convert("RGB")
@@ -99,8 +99,8 @@ def test_png_is_an_image_in_which_something_is_drawn(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.html", "a.HTML"])
-def test_html_is_a_page_with_one_chart_that_zooms(name, tmp_path):
-    drawn("figure", "flips", LEDGER, "--recipe", "demo/40%", "--out", tmp_path / name)
+def test_html_is_a_page_with_one_interactive_chart_and_its_data(name, tmp_path):
+    draw("figure", "flips", LEDGER, "--recipe", "demo/40%", "--out", tmp_path / name)
     text = (tmp_path / name).read_text()
     assert text.startswith("<!DOCTYPE html>")
     assert text.rstrip().endswith("</html>")
@@ -112,23 +112,23 @@ def test_html_is_a_page_with_one_chart_that_zooms(name, tmp_path):
     assert [method["title"] for method in series["methods"]] == ["SAM", "BiSAM (-log)", "BiSAM (tanh)"]
     assert [*series["methods"][0]["values"]] == ["flips"]
     assert text.count("<figure ") == 1
-    assert text.count("Flips per batch, demo/40%") == 2  # the title of the page, and of the window
+    assert text.count("Flips per batch, demo/40%") == 2  # the heading of the page, and its title
 
 
 @pytest.mark.parametrize("name", ["a.pdf", "a", ".svg", "a.svg.txt"])
-def test_another_ending_is_refused_with_those_there_are(name, tmp_path):
+def test_an_unknown_file_extension_is_refused_with_the_known_ones(name, tmp_path):
     done = bisam("figure", "lower-bounds", "--out", tmp_path / name)
     assert one_line_of_error(done) == f"a figure is written as svg, png, html, got the name {name!r}"
     assert [*tmp_path.iterdir()] == []
 
 
-def test_without_a_name_it_has_its_own(tmp_path, monkeypatch):
+def test_without_a_path_the_file_has_the_name_of_the_figure(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert drawn("figure", "lower-bounds") == "wrote lower-bounds.svg\n"
+    assert draw("figure", "lower-bounds") == "wrote lower-bounds.svg\n"
     assert [path.name for path in tmp_path.iterdir()] == ["lower-bounds.svg"]
 
 
-def test_a_place_that_cannot_be_written_is_an_error_in_a_line(tmp_path):
+def test_an_output_path_that_cannot_be_written_is_a_one_line_error(tmp_path):
     (tmp_path / "file").write_text("mine")
     done = bisam("figure", "lower-bounds", "--out", tmp_path / "file" / "a.svg")
     words = "File exists. A file is where a folder should be: move it away or give another folder."
@@ -136,7 +136,7 @@ def test_a_place_that_cannot_be_written_is_an_error_in_a_line(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_without_the_library_that_draws_one_line_says_what_to_install(tmp_path, monkeypatch):
+def test_without_the_plotting_library_a_one_line_error_names_what_to_install(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "bisam.lab.report.figures")
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     done = bisam("figure", "lower-bounds", "--out", tmp_path / "a.svg")
@@ -156,7 +156,7 @@ def bounds(alpha):
 
 
 @pytest.mark.parametrize("alpha", [0.1, 2.0])
-def test_the_curves_are_the_objectives_at_every_point(alpha):
+def test_the_curves_equal_the_objectives_at_every_point(alpha):
     log, tanh, _ = bounds(alpha)
     x = torch.tensor([*log], dtype=torch.float64)
     assert len(x) > 300
@@ -171,7 +171,7 @@ def test_the_curves_are_the_objectives_at_every_point(alpha):
 
 
 @pytest.mark.parametrize("alpha", [0.1, 2.0])
-def test_neither_curve_exceeds_the_step(alpha):
+def test_neither_lower_bound_exceeds_the_step(alpha):
     *both, step = bounds(alpha)
     assert step == [(-10, 0), (0, 0), (0, 1), (10, 1)]
     for curve in both:
@@ -179,8 +179,8 @@ def test_neither_curve_exceeds_the_step(alpha):
             assert value <= (1 if x > 0 else 0)
 
 
-def test_the_step_is_drawn_upright_between_its_bounds(tmp_path):
-    drawn("figure", "lower-bounds", "--out", tmp_path / "a.svg")
+def test_the_step_is_drawn_vertically_and_lies_between_its_lower_and_upper_bounds(tmp_path):
+    draw("figure", "lower-bounds", "--out", tmp_path / "a.svg")
     lines = [points(path) for path in Drawing(tmp_path / "a.svg").marks("line mark")]
     (step,) = (line for line in lines if len(line) == 4)
     (left, zero), (middle, also_zero), (still, one), (right, also_one) = step
@@ -198,7 +198,7 @@ def test_the_step_is_drawn_upright_between_its_bounds(tmp_path):
 @pytest.fixture(scope="module")
 def flips(tmp_path_factory):
     path = tmp_path_factory.mktemp("flips") / "a.svg"
-    drawn("figure", "flips", LEDGER, "--recipe", "demo", "--out", path)
+    draw("figure", "flips", LEDGER, "--recipe", "demo", "--out", path)
     return Drawing(path)
 
 
@@ -212,7 +212,7 @@ def test_flips_have_a_line_and_a_band_for_each_method_that_perturbs(flips):
 
 
 def test_lines_are_the_means_and_bands_the_ranges_of_the_records(flips):
-    """The vertical place is linear in the flips: two numbers of one method tell the scale, all others must fit."""
+    """The vertical position is linear in the flips: two values of a method give the scale, all others must fit."""
     found = {}
     for method in ("sam", "bisam-log", "bisam-tanh"):
         runs = [
@@ -239,7 +239,7 @@ def test_methods_differ_in_colour_and_in_dashes(flips):
 
 
 @pytest.mark.parametrize("recipe", ["cifar10/resnet56", "cifar10/resnet56/sam"])
-def test_flips_without_runs_say_what_to_train(recipe, tmp_path):
+def test_flips_without_runs_are_an_error_that_names_what_to_train(recipe, tmp_path):
     done = bisam("figure", "flips", LEDGER, "--recipe", recipe, "--out", tmp_path / "a.svg")
     expected = (
         f"{LEDGER} has no unchanged run of {recipe} with flips: train one, as in bisam train {recipe}, or name another"
@@ -248,35 +248,35 @@ def test_flips_without_runs_say_what_to_train(recipe, tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_flips_of_a_method_that_does_not_perturb_are_refused_with_the_row(tmp_path):
+def test_flips_of_a_method_that_does_not_perturb_are_refused_and_its_row_is_suggested(tmp_path):
     done = bisam("figure", "flips", LEDGER, "--recipe", "demo/40%/sgd", "--out", tmp_path / "a.svg")
     words = "flips are of methods that perturb, and demo/40%/sgd has none: name the row, as in --recipe demo/40%"
     assert one_line_of_error(done) == words
 
 
-def test_flips_of_a_table_of_one_s_own_are_drawn_by_its_name_and_by_its_file(tmp_path, recorded, write_run):
+def test_flips_of_a_custom_table_are_drawn_by_its_name_or_its_file(tmp_path, recorded, write_run):
     own = {"recipe": "mine", "title": "Mine", "row": "net"}
     for method in ("sgd", "sam"):
         write_run(tmp_path / "runs" / method, recorded(f"demo/40%/{method}", **own))
     (tmp_path / "mine.toml").write_text('methods = ["sgd", "sam"]\n[rows.net]\ndata = "digits"\n')
     for recipe in ("mine", "mine/net", tmp_path / "mine.toml"):
-        drawn("figure", "flips", tmp_path / "runs", "--recipe", recipe, "--out", tmp_path / "a.svg")
+        draw("figure", "flips", tmp_path / "runs", "--recipe", recipe, "--out", tmp_path / "a.svg")
         assert "SAM" in Drawing(tmp_path / "a.svg").texts
 
 
-def test_flips_of_changed_runs_are_not_taken_for_the_recipe_s(tmp_path, recorded, write_run):
+def test_runs_with_changed_settings_are_not_drawn_as_flips_of_the_recipe(tmp_path, recorded, write_run):
     write_run(tmp_path / "runs", recorded("demo/40%/sam", lr=0.01))
     done = bisam("figure", "flips", tmp_path / "runs", "--recipe", "demo", "--out", tmp_path / "a.svg")
     assert "has no unchanged run of demo with flips" in one_line_of_error(done)
 
 
-def test_flips_of_several_rows_are_refused_for_their_lines_would_be_one(tmp_path):
+def test_flips_of_several_rows_are_refused_because_their_lines_would_be_merged(tmp_path):
     done = bisam("figure", "flips", LEDGER, "--recipe", "label_noise", "--out", tmp_path / "a.svg")
     words = "flips are drawn of one row of a table, got label_noise: name one, as in --recipe label_noise/0%"
     assert one_line_of_error(done) == words
 
 
-def test_a_curve_has_means_of_whole_epochs_and_single_runs_beyond_and_only_methods_with_that_number():
+def test_a_curve_has_means_while_all_runs_last_then_single_runs_and_no_methods_without_values():
     flips = {("SAM", "a"): [4.0, 2.0, 1.0], ("SAM", "b"): [6.0, 5.0], ("SGD", "c"): [None, None]}
     rows = curves.mark_whole([
         {"method": method, "run": run, "epoch": epoch, "gradients": 2 * epoch} | ({"flips": value} if value else {})
@@ -295,10 +295,10 @@ def test_a_curve_has_means_of_whole_epochs_and_single_runs_beyond_and_only_metho
     assert (len(unfinished.data[MEANS]), len(unfinished.drawn.layer)) == (0, 1)
 
 
-def test_flips_of_a_row_leave_the_other_rows_out(tmp_path, recorded, write_run):
+def test_flips_of_a_row_exclude_the_other_rows(tmp_path, recorded, write_run):
     for row in ("20%", "40%"):
         write_run(tmp_path / row, recorded(f"label_noise/{row}/sam"))
-    drawn("figure", "flips", tmp_path, "--recipe", "label_noise/40%", "--out", tmp_path / "a.svg")
+    draw("figure", "flips", tmp_path, "--recipe", "label_noise/40%", "--out", tmp_path / "a.svg")
     assert len(Drawing(tmp_path / "a.svg").lines(THICK)) == 1
 
 
@@ -310,7 +310,7 @@ def test_flips_of_a_row_leave_the_other_rows_out(tmp_path, recorded, write_run):
         (["flips", LEDGER / "nothing"], "nothing is not a folder"),
     ],
 )
-def test_what_is_not_there_is_named(arguments, words, tmp_path):
+def test_an_unknown_recipe_row_or_folder_is_named_in_the_error(arguments, words, tmp_path):
     assert words in one_line_of_error(bisam("figure", *arguments, "--out", tmp_path / "a.svg"))
 
 
@@ -320,7 +320,7 @@ def test_what_is_not_there_is_named(arguments, words, tmp_path):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("figures")
-    output = drawn("report", LEDGER, "--out", folder / "page.html", "--figures", folder / "figures")
+    output = draw("report", LEDGER, "--out", folder / "page.html", "--figures", folder / "figures")
     assert output.endswith(f"wrote 8 figures to {folder / 'figures'}\n")
     return folder / "figures"
 
@@ -337,9 +337,9 @@ def test_a_report_writes_each_of_its_charts(name, methods, folder):
         assert all(before < after for (before, _), (after, _) in pairwise(line))
 
 
-def test_dots_are_the_seeds_of_the_records(folder):
+def test_the_dot_plot_has_a_dot_at_the_recorded_accuracy_of_each_seed(folder):
     drawing = Drawing(folder / "demo-40-seeds.svg")
-    dots = [at(mark) for mark in drawing.marks("point")]
+    dots = [x_of(mark) for mark in drawing.marks("point")]
     values = [
         records.read(LEDGER / f"noise40-{method}-seed{seed}").result["test_accuracy"]
         for method in ("sgd", "sam", "bisam-log", "bisam-tanh")
@@ -354,7 +354,7 @@ def test_dots_are_the_seeds_of_the_records(folder):
     assert all(len(line) == 4 for _, line in drawing.lines("1"))
 
 
-def test_differences_are_drawn_with_their_intervals(folder):
+def test_differences_are_drawn_to_scale_with_their_intervals(folder):
     found = {one.title: one for one in verdicts(collect(records.find_records(LEDGER)).tables)}
     for name, title in (("bisam-vs-sam", "BiSAM vs SAM"), ("sam-vs-sgd", "SAM vs SGD")):
         (path,) = (path for path in folder.iterdir() if path.stem.lower() == f"differences-{name}")
@@ -366,18 +366,18 @@ def test_differences_are_drawn_with_their_intervals(folder):
         assert len(spans) == len(shown) == len(differences)
         scale = abs(float(spans[0].get("x2"))) / (differences[0].found.high - differences[0].found.low)
         for span, mark, one in zip(spans, shown, differences, strict=True):
-            assert at(mark) - at(zero) == pytest.approx(scale * one.found.mean, abs=0.2)
-            assert at(span) - at(zero) == pytest.approx(scale * one.found.low, abs=0.2)
+            assert x_of(mark) - x_of(zero) == pytest.approx(scale * one.found.mean, abs=0.2)
+            assert x_of(span) - x_of(zero) == pytest.approx(scale * one.found.low, abs=0.2)
             assert float(span.get("x2")) == pytest.approx(scale * (one.found.high - one.found.low), abs=0.2)
             assert f"{one.row}: {one.label}" in drawing.texts
 
 
-def at(mark):
-    """Its place from the left, in pixels."""
+def x_of(mark):
+    """The horizontal position of a mark, in pixels."""
     return float(re.match(r"translate\(([-\d.]+),", mark.get("transform"))[1])
 
 
-def test_the_paper_s_differences_are_drawn_with_their_intervals_beside_ours(tmp_path, recorded):
+def test_the_papers_differences_are_drawn_with_their_intervals_beside_ours(tmp_path, recorded):
     runs = [
         recorded(f"cifar10/resnet56/{method}", seed, 90 + place + seed / 10 + place * seed**2 / 10)
         for place, method in enumerate(("sgd", "sam", "bisam-log"))
@@ -393,7 +393,7 @@ def test_the_paper_s_differences_are_drawn_with_their_intervals_beside_ours(tmp_
         assert len([e for e in Drawing(tmp_path / "a.svg").marks("point") if e.get("opacity") != "0"]) == 2
 
 
-def test_an_interval_that_leaves_the_plot_ends_with_an_arrow_and_leaves_the_others_readable(recorded):
+def test_an_interval_beyond_the_plot_is_clipped_with_arrows_so_that_the_others_stay_readable(recorded):
     runs = []
     for row, noise in (("0%", 0.01), ("20%", 0.01), ("40%", 0.01), ("60%", 30.0)):
         for seed in (0, 1):
@@ -404,10 +404,10 @@ def test_an_interval_that_leaves_the_plot_ends_with_an_arrow_and_leaves_the_othe
     ours = [row for row in rows if row.get("kind", "the paper's") != "the paper's"]
     assert [("left" in row, "right_end" in row) for row in ours] == [(False, False)] * 3 + [(True, True)]
     assert ours[-1]["low"] < -15
-    assert ours[-1]["high"] < 30  # of +394
+    assert ours[-1]["high"] < 30  # and not 394
 
 
-def test_one_large_difference_leaves_the_small_ones_their_width(recorded, tmp_path):
+def test_beside_one_large_difference_small_ones_stay_distinguishable_on_a_symmetric_log_scale(recorded, tmp_path):
     runs = []
     for row, gain in (("0%", 0.2), ("20%", 0.3), ("40%", -0.25), ("80%", 30.0)):
         for seed in (0, 1, 2):
@@ -418,13 +418,13 @@ def test_one_large_difference_leaves_the_small_ones_their_width(recorded, tmp_pa
     drawing = Drawing(tmp_path / "a.svg")
     assert "points of test accuracy, symmetric log scale" in drawing.texts
     (zero,) = (e for e in drawing.root.iter(f"{SVG}line") if e.get("stroke-dasharray") is not None)
-    ours = [at(mark) for mark in drawing.marks("point") if mark.get("opacity") != "0"][:4]
-    places = dict(zip(("0%", "20%", "40%", "80%"), [place - at(zero) for place in ours], strict=True))
+    ours = [x_of(mark) for mark in drawing.marks("point") if mark.get("opacity") != "0"][:4]
+    places = dict(zip(("0%", "20%", "40%", "80%"), [place - x_of(zero) for place in ours], strict=True))
     assert places["40%"] < -20 < 20 < places["0%"] < places["20%"] < places["80%"]  # pixels: 3 with a linear scale
 
 
-def test_in_a_narrow_plot_the_numbers_of_a_long_label_have_a_line_of_their_own(recorded):
-    """A phone has room for about 60 letters of this size beside each other."""
+def test_in_a_narrow_plot_the_numbers_of_a_long_label_have_a_separate_line(recorded):
+    """A phone has room for about 60 characters of this size in a line."""
     for row, place in (("vgg19bn", 0), ("resnet32-noise40-late50every5", 1)):
         runs = [
             recorded(f"frontier/{row}/{method}", seed, 90 + seed * len(method))
@@ -438,16 +438,16 @@ def test_in_a_narrow_plot_the_numbers_of_a_long_label_have_a_line_of_their_own(r
         assert (label["line"], numbers["line"]) == ("l0", ("l0", "n0")[place])
 
 
-def test_one_run_each_is_hollow(recorded):
+def test_a_difference_of_single_runs_is_drawn_hollow(recorded):
     (verdict,) = verdicts(collect([recorded("demo/40%/sam"), recorded("demo/40%/sgd")]).tables)
     (rows,) = forest(verdict).data.values()
     assert [row["kind"] for row in rows if "kind" in row] == ["no interval: too few seeds"]
     assert KINDS["no interval: too few seeds"][1] == "#00000000"
 
 
-def test_png_is_written_where_it_is_asked_for(tmp_path, recorded, write_run):
+def test_a_report_writes_its_charts_as_png_if_requested(tmp_path, recorded, write_run):
     write_run(tmp_path / "runs", recorded("demo/40%/sam", trained=1))
-    drawn("report", tmp_path / "runs", "--figures", tmp_path, "--format", "png")
+    draw("report", tmp_path / "runs", "--figures", tmp_path, "--format", "png")
     names = {"loss", "validation_accuracy", "flips", "surrogate_gap", "lr", "seeds"}
     assert {path.name for path in tmp_path.glob("*.*")} == {f"demo-40-{name}.png" for name in names}
     with Image.open(tmp_path / "demo-40-lr.png") as image:
@@ -457,7 +457,7 @@ def test_png_is_written_where_it_is_asked_for(tmp_path, recorded, write_run):
 CHANGES = [
     {},
     {"mu": 1e6},
-    {"mu": 1e-6},  # whose text is the former's but for a sign
+    {"mu": 1e-6},  # differs from the former only in a sign
     {"model": "a b"},
     {"model": "a/b"},
     {"model": "../../a.b"},
@@ -467,37 +467,37 @@ CHANGES = [
 ]
 
 
-def test_figures_of_all_tables_have_names_of_their_own_that_any_file_system_takes(recorded):
+def test_figures_of_all_tables_have_unique_file_names_that_any_file_system_accepts(recorded):
     found = collect([recorded("demo/40%/sam", **changes) for changes in CHANGES])
     made = report.figures(found)
-    assert len(made) == 6 * len(CHANGES)  # of two values of a number each, which are no sweep
+    assert len(made) == 6 * len(CHANGES)  # SAM does not use mu, so there is no chart of a sweep
     for name in made:
         assert re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name)
         assert name.startswith("demo-")
 
 
-def test_names_with_what_xml_has_to_escape_are_drawn(tmp_path, recorded, write_run):
+def test_figures_of_names_with_characters_that_xml_escapes_are_valid(tmp_path, recorded, write_run):
     write_run(tmp_path / "runs", recorded("demo/40%/sam", trained=1, model="<b>&'\" ]]>"))
-    drawn("report", tmp_path / "runs", "--figures", tmp_path / "figures")
+    draw("report", tmp_path / "runs", "--figures", tmp_path / "figures")
     assert len([Drawing(path) for path in (tmp_path / "figures").iterdir()]) == 6
 
 
 def test_runs_without_epochs_have_no_figures(tmp_path, recorded, write_run):
     write_run(tmp_path / "runs", recorded("demo/40%/sam", accuracy=None, trained=0))
-    assert "wrote 0 figures" in drawn("report", tmp_path / "runs", "--figures", tmp_path / "figures")
+    assert "wrote 0 figures" in draw("report", tmp_path / "runs", "--figures", tmp_path / "figures")
 
 
-# What a chart shows of many epochs.
+# Which epochs, runs and methods a chart shows.
 
 
 @pytest.mark.parametrize(("epochs", "every"), [(1, 3), (2, 3), (9, 3), (10, 3), (11, 3), (200, 7), (5, 1)])
-def test_the_first_and_the_last_epoch_are_always_drawn_and_each_once(epochs, every, recorded):
+def test_the_first_and_the_last_epoch_are_always_drawn_and_no_epoch_twice(epochs, every, recorded):
     (run,) = collect([recorded("demo/40%/sam", trained=epochs)]).runs
     shown = [point["epoch"] for point in curves.points([run], every)]
     assert shown == sorted({*range(1, epochs + 1, every), epochs})
 
 
-def test_many_runs_are_drawn_with_fewer_of_their_epochs(recorded, monkeypatch):
+def test_of_many_runs_only_every_nth_epoch_is_drawn(recorded, monkeypatch):
     runs = collect([recorded("demo/40%/sam", seed, trained=30) for seed in range(10)]).runs
     assert curves.stride(runs) == 1
     monkeypatch.setattr(curves, "MOST_POINTS", 100)
@@ -505,7 +505,7 @@ def test_many_runs_are_drawn_with_fewer_of_their_epochs(recorded, monkeypatch):
     assert len(curves.points(runs, curves.stride(runs))) == 110  # and the last ones
 
 
-def test_differences_of_changed_recipes_have_a_figure_of_their_own(recorded):
+def test_differences_of_changed_recipes_have_a_separate_figure(recorded):
     both = [
         recorded(f"cifar10/vgg19bn/{method}", seed, 94.0 + seed) for method in ("sam", "bisam-log") for seed in (0, 1)
     ]
@@ -524,7 +524,7 @@ def test_rows_without_runs_have_no_figures(recorded):
     assert all(name.startswith("label_noise-40-") for name in names)
 
 
-def test_a_mean_is_drawn_only_where_all_runs_of_a_method_are(recorded):
+def test_a_mean_is_drawn_only_at_epochs_that_all_runs_of_a_method_have(recorded):
     found = [recorded("demo/40%/sam", seed, trained=2 + seed) for seed in (0, 1)]
     rows = curves.points(collect(found).runs)
     assert {(row["run"], row["epoch"]) for row in rows if "whole" in row} == {
@@ -533,7 +533,7 @@ def test_a_mean_is_drawn_only_where_all_runs_of_a_method_are(recorded):
     assert len(rows) == 5
 
 
-def test_a_run_that_diverged_does_not_flatten_the_others(recorded):
+def test_the_huge_loss_of_a_diverged_run_is_not_drawn(recorded):
     calm = recorded("demo/40%/sam", 0, trained=3)
     wild = recorded("demo/40%/sam", 1, trained=3, status="diverged")
     wild.metrics[-1]["loss"] = 1e12
@@ -542,7 +542,7 @@ def test_a_run_that_diverged_does_not_flatten_the_others(recorded):
     assert sum("loss" in row for row in rows) == 5
 
 
-def test_a_run_that_diverged_neither_ends_the_mean_of_its_method_nor_is_in_it(recorded):
+def test_a_diverged_run_neither_shortens_nor_enters_the_mean_of_its_method(recorded):
     calm = [recorded("demo/40%/sam", seed, trained=3) for seed in (0, 1)]
     wild = [recorded(f"demo/40%/{method}", 2, trained=1, status="diverged") for method in ("sam", "bisam-log")]
     rows = curves.points(collect([*calm, *wild]).runs)
@@ -552,25 +552,25 @@ def test_a_run_that_diverged_neither_ends_the_mean_of_its_method_nor_is_in_it(re
     assert len(rows) == 8  # the others are thin lines
 
 
-def test_what_a_run_learnt_to_the_end_has_first_is_drawn_however_far_above_the_rest(recorded):
-    learnt = recorded("demo/40%/sam", trained=9)
-    for row in learnt.metrics[1:]:
+def test_the_first_loss_of_a_finished_run_is_drawn_however_far_above_the_others(recorded):
+    run = recorded("demo/40%/sam", trained=9)
+    for row in run.metrics[1:]:
         row["loss"] = 1e-6
-    assert curves.points(collect([learnt]).runs)[0]["loss"] == 2.0
+    assert curves.points(collect([run]).runs)[0]["loss"] == 2.0
 
 
-def test_a_gap_that_is_small_beside_the_losses_keeps_its_digits():
+def test_a_surrogate_gap_much_smaller_than_the_losses_keeps_its_precision():
     found = curves.numbers({"epoch": 0, "loss": 2.30258, "perturbed_loss": 2.302621})
     assert found["surrogate_gap"] == pytest.approx(4.1e-5, rel=1e-3)
 
 
-def test_of_a_single_epoch_points_are_drawn(tmp_path, recorded):
+def test_a_single_epoch_is_drawn_as_points(tmp_path, recorded):
     rows = curves.points(collect([recorded("demo/40%/sam", seed, trained=1) for seed in (0, 1)]).runs)
     figures.save(drawn_curve(rows, "loss", ["sam"]), tmp_path / "loss.svg")
     assert len(Drawing(tmp_path / "loss.svg").marks("point")) == 2
 
 
-def test_a_method_has_one_colour_in_all_rows_of_a_table_and_no_other_method_has_it(recorded):
+def test_each_method_has_one_unique_colour_in_all_rows_of_a_table(recorded):
     cells = {"resnet32": ["sam", "msam", "esam"], "resnet32-late10": ["sam", "bisam-log"]}
     cells |= {"resnet32-noise40": ["msam"], "vgg19bn": ["looksam", "ksam", "ebisam-log", "sgd"]}
     runs = [recorded(f"frontier/{row}/{method}", 0) for row, methods in cells.items() for method in methods]
@@ -587,12 +587,12 @@ def test_a_method_has_one_colour_in_all_rows_of_a_table_and_no_other_method_has_
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_no_two_methods_of_a_table_look_alike_in_its_curves(recipe):
+def test_no_two_methods_of_a_table_share_both_colour_and_dashes(recipe):
     methods = RECIPES[recipe]().methods
     assert len({(style.colour, *style.dash) for style in styles(methods)}) == len(methods)
 
 
-def test_a_table_whose_rows_have_methods_of_their_own_has_its_seeds_on_one_axis_beside_sam(tmp_path, recorded):
+def test_a_table_with_different_methods_in_each_row_has_all_seeds_in_one_plot(tmp_path, recorded):
     runs = [
         recorded(f"frontier/resnet32-{row}/sam", seed, 80 + seed) for row in ("late10", "early25") for seed in (0, 1)
     ]
@@ -605,10 +605,10 @@ def test_a_table_whose_rows_have_methods_of_their_own_has_its_seeds_on_one_axis_
         "resnet32: SAM", "resnet32-late10: SAM", "resnet32-early25: SAM",
     ]  # fmt: skip
     assert len(seen.marks("point")) == 7
-    assert not seen.marks("line mark")  # the seeds of unlike settings are not joined
+    assert not seen.marks("line mark")  # seeds of different settings are not joined by lines
 
 
-def test_an_unfinished_table_of_one_s_own_has_a_plot_for_each_row_and_borrows_nothing(recorded):
+def test_an_unfinished_custom_table_has_a_plot_for_each_row_and_no_runs_of_other_tables(recorded):
     own = {"recipe": "mine", "title": "My table"}
     runs = [
         recorded(f"demo/40%/{method}", row=row, **own) for row, method in (("a", "sgd"), ("a", "sam"), ("b", "sgd"))
@@ -624,7 +624,7 @@ def test_an_unfinished_table_of_one_s_own_has_a_plot_for_each_row_and_borrows_no
     assert sheet(mine).head == ["", "SGD", "SAM"]  # as when it is finished
 
 
-def test_a_plot_of_all_cells_leaves_out_those_without_results(recorded):
-    under_way = recorded("frontier/resnet32/esam", accuracy=None)
-    (table,) = collect([recorded("frontier/resnet32-late10/sam"), under_way]).tables
+def test_a_plot_of_all_cells_omits_cells_without_results(recorded):
+    unfinished = recorded("frontier/resnet32/esam", accuracy=None)
+    (table,) = collect([recorded("frontier/resnet32-late10/sam"), unfinished]).tables
     assert [line.title for line in of_cells(table)] == ["resnet32-late10: SAM"]

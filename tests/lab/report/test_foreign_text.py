@@ -1,4 +1,4 @@
-"""Text of records and names of folders that a terminal would obey, and text of files that are none of ours."""
+"""Control characters in records and in names of folders, and files behind links."""
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +13,7 @@ def bisam(*arguments):
     return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "400"})
 
 
-def test_a_reason_behind_a_link_is_not_shown(tmp_path, recorded, write_run):
+def test_a_not_counted_file_that_is_a_link_is_reported_and_not_followed(tmp_path, recorded, write_run):
     (tmp_path / "secret").write_text("nobody may read this")
     folder = write_run(tmp_path / "runs" / "a", recorded("demo/40%/sam", trained=1))
     (folder / "not-counted.txt").symlink_to(tmp_path / "secret")
@@ -36,19 +36,19 @@ def runs(tmp_path, recorded, write_run):
     ]
 
 
-def test_control_characters_of_records_reach_no_terminal(runs, tmp_path):
+def test_control_characters_of_records_are_escaped_in_all_output(runs, tmp_path):
     markdown = tmp_path / "tables.md"
     (runs[1] / "not-counted.txt").write_text(f"because{ESCAPE}")
-    said = [
+    results = [
         bisam("report", tmp_path / "runs", "--markdown", markdown),
         bisam("compare", *runs, "--device", "cpu", "--samples", "2", "--out", tmp_path / "page.html"),
         bisam("compare", runs[0], runs[0]),
     ]
-    assert [done.exit_code for done in said] == [0, 0, 1]
-    for text in (*(done.output for done in said), markdown.read_text()):
+    assert [done.exit_code for done in results] == [0, 0, 1]
+    for text in (*(done.output for done in results), markdown.read_text()):
         assert all(one.isprintable() or one == "\n" for one in text)
-    assert "x1b[2J" in said[0].output
-    assert "x1b[2J" in said[1].output
+    assert "x1b[2J" in results[0].output
+    assert "x1b[2J" in results[1].output
 
 
 def test_a_table_shows_control_characters_escaped():

@@ -32,7 +32,7 @@ pytestmark = needs_a_browser
 LEDGER = Path(__file__).parents[3] / "results"
 LATER = {"more-seeds", "frontier_digits", "label_noise_digits", "rho-0.1", "rho-of-five-seeds"}
 PART = [one for one in records.find_records(LEDGER) if LATER.isdisjoint(one.folder.parts)]
-"""Of the ledger: three seeds of the demo, which the page is compared with, and tables of CIFAR-10 and GLUE."""
+"""A part of the ledger: three seeds of the demo, which the page is compared with, and tables of CIFAR-10 and GLUE."""
 COUNT = len(PART)
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 
@@ -65,7 +65,7 @@ def ledger_page(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wide(browser, ledger_page):
-    """The ledger's page on a large screen, loaded once for the tests that leave it as it was."""
+    """The ledger's page on a large screen, loaded once for the tests that leave it unchanged."""
     opened = Opened(browser, ledger_page, viewport={"width": 1440, "height": 900}, accept_downloads=True)
     opened.context.grant_permissions(["clipboard-read", "clipboard-write"])
     opened.drawn()
@@ -91,7 +91,7 @@ def phone(browser, ledger_page):
 
 
 def made(row, method, seed, epochs=4, accuracy=None, recipe="label_noise"):
-    """A record of a run that nobody trained."""
+    """A record of an invented run."""
     config = replace(find_recipe(f"{recipe}/{row}/{method}").cells[row, method], seed=seed)
     metrics = [
         {"epoch": epoch, "lr": 0.1, "loss": 2.0 - 0.1 * epoch, "validation_accuracy": 50.0 + epoch + seed, "flips": 1.5,
@@ -112,7 +112,7 @@ def write(path, found):
     return path
 
 
-# What came out.
+# Verdicts.
 
 
 def is_changed(config):
@@ -123,13 +123,13 @@ def is_changed(config):
 
 @pytest.mark.parametrize("part", ["as the recipes are", "changed recipes"])
 def test_the_cards_count_the_differences_of_the_records(part, wide):
-    """Against a count that uses nothing of the tables."""
+    """Compared with a count that uses no code of the tables."""
     values = defaultdict(dict)
     for record in PART:
         own = record.config
         if not record.not_counted and is_changed(own) == (part == "changed recipes"):
             place = [own[name] for name in ("recipe", "data", "model", "noise", "cutout", "label_smoothing", "lr")]
-            measure = own.get("measures", "accuracy").split(",")[0]  # the others are of the same pairs
+            measure = own.get("measures", "accuracy").split(",")[0]  # the other measures have the same pairs
             values[(*place, own["method"])][own["seed"]] = record.result[f"test_{measure}"]
     counts = defaultdict(lambda: {"all": 0, "resolved": 0, "above": 0, "below": 0})
     for (*cell, method), ours in values.items():
@@ -155,7 +155,7 @@ def test_the_cards_count_the_differences_of_the_records(part, wide):
         assert f"{found['above']} above, {found['below']} below" in cards[title]
 
 
-def test_a_card_that_resolves_nothing_some_or_all_looks_and_reads_so(open_page, tmp_path):
+def test_cards_with_and_without_resolved_differences_differ_in_text_and_colour(open_page, tmp_path):
     runs = [made("40%", "sgd", seed, accuracy=50 + seed) for seed in range(3)]
     runs += [made("40%", "sam", seed, accuracy=60.1 + seed + seed**2 / 50) for seed in range(3)]
     runs += [made("40%", "bisam-log", seed, accuracy=60 + (-1) ** seed) for seed in range(3)]
@@ -169,7 +169,7 @@ def test_a_card_that_resolves_nothing_some_or_all_looks_and_reads_so(open_page, 
     assert colours[0] != colours[1]
 
 
-def test_the_first_screen_has_the_verdict_and_the_whole_forest_plot_and_no_bullets(wide):
+def test_the_first_screen_shows_the_verdict_and_the_whole_forest_plot_but_no_differences_in_words(wide):
     boxes = [wide.page.locator(selector).first.bounding_box() for selector in (".card", "figure svg.marks")]
     assert boxes[0]["y"] < boxes[1]["y"]
     assert boxes[1]["y"] + boxes[1]["height"] <= wide.page.viewport_size["height"]
@@ -182,14 +182,14 @@ def overlap(first, second):
 
 
 def boxes_of(texts):
-    """Text and place of all texts that are not empty, in one call of the browser."""
+    """Text and bounding box of all texts that are not empty, in one call of the browser."""
     return texts.evaluate_all(
         "texts => texts.filter((one) => one.textContent).map((one) => [one.textContent, one.getBoundingClientRect()])"
     )
 
 
 @pytest.mark.parametrize("screen", ["wide", "laptop", "phone"])
-def test_no_label_of_the_forest_plot_is_cut_and_no_ticks_overlap(screen, request):
+def test_no_label_of_the_forest_plot_is_cut_off_and_no_tick_labels_overlap(screen, request):
     page = request.getfixturevalue(screen).page
     for figure in page.locator(".forest figure").filter(visible=True).all():
         frame = figure.locator(".chart").bounding_box()
@@ -202,7 +202,7 @@ def test_no_label_of_the_forest_plot_is_cut_and_no_ticks_overlap(screen, request
         assert not any(overlap(one, other) for one, other in pairwise(shown))
 
 
-def test_the_forest_plot_has_every_difference_of_every_table_by_its_first_measure(wide):
+def test_the_forest_plot_shows_every_difference_of_every_table_in_its_first_measure(wide):
     tables = collect(PART).tables
     expected = [
         f"{one.row}: {one.label}"
@@ -244,7 +244,7 @@ def show_all(page):
 
 
 def recorded_values(name, first, passes=True):
-    """Values of the demo's runs from there on, in passes over the data or in epochs."""
+    """Values of the demo's runs from `first` on, which is in passes over the data or in epochs."""
     return [
         row[name]
         for record in records.find_records(LEDGER / "demo")
@@ -253,7 +253,7 @@ def recorded_values(name, first, passes=True):
     ]
 
 
-def test_the_y_axis_follows_the_zoom_and_the_other_charts_too(wide):
+def test_zooming_rescales_the_y_axis_and_zooms_the_other_charts_of_the_row(wide):
     page = wide.page
     whole_x, whole_y = domains(page, "validation_accuracy")
     assert whole_x == [1, 60]  # SGD has twice the epochs: by gradient evaluations all end together
@@ -269,7 +269,7 @@ def test_the_y_axis_follows_the_zoom_and_the_other_charts_too(wide):
     assert domains(page, "validation_accuracy") == [whole_x, whole_y]
 
 
-def test_a_drag_zooms_to_its_range_and_no_key_or_button_leaves_the_data(wide):
+def test_a_drag_zooms_to_its_range_and_keys_and_wheel_never_leave_the_range_of_the_data(wide):
     page = wide.page
     chart = panel_of(page).locator("[data-curve=loss] .chart")
     chart.scroll_into_view_if_needed()
@@ -299,7 +299,7 @@ def test_a_drag_zooms_to_its_range_and_no_key_or_button_leaves_the_data(wide):
     page.keyboard.press("0")
 
 
-def test_the_axis_is_epochs_gradient_evaluations_or_seconds(wide):
+def test_the_x_axis_can_show_epochs_gradient_evaluations_or_seconds(wide):
     page = wide.page
     spent = {
         method: statistics.fmean(
@@ -319,7 +319,7 @@ def test_the_axis_is_epochs_gradient_evaluations_or_seconds(wide):
     button.click()
 
 
-def test_losses_may_have_a_log_scale_and_nothing_else_has(wide):
+def test_the_log_scale_option_applies_only_to_losses(wide):
     page = wide.page
     panel_of(page).get_by_label("log scale for losses").check()
     wide.drawn()
@@ -330,7 +330,7 @@ def test_losses_may_have_a_log_scale_and_nothing_else_has(wide):
     assert kinds == ["log", "linear"]
 
 
-def test_a_click_on_the_legend_hides_a_method_and_frees_its_room(wide):
+def test_a_click_on_the_legend_hides_a_method_and_rescales_the_y_axis(wide):
     page = wide.page
     before = domains(page, "loss")[1]
     lines = panel_of(page).locator("[data-curve=loss] .mark-line path[stroke-width='2.5']")
@@ -341,18 +341,18 @@ def test_a_click_on_the_legend_hides_a_method_and_frees_its_room(wide):
     assert button.get_attribute("aria-pressed") == "false"
     assert lines.count() == 3
     low, _ = domains(page, "loss")[1]
-    assert low > before[0]  # SGD has learnt the noise by heart: its loss is the lowest
+    assert low > before[0]  # SGD has memorised the noisy labels: its loss is the lowest
     button.click()
     assert domains(page, "loss")[1] == before
 
 
-def test_the_mean_has_a_band_instead_of_a_bundle(wide):
+def test_curves_show_a_band_around_the_mean_instead_of_single_runs(wide):
     loss = panel_of(wide.page).locator("[data-curve=loss]")
     assert loss.locator(".mark-area path").count() == 4
     assert loss.locator(".mark-line path[stroke-width='1']").count() == 0
 
 
-def test_one_tooltip_has_all_methods_with_the_means_of_the_records(wide):
+def test_the_tooltip_of_a_curve_lists_all_methods_with_their_recorded_means_and_ranges(wide):
     page = wide.page
     chart = panel_of(page).locator("[data-curve=validation_accuracy] .chart")
     chart.scroll_into_view_if_needed()
@@ -375,7 +375,7 @@ def test_one_tooltip_has_all_methods_with_the_means_of_the_records(wide):
     assert not page.locator("#tip").is_visible()
 
 
-def test_a_choice_shows_the_curves_of_one_row_at_a_time(open_page, tmp_path):
+def test_the_curves_of_one_row_are_shown_at_a_time_as_selected_in_a_list(open_page, tmp_path):
     runs = [made(row, method, seed) for row in ("40%", "80%") for method in ("sam", "bisam-log") for seed in (0, 1)]
     opened = open_page(write(tmp_path / "page.html", runs))
     opened.drawn()
@@ -390,16 +390,16 @@ def test_a_choice_shows_the_curves_of_one_row_at_a_time(open_page, tmp_path):
 # Dots.
 
 
-def test_the_dot_plot_has_a_dot_for_each_seed_and_says_which(wide):
+def test_the_dot_plot_has_a_dot_for_each_seed_with_its_method_and_accuracy_as_tooltip(wide):
     figure = wide.page.locator("figure[aria-label='40%: test accuracy']").first
     figure.scroll_into_view_if_needed()
     dots = figure.locator(".mark-symbol.role-mark path")
     assert dots.count() == 12
     dots.first.hover()
     record = records.read(LEDGER / "demo/noise40-sgd-seed0")
-    said = wide.page.locator("#tip").text_content()
-    assert "SGD" in said
-    assert f"{record.result['test_accuracy']:.2f}" in said
+    tooltip = wide.page.locator("#tip").text_content()
+    assert "SGD" in tooltip
+    assert f"{record.result['test_accuracy']:.2f}" in tooltip
 
 
 # Runs.
@@ -409,7 +409,7 @@ def rows_of(page):
     return page.locator(".runs tbody tr:visible")
 
 
-def test_the_runs_sort_by_any_column_in_both_directions(wide):
+def test_a_click_on_a_column_sorts_the_runs_in_either_direction(wide):
     page = wide.page
     head = page.locator(".runs th", has_text="test, %")
     names = [row.locator("th").inner_text() for row in rows_of(page).all()]
@@ -436,7 +436,7 @@ def test_the_runs_sort_by_any_column_in_both_directions(wide):
         ("status", "not counted", lambda run: run.status == "not counted"),
     ],
 )
-def test_the_runs_are_filtered_by_recipe_row_method_seed_and_status(field, value, matches, wide):
+def test_runs_can_be_filtered_by_recipe_row_method_seed_and_status(field, value, matches, wide):
     page = wide.page
     page.select_option(f"[data-filter={field}]", value)
     expected = sum(map(matches, collect(PART).runs))
@@ -447,7 +447,7 @@ def test_the_runs_are_filtered_by_recipe_row_method_seed_and_status(field, value
     assert rows_of(page).count() == COUNT
 
 
-def test_filters_and_words_are_combined(wide):
+def test_filters_and_search_words_are_combined(wide):
     page = wide.page
     page.select_option("[data-filter=recipe]", "demo")
     page.fill(".filters [type=search]", "TANH seed1")
@@ -456,7 +456,7 @@ def test_filters_and_words_are_combined(wide):
     page.select_option("[data-filter=recipe]", "")
 
 
-def test_a_run_that_is_ticked_is_a_line_in_the_curves_of_its_row(wide):
+def test_a_ticked_run_is_drawn_as_a_line_in_the_curves_of_its_row_only(wide):
     page = wide.page
     thin = panel_of(page).locator("[data-curve=loss] .mark-line path[stroke-width='1']")
     tick = page.get_by_label("Show demo/noise40-sam-seed1 in the curves")
@@ -470,7 +470,7 @@ def test_a_run_that_is_ticked_is_a_line_in_the_curves_of_its_row(wide):
     assert thin.count() == 0
 
 
-def test_a_link_opens_the_drawer_of_a_run_with_all_that_is_recorded_of_it(open_page, ledger_page):
+def test_a_link_to_a_run_opens_its_drawer_with_configuration_results_curves_and_command(open_page, ledger_page):
     opened = open_page(ledger_page, "#run=demo/noise40-sam-seed0")
     page, record = opened.page, records.read(LEDGER / "demo/noise40-sam-seed0")
     opened.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -486,7 +486,7 @@ def test_a_link_opens_the_drawer_of_a_run_with_all_that_is_recorded_of_it(open_p
     assert shown["rho"] == "0.07"
     assert shown["test, %"] == f"{record.result['test_accuracy']:.2f}"
     assert shown["commit"] == record.receipt["commit"]
-    assert shown["data"] == f"digits {record.receipt['data_checksum'][:12]}"  # its name, and that of the receipt
+    assert shown["data"] == f"digits {record.receipt['data_checksum'][:12]}"  # its name, and the receipt's checksum
     page.wait_for_function("() => document.querySelectorAll('#drawer figure[data-drawn=yes]').length === 5")
     assert drawer.locator("[data-curve=loss] .mark-line path[stroke-width='1']").count() == 1
     drawer.get_by_role("button", name="Copy").click()
@@ -499,7 +499,7 @@ def test_a_link_opens_the_drawer_of_a_run_with_all_that_is_recorded_of_it(open_p
     assert "vgg19bn-sam-seed1" in drawer.locator("h2").inner_text()
     assert drawer.locator("dd", has_text="(not the recipe's)").all_inner_texts() == [
         "true (not the recipe's)"
-    ]  # compile
+    ]  # of the field compile
     page.go_back()
     page.wait_for_function("() => !document.getElementById('drawer').open")
     assert opened.is_quiet()
@@ -508,7 +508,7 @@ def test_a_link_opens_the_drawer_of_a_run_with_all_that_is_recorded_of_it(open_p
 # Export.
 
 
-def test_buttons_copy_a_table_as_the_files_have_it(wide):
+def test_buttons_copy_a_table_in_the_same_format_as_exported_files(wide):
     page = wide.page
     table = next(table for table in collect(PART).tables if table.name == "demo")
     sheet = summary.sheet(table)
@@ -523,7 +523,7 @@ def test_buttons_copy_a_table_as_the_files_have_it(wide):
         assert page.evaluate("navigator.clipboard.readText()") == text
 
 
-def test_without_a_clipboard_the_old_way_copies(open_page, ledger_page):
+def test_if_the_clipboard_api_fails_copying_uses_a_fallback(open_page, ledger_page):
     broken = "navigator.clipboard.writeText = () => Promise.reject(new Error('no'));"
     opened = open_page(ledger_page, script=broken)
     opened.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -537,7 +537,7 @@ def test_without_a_clipboard_the_old_way_copies(open_page, ledger_page):
 
 
 @pytest.mark.parametrize("selector", [".forest figure", "main .curves figure"])
-def test_every_picture_is_saved_as_svg_and_as_png(selector, wide, tmp_path):
+def test_figures_can_be_saved_as_svg_and_as_png(selector, wide, tmp_path):
     figure = wide.page.locator(selector).first
     for form in ("SVG", "PNG"):
         with wide.page.expect_download() as waited:
@@ -547,7 +547,7 @@ def test_every_picture_is_saved_as_svg_and_as_png(selector, wide, tmp_path):
         if form == "PNG":
             with Image.open(path) as image:
                 assert image.format == "PNG"
-                assert image.width >= 1440  # twice 720 and what is beside the axes
+                assert image.width >= 1440  # twice 720 and the space beside the axes
         else:
             text = path.read_text()
             assert text.startswith("<svg")
@@ -555,7 +555,7 @@ def test_every_picture_is_saved_as_svg_and_as_png(selector, wide, tmp_path):
             assert "SAM" in text
 
 
-def test_seeds_needed_have_a_command_to_copy_and_hours(wide):
+def test_the_table_of_seeds_needed_shows_gpu_hours_and_a_command_to_copy(wide):
     table = wide.page.locator(".grid", has_text="Seeds needed to resolve the paper's effect").first
     row = table.locator("tbody tr", has_text="cifar10, vgg19bn").first
     assert "bisam reproduce cifar10/vgg19bn --methods sam,bisam-log --seeds 0-" in row.inner_text()
@@ -568,7 +568,7 @@ def test_seeds_needed_have_a_command_to_copy_and_hours(wide):
 
 
 @pytest.mark.parametrize("width", [390, 800])
-def test_no_screen_scrolls_sideways(width, phone, open_page, ledger_page):
+def test_the_page_does_not_scroll_horizontally_on_narrow_screens(width, phone, open_page, ledger_page):
     page = phone.page if width == 390 else open_page(ledger_page, viewport={"width": width, "height": 900}).drawn()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for svg in page.locator("main svg.marks").all():
@@ -593,7 +593,7 @@ LABELS_TOUCH = """() => [...document.querySelectorAll(".role-axis-label")].flatM
 
 
 @pytest.mark.parametrize("axis", ["epoch", "gradients", "seconds"])
-def test_titles_and_numbers_of_axes_are_whole_and_apart_on_a_phone(axis, phone):
+def test_on_a_phone_axis_titles_are_not_cut_off_and_axis_labels_do_not_overlap(axis, phone):
     page = phone.page
     axes = page.locator(".curves .axis").first
     before = axes.input_value()
@@ -609,14 +609,14 @@ BOXES = """all => all.filter((one) => one.offsetParent !== null).map((one) =>
     [one.querySelectorAll('tbody tr').length, one.clientHeight, one.scrollHeight])"""
 
 
-def test_a_long_table_scrolls_by_itself_on_a_phone_and_a_short_one_does_not(phone):
+def test_on_a_phone_a_long_table_scrolls_in_its_own_box_and_a_short_one_does_not(phone):
     boxes = phone.page.eval_on_selector_all("main .grid .scroll", BOXES)
     assert {rows > 8 for rows, _, _ in boxes} == {False, True}
     for rows, shown, whole in boxes:
         assert shown <= 844 if rows > 8 else shown == whole, rows
 
 
-def test_a_list_of_a_few_runs_is_shown_whole_on_a_laptop(open_page, tmp_path):
+def test_a_list_of_a_few_runs_is_shown_without_scrolling_on_a_laptop(open_page, tmp_path):
     runs = [made("40%", method, seed) for method in ("sgd", "sam", "bisam-log") for seed in range(6)]
     path = tmp_path / "report.html"
     write(path, runs)
@@ -625,13 +625,13 @@ def test_a_list_of_a_few_runs_is_shown_whole_on_a_laptop(open_page, tmp_path):
     assert page.locator(".runs .scroll").evaluate(fits)
 
 
-def test_the_zero_line_stops_at_the_letters_of_a_forest_plot(phone):
+def test_labels_of_a_forest_plot_have_an_outline_that_hides_the_zero_line_behind_them(phone):
     label = phone.page.locator(".forest svg .role-mark text").first
     order, stroke = label.evaluate("one => [getComputedStyle(one).paintOrder, getComputedStyle(one).stroke]")
-    assert (order.split()[0], stroke) == ("stroke", "rgb(255, 255, 255)")  # the paper's, behind the letters
+    assert (order.split()[0], stroke) == ("stroke", "rgb(255, 255, 255)")  # the colour of the page, around the letters
 
 
-def test_no_option_of_a_command_is_broken_at_the_end_of_a_line(wide):
+def test_no_option_of_a_command_is_broken_across_lines(wide):
     script = """() => [...document.querySelectorAll("td.command code")].flatMap((code) => {
         const range = document.createRange(), broken = [];
         const walk = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
@@ -660,7 +660,7 @@ def test_a_phone_shows_all_methods_of_a_table(phone):
         assert shown == f'"{cell.get_attribute("data-label")}"'
 
 
-def test_a_drag_on_a_phone_leaves_the_data_where_they_are(phone):
+def test_a_drag_on_a_phone_does_not_zoom_the_chart(phone):
     page = phone.page
     chart = panel_of(page).locator("[data-curve=loss] .chart")
     chart.scroll_into_view_if_needed()
@@ -674,7 +674,7 @@ def test_a_drag_on_a_phone_leaves_the_data_where_they_are(phone):
     assert chart.evaluate("chart => getComputedStyle(chart).touchAction") == "pan-y pinch-zoom"
 
 
-def test_a_list_that_goes_on_has_a_shade_at_its_edge(wide):
+def test_a_list_that_can_be_scrolled_has_a_shadow_at_its_edge(wide):
     style = wide.page.locator(".runs .scroll").evaluate(
         "one => [getComputedStyle(one).backgroundImage, one.scrollHeight > one.clientHeight]"
     )
@@ -682,8 +682,8 @@ def test_a_list_that_goes_on_has_a_shade_at_its_edge(wide):
     assert style[1]
 
 
-def test_printed_at_once_it_has_all_charts_and_is_light(open_page, ledger_page):
-    """Of a dark page that nobody has scrolled: before the print, nothing below the first screen was drawn."""
+def test_a_page_printed_right_after_loading_has_all_charts_and_light_colours(open_page, ledger_page):
+    """A dark page that was not scrolled: before printing, nothing below the first screen is drawn."""
     script = """addEventListener('afterprint', () => {
         const shown = [...document.querySelectorAll('main figure')].filter((one) => one.offsetParent !== null);
         window.printed = [shown.length, shown.filter((one) => one.querySelector('svg.marks path')).length];
@@ -728,7 +728,7 @@ READ = """() => [".card .big", ".card .note", ".note", "td small", "a", "button"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_is_light_or_dark_as_the_system_is_and_the_button_changes_it_for_good(scheme, open_page, ledger_page):
+def test_the_page_uses_the_system_colour_scheme_until_the_button_permanently_changes_it(scheme, open_page, ledger_page):
     opened = open_page(ledger_page, color_scheme=scheme)
     opened.page.wait_for_selector("figure svg text")
     for wanted in (scheme, {"light": "dark", "dark": "light"}[scheme]):
@@ -746,7 +746,7 @@ def test_the_page_is_light_or_dark_as_the_system_is_and_the_button_changes_it_fo
     assert opened.complaints == []
 
 
-def test_everything_is_reached_by_the_tab_key_and_motion_is_not_forced(open_page, ledger_page):
+def test_all_controls_are_reachable_with_the_tab_key_and_reduced_motion_is_respected(open_page, ledger_page):
     opened = open_page(ledger_page, reduced_motion="reduce")
     opened.drawn()
     reached = set()
@@ -766,7 +766,7 @@ def test_everything_is_reached_by_the_tab_key_and_motion_is_not_forced(open_page
 # Other records.
 
 
-def test_a_hundred_runs_are_a_page_under_three_megabytes_that_is_drawn(open_page, tmp_path):
+def test_a_page_of_100_runs_is_below_3_megabytes_and_is_drawn(open_page, tmp_path):
     draw = random.Random(0)
     found = []
     for number in range(100):
@@ -786,7 +786,7 @@ def test_a_hundred_runs_are_a_page_under_three_megabytes_that_is_drawn(open_page
     assert opened.is_quiet()
 
 
-def test_a_sweep_among_the_runs_is_drawn_with_its_choice(open_page, tmp_path):
+def test_a_sweep_among_the_runs_is_drawn_with_the_chosen_value(open_page, tmp_path):
     runs = []
     for rho, accuracy in ((0.02, 51.0), (0.05, 52.0), (0.1, 55.0)):
         for seed in (0, 1):
@@ -802,13 +802,13 @@ def test_a_sweep_among_the_runs_is_drawn_with_its_choice(open_page, tmp_path):
     assert opened.is_quiet()
 
 
-def test_a_page_without_runs_says_how_to_begin(open_page, tmp_path):
+def test_a_page_without_runs_suggests_the_demo_command(open_page, tmp_path):
     opened = open_page(write(tmp_path / "page.html", []))
     assert "bisam demo" in opened.page.inner_text("main")
     assert opened.is_quiet()
 
 
-def test_runs_that_diverged_or_have_one_epoch_are_drawn_without_a_word(open_page, tmp_path):
+def test_diverged_runs_and_runs_of_one_epoch_are_drawn_without_console_messages(open_page, tmp_path):
     runs = [made("40%", "sam", 0, epochs=1), made("40%", "sgd", 0, epochs=1), made("60%", "sam", 0)]
     runs += [
         replace(made("40%", "bisam-log", 0), result={"status": "diverged"}),
@@ -817,12 +817,12 @@ def test_runs_that_diverged_or_have_one_epoch_are_drawn_without_a_word(open_page
     opened = open_page(write(tmp_path / "page.html", runs))
     page = opened.drawn()
     assert panel_of(page).locator("[data-curve=loss] .mark-symbol path").count() == 2 + 4
-    for button in panel_of(page).locator(".legend button").all():  # until nothing is to be seen
+    for button in panel_of(page).locator(".legend button").all():  # until all methods are hidden
         button.click()
     assert opened.is_quiet(), opened.complaints
 
 
-def test_names_from_records_are_text_and_run_nothing(open_page, tmp_path):
+def test_names_from_records_are_shown_as_text_and_execute_no_script(open_page, tmp_path):
     record = made("40%", "sam", 0)
     evil = "<img src=x onerror=alert(1)></script><script>window.evil = true</script>"
     record = replace(record, folder=Path("runs") / evil.replace("/", "∕"), receipt={"gpu": evil}, problems=[evil])
@@ -835,7 +835,7 @@ def test_names_from_records_are_text_and_run_nothing(open_page, tmp_path):
     assert opened.is_quiet()
 
 
-def test_the_curves_on_the_page_have_every_run(ledger_page):
+def test_the_page_contains_the_curves_of_every_run(ledger_page):
     text = ledger_page.read_text()
     for run in collect(PART).runs:
         assert f'"label":"{curves.label(run)}"' in text
@@ -852,12 +852,12 @@ def test_the_page_of_a_figure_has_one_title_and_fills_the_window(which, open_pag
     page = opened.drawn()
     title = page.locator("h1").inner_text()
     shown = page.locator("h1, h2, h3, figcaption strong, svg text").all()
-    assert [one.text_content() for one in shown if one.text_content() == title and is_in_sight(one)] == [title]
+    assert [one.text_content() for one in shown if one.text_content() == title and is_on_screen(one)] == [title]
     box = page.locator("svg.marks").bounding_box()
     assert box["height"] > 600
     assert page.evaluate("document.documentElement.scrollHeight") <= 900
     assert opened.is_quiet(), opened.complaints
 
 
-def is_in_sight(element):
+def is_on_screen(element):
     return element.bounding_box()["x"] >= 0

@@ -1,4 +1,4 @@
-"""`bisam report`: what it says, and the page that it writes, of good records and of bad ones."""
+"""`bisam report`: what it prints, and the page that it writes, of valid and of damaged records."""
 
 import errno
 import json
@@ -39,7 +39,7 @@ def report(*arguments, columns=300):
 
 
 class Page(HTMLParser):
-    """What a browser makes of a page: tables by title, texts, elements with their attributes, and the charts."""
+    """A parsed page: tables by title, texts, elements with their attributes, and the data of the charts."""
 
     def __init__(self, path):
         super().__init__()
@@ -86,12 +86,12 @@ class Page(HTMLParser):
         elif "h3" in self._open:
             self._title += data
 
-    def of(self, tag):
+    def all(self, tag):
         return [attributes for name, attributes in self.elements if name == tag]
 
     @property
     def runs(self):
-        """The runs, with what their drawers have by its names."""
+        """The runs, each with the fields of its drawer by name."""
         return [
             {"run": name, **dict(run["result"]), **dict(run["receipt"]), "command": run["command"]}
             for name, run in self.data.get("runs", {}).items()
@@ -99,7 +99,7 @@ class Page(HTMLParser):
 
     @property
     def points(self):
-        """The numbers of single runs by epoch."""
+        """The values of single runs at each epoch."""
         return [
             {"run": run["label"], "epoch": epoch, **{name: column[at] for name, column in run["values"].items()}}
             for series in self.data.get("series", [])
@@ -113,7 +113,7 @@ def refuse(constant):
 
 
 def write_raw(folder, config, result=None, lines=(), receipt=None):
-    """A folder with whatever is given, which no writer of ours would write. A string is a file as it is."""
+    """Write a run's folder with any content, also an invalid one. A string is written as it is, the rest as JSON."""
     folder.mkdir(parents=True)
     parts = {"config.json": config if isinstance(config, str) else {"format": 1, "config": config}}
     parts |= {"result.json": result, "receipt.json": receipt}
@@ -140,7 +140,7 @@ def ledger(tmp_path_factory):
     return Page(path), done.output
 
 
-def test_the_page_and_the_terminal_have_every_number_of_the_tables(ledger):
+def test_the_page_and_the_terminal_show_every_number_of_the_tables(ledger):
     page, output = ledger
     made = sheets(collect(records.find_records(LEDGER / "demo")).tables)
     assert len(made) == 2
@@ -155,7 +155,7 @@ def test_the_page_and_the_terminal_have_every_number_of_the_tables(ledger):
             assert cell in output
 
 
-def test_the_page_answers_first_whether_it_helped_and_whether_that_is_real(ledger):
+def test_the_page_begins_with_the_verdict_and_the_difference_with_its_interval(ledger):
     page, _ = ledger
     answer = "40%: SAM is better than SGD by 15.33 points, 95 % interval +11.34 to +19.33: resolved with 3 pairs."
     assert answer in page.text
@@ -181,7 +181,7 @@ def test_the_page_lists_every_run_with_its_receipt_and_its_command(ledger):
         assert run["command"] == f"bisam train demo/40%/{record.config['method']} --seeds {record.config['seed']}"
 
 
-def test_the_curves_are_the_records_own(ledger):
+def test_the_curves_show_the_recorded_values(ledger):
     page, _ = ledger
     shown = {(point["run"], point["epoch"]): point for point in page.points}
     found = records.find_records(LEDGER / "demo")
@@ -200,7 +200,7 @@ def test_the_curves_are_the_records_own(ledger):
 
 def test_every_figure_has_a_chart_whose_data_is_in_the_page(ledger):
     page, _ = ledger
-    numbers = [int(figure["data-chart"]) for figure in page.of("figure") if "data-chart" in figure]
+    numbers = [int(figure["data-chart"]) for figure in page.all("figure") if "data-chart" in figure]
     assert numbers == [*range(len(page.data["charts"]))]
     assert len(numbers) == 3  # two kinds of differences, and the dots of a row
     for chart in page.data["charts"]:
@@ -208,14 +208,14 @@ def test_every_figure_has_a_chart_whose_data_is_in_the_page(ledger):
             names = {one["name"] for one in form["data"] if one["name"].startswith("data-")}
             assert names
             assert names <= {*page.data["datasets"]}
-    panels = [element["data-series"] for element in page.of("div") if "data-series" in element]
-    assert panels == ["0", ""]  # the row's, and the one that drawers copy
-    names = [figure["data-curve"] for figure in page.of("figure") if "data-curve" in figure]
+    panels = [element["data-series"] for element in page.all("div") if "data-series" in element]
+    assert panels == ["0", ""]  # that of the row, and the one that drawers copy
+    names = [figure["data-curve"] for figure in page.all("figure") if "data-curve" in figure]
     measured = [name for name in curves.CURVES if not name.startswith("validation_") or name == MEASURED]
-    assert names == [*measured, *curves.CURVES]  # a drawer keeps those of its run
+    assert names == [*measured, *curves.CURVES]  # a drawer shows those that its run has
 
 
-def test_figures_say_what_they_are_of(ledger):
+def test_figures_have_a_title_and_an_explanation(ledger):
     page, _ = ledger
     for words in (
         "BiSAM − SAM With 95 % intervals: one that excludes 0 is resolved.",
@@ -235,20 +235,20 @@ def test_differences_without_intervals_are_in_the_table_and_drawn_hollow(tmp_pat
     assert kinds == ["no interval: too few seeds"]
 
 
-def test_every_link_of_the_page_leads_to_a_section(ledger):
+def test_every_link_of_the_page_leads_to_a_section_or_a_run(ledger):
     page, _ = ledger
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len({*ids})
-    links = [link["href"] for link in page.of("a") if not link["href"].startswith("#run=")]
+    links = [link["href"] for link in page.all("a") if not link["href"].startswith("#run=")]
     assert links
     assert {link.removeprefix("#") for link in links} <= {*ids}
-    of_runs = [unquote(link["href"].removeprefix("#run=")) for link in page.of("a") if "#run=" in link["href"]]
+    of_runs = [unquote(link["href"].removeprefix("#run=")) for link in page.all("a") if "#run=" in link["href"]]
     assert of_runs == [*page.data["runs"]]
 
 
-def test_the_page_asks_nobody_for_anything(ledger):
+def test_the_page_makes_no_network_requests(ledger):
     page, _ = ledger
-    policy = next(meta["content"] for meta in page.of("meta") if meta.get("http-equiv") == "Content-Security-Policy")
+    policy = next(meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy")
     assert "default-src 'none'" in policy
     for tag, attributes in page.elements:
         for name in ("src", "href", "action", "data", "poster", "srcset", "formaction"):
@@ -260,7 +260,7 @@ def test_the_page_asks_nobody_for_anything(ledger):
     assert len(page.inside["script"]) == 3
 
 
-def test_the_tables_of_the_paper_without_runs_are_shown_as_published(ledger):
+def test_tables_of_the_paper_without_own_runs_are_shown_as_published(ledger):
     page, _ = ledger
     for name, make in RECIPES.items():
         recipe = make()
@@ -276,7 +276,7 @@ def test_the_tables_of_the_paper_without_runs_are_shown_as_published(ledger):
 # Folders.
 
 
-def test_a_folder_without_runs_is_refused_and_gets_no_page(tmp_path):
+def test_a_folder_without_runs_is_refused_and_nothing_is_written(tmp_path):
     given = (tmp_path, "--out", tmp_path / "page.html", "--markdown", tmp_path / "tables.md")
     remedy = "Give the folder that has them; a first one takes two minutes, bisam demo"
     done = report(*given)
@@ -288,7 +288,7 @@ def test_a_folder_without_runs_is_refused_and_gets_no_page(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["bert"]
 
 
-def test_a_folder_of_damaged_runs_alone_has_a_page_that_names_them(tmp_path):
+def test_a_folder_with_only_damaged_runs_has_a_page_that_lists_them(tmp_path):
     folder = write_raw(tmp_path / "a", "{")
     done = report(tmp_path)
     assert done.exit_code == 0, done.output
@@ -302,7 +302,7 @@ def test_a_folder_of_damaged_runs_alone_has_a_page_that_names_them(tmp_path):
     assert page.data["charts"] == []
 
 
-def test_configurations_of_other_programs_are_one_line(tmp_path, recorded, write_run):
+def test_config_files_of_other_programs_are_reported_in_one_line(tmp_path, recorded, write_run):
     write_run(tmp_path / "sam", recorded("demo/40%/sam"))
     for name in "abcde":
         write_raw(tmp_path / name, '{"hidden_size": 768}')
@@ -314,7 +314,7 @@ def test_configurations_of_other_programs_are_one_line(tmp_path, recorded, write
     ]
 
 
-def test_a_folder_that_is_not_there_is_an_error_in_a_line(tmp_path):
+def test_a_missing_folder_is_a_one_line_error(tmp_path):
     done = report(tmp_path / "nothing", columns=40)
     assert done.exit_code == 1
     assert done.stderr.splitlines() == [
@@ -322,7 +322,7 @@ def test_a_folder_that_is_not_there_is_an_error_in_a_line(tmp_path):
     ]
 
 
-def test_several_folders_are_one_report_in_the_first(tmp_path, recorded, write_run):
+def test_several_folders_are_combined_in_one_report_in_the_first_folder(tmp_path, recorded, write_run):
     for place, method in enumerate(("sgd", "sam")):
         for seed in (0, 1):
             write_run(tmp_path / f"{place}" / f"{seed}", recorded(f"demo/40%/{method}", seed, 90.0 + place, trained=0))
@@ -335,7 +335,7 @@ def test_several_folders_are_one_report_in_the_first(tmp_path, recorded, write_r
     assert f"4 runs in {tmp_path / '0'}, {tmp_path / '1'}: 4 finished, 0 diverged, 0 not finished" in page.text
 
 
-def test_the_same_folder_twice_is_the_same_as_once(tmp_path, recorded, write_run):
+def test_a_folder_given_twice_is_counted_once(tmp_path, recorded, write_run):
     write_run(tmp_path / "demo" / "a", recorded("demo/40%/sam", trained=0))
     (tmp_path / "link").symlink_to(tmp_path / "demo")
     once = report(tmp_path / "demo", "--out", tmp_path / "page.html")
@@ -345,7 +345,7 @@ def test_the_same_folder_twice_is_the_same_as_once(tmp_path, recorded, write_run
     assert len(Page(tmp_path / "page.html").runs) == 1
 
 
-def test_a_run_that_does_not_count_is_told_with_the_reason(tmp_path, recorded, write_run):
+def test_a_run_marked_as_not_counted_is_listed_with_the_reason(tmp_path, recorded, write_run):
     write_run(tmp_path / "good", recorded("demo/40%/sam", 0, 90.0))
     faulty = write_run(tmp_path / "faulty", recorded("demo/40%/sam", 1, 99.0))
     (faulty / "not-counted.txt").write_text("It saw the <test> data.")
@@ -358,18 +358,17 @@ def test_a_run_that_does_not_count_is_told_with_the_reason(tmp_path, recorded, w
     assert "99.00" not in page.text + done.output
 
 
-def test_where_no_run_counts_they_are_told(tmp_path, recorded, write_run):
+def test_if_no_run_counts_the_runs_are_listed_with_the_reasons(tmp_path, recorded, write_run):
     faulty = write_run(tmp_path / "faulty", recorded("demo/40%/sam", 1, 99.0))
     (faulty / "not-counted.txt").write_text("It saw the test data.")
     done = report(tmp_path)
-    said = [f"{faulty}: not counted: It saw the test data.", f"{tmp_path} has no run that counts for a table"]
-    assert done.output.splitlines()[:2] == said
-    assert "no run of a recipe" not in done.output
+    lines = [f"{faulty}: not counted: It saw the test data.", f"{tmp_path} has no run that counts for a table"]
+    assert done.output.splitlines()[:2] == lines
     (listed,) = Page(tmp_path / "report.html").runs
     assert listed["status"] == "not counted"
 
 
-def test_of_a_grid_only_the_recipe_s_own_point_is_listed_with_its_test_accuracy(tmp_path, recorded, write_run):
+def test_of_a_sweep_only_the_run_with_the_recipes_value_is_listed_with_its_test_accuracy(tmp_path, recorded, write_run):
     for rho, accuracy in ((0.05, 91.25), (0.07, 90.0), (0.2, 93.75)):
         write_run(tmp_path / f"rho{rho}", recorded("demo/40%/sam", 0, accuracy, trained=0, rho=rho))
     write_run(tmp_path / "sgd", recorded("demo/40%/sgd", 0, 88.0, trained=0, epochs=30))
@@ -386,7 +385,7 @@ def test_of_a_grid_only_the_recipe_s_own_point_is_listed_with_its_test_accuracy(
         assert accuracy not in page.text + done.output
 
 
-def test_the_same_run_in_two_folders_counts_once_and_is_told(tmp_path, recorded, write_run):
+def test_a_second_run_of_the_same_cell_and_seed_is_reported_and_not_counted(tmp_path, recorded, write_run):
     for name in ("a", "b"):
         write_run(tmp_path / name / "noise40-sam-seed0", recorded("demo/40%/sam", trained=0))
     done = report(tmp_path / "a", tmp_path / "b")
@@ -394,14 +393,13 @@ def test_the_same_run_in_two_folders_counts_once_and_is_told(tmp_path, recorded,
     assert f"{tmp_path / 'b' / 'noise40-sam-seed0'}: a second run of this cell and seed 0: not counted" in done.output
 
 
-def test_a_table_of_one_s_own_has_its_own_method_though_that_is_not_registered_here(tmp_path, recorded, write_run):
+def test_a_custom_table_shows_its_custom_method_even_if_that_is_not_registered(tmp_path, recorded, write_run):
     for seed in range(2):
         for method in ("gbisam", "sam", "sgd"):
             record = recorded("demo/40%/sam", seed, method=method, recipe="mine", title="Mine", row="net")
             write_run(tmp_path / f"net-{method}-seed{seed}", record)
     done = report(tmp_path)
     assert "not counted" not in done.output
-    assert "no table" not in done.output
     page = Page(tmp_path / "report.html")
     table = page.tables["Test accuracy in per cent"]
     assert [*table[0]][-1] == "gbisam"
@@ -410,7 +408,7 @@ def test_a_table_of_one_s_own_has_its_own_method_though_that_is_not_registered_h
     assert "gbisam" in drawn
 
 
-def test_runs_of_the_same_name_in_two_folders_are_listed_by_their_folders(tmp_path, recorded, write_run):
+def test_runs_with_the_same_folder_name_are_listed_by_their_full_paths(tmp_path, recorded, write_run):
     for seed, name in enumerate(("a", "b")):
         write_run(tmp_path / name / "mine", recorded("demo/40%/sam", seed, trained=0))
     write_run(tmp_path / "a" / "other", recorded("demo/40%/sam", 2, trained=0))
@@ -420,7 +418,7 @@ def test_runs_of_the_same_name_in_two_folders_are_listed_by_their_folders(tmp_pa
     assert [run["validation, %"] for run in listed] == ["55.50"] * 3  # of the result, not of the last epoch
 
 
-def test_a_run_under_way_and_one_that_diverged_are_listed_as_such(tmp_path, recorded, write_run):
+def test_unfinished_and_diverged_runs_are_listed_with_their_status(tmp_path, recorded, write_run):
     write_run(tmp_path / "a", recorded("demo/40%/sam", 0, None, trained=3))
     write_run(tmp_path / "b", recorded("demo/40%/sam", 1, status="diverged"))
     done = report(tmp_path)
@@ -433,7 +431,7 @@ def test_a_run_under_way_and_one_that_diverged_are_listed_as_such(tmp_path, reco
     assert "no comparison is possible" in page.text
 
 
-def test_time_on_a_shared_device_is_not_counted_for_each_run(tmp_path, recorded, write_run):
+def test_total_training_time_is_divided_by_the_number_of_runs_that_share_a_device(tmp_path, recorded, write_run):
     for seed in range(4):
         record = recorded("demo/40%/sam", seed, trained=3)
         rows = [{"epoch": row["epoch"], "seconds": 3600.0, "together": 2} for row in record.metrics]
@@ -446,7 +444,7 @@ def test_time_on_a_shared_device_is_not_counted_for_each_run(tmp_path, recorded,
     ] * 4
 
 
-def test_many_answers_are_folded(tmp_path, recorded, write_run):
+def test_a_long_list_of_differences_in_words_is_folded(tmp_path, recorded, write_run):
     for row in find_recipe("label_noise").rows:
         for method in find_recipe("label_noise").methods:
             write_run(tmp_path / f"{row}-{method}", recorded(f"label_noise/{row}/{method}", trained=0))
@@ -456,7 +454,7 @@ def test_many_answers_are_folded(tmp_path, recorded, write_run):
     assert page.text.count("the scatter cannot be estimated from") == 15
 
 
-def test_five_hundred_runs_make_a_light_page_with_their_first_and_last_epochs(tmp_path):
+def test_a_page_of_500_runs_is_below_6_megabytes_and_has_their_first_and_last_epochs(tmp_path):
     cells = [*find_recipe("label_noise").only(["20%", "40%"]).cells.values()]
     row = {"lr": 0.04986304, "perturbed_loss": 2.3684489727020264, "flips": 1.4375, "seconds": 0.18987724899852765}
     rest = json.dumps({**row, "validation_accuracy": 26.666666666666668})[1:]
@@ -496,20 +494,20 @@ def test_five_hundred_runs_make_a_light_page_with_their_first_and_last_epochs(tm
         ('{"format": 1, "config": 3}', DONE, {"epoch": 0}),
     ],
 )
-def test_what_cannot_be_read_is_left_out_and_named_while_the_good_is_shown(config, result, line, tmp_path):
+def test_an_unreadable_run_is_omitted_and_reported_while_the_others_are_shown(config, result, line, tmp_path):
     write_raw(tmp_path / "good", SAM, DONE, [{"epoch": 0}])
     write_raw(tmp_path / "bad", config, result, [line])
     done = report(tmp_path)
     assert done.exit_code == 0, done.output
     assert "90.00, n = 1" in done.output
-    (told,) = (said for said in done.output.splitlines() if said.startswith(f"{tmp_path / 'bad'}: "))
+    (reported,) = (text for text in done.output.splitlines() if text.startswith(f"{tmp_path / 'bad'}: "))
     page = Page(tmp_path / "report.html")
-    assert told in page.text
+    assert reported in page.text
     assert [run["run"] for run in page.runs] == ["demo/good"]
 
 
 @pytest.mark.parametrize("line", [{"epoch": 0, "flips": "x"}, {"epoch": 0, "loss": None}, {"epoch": 0, "lr": [1]}])
-def test_a_strange_number_costs_a_run_no_more_than_that_number(line, tmp_path):
+def test_an_invalid_number_is_omitted_and_the_rest_of_its_run_is_shown(line, tmp_path):
     write_raw(tmp_path / "a", SAM, DONE, [{"epoch": 0, "validation_accuracy": 50.0, **line}])
     done = report(tmp_path)
     assert "90.00, n = 1" in done.output
@@ -517,7 +515,7 @@ def test_a_strange_number_costs_a_run_no_more_than_that_number(line, tmp_path):
     assert point == {"run": "SAM, seed 0", "epoch": 1, "validation_accuracy": 50.0}
 
 
-def test_half_written_lines_are_told_and_the_others_drawn(tmp_path, recorded, write_run):
+def test_a_half_written_line_is_reported_and_the_other_lines_are_drawn(tmp_path, recorded, write_run):
     folder = write_run(tmp_path / "a", recorded("demo/40%/sam", accuracy=None, trained=3))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 3, "los')
@@ -528,7 +526,7 @@ def test_half_written_lines_are_told_and_the_others_drawn(tmp_path, recorded, wr
     assert page.runs[0]["status"] == "3 of 30 epochs"
 
 
-def test_a_foreign_log_of_many_lines_is_told_in_one(tmp_path):
+def test_many_invalid_lines_of_a_log_are_reported_in_one_line(tmp_path):
     write_raw(tmp_path / "a", SAM, DONE, [{"step": number} for number in range(1000)])
     write_raw(tmp_path / "b", '{"hidden_size": 768}', None, [{"step": number} for number in range(1000)])
     done = report(tmp_path)
@@ -537,7 +535,7 @@ def test_a_foreign_log_of_many_lines_is_told_in_one(tmp_path):
     assert f"1 folder has a config.json of another program: {tmp_path / 'b'}\n" in done.output
 
 
-def test_a_half_written_result_is_told_and_its_run_is_not_done(tmp_path, recorded, write_run):
+def test_a_half_written_result_is_reported_and_its_run_is_not_finished(tmp_path, recorded, write_run):
     folder = write_run(tmp_path / "a", recorded("demo/40%/sam"))
     (folder / "result.json").write_text('{"status": "done", "test_acc')
     done = report(tmp_path)
@@ -546,16 +544,16 @@ def test_a_half_written_result_is_told_and_its_run_is_not_done(tmp_path, recorde
 
 
 @pytest.mark.parametrize("lost", ["config.json", "result.json"])
-def test_a_run_without_its_configuration_is_told(lost, tmp_path, recorded, write_run):
+def test_a_run_without_its_configuration_is_reported(lost, tmp_path, recorded, write_run):
     folder = write_run(tmp_path / "a", recorded("demo/40%/sam"))
     for name in ("config.json", lost):
         (folder / name).unlink(missing_ok=True)
-    said = f"{folder}: config.json: it is missing, so the run cannot be identified"
-    assert said in report(tmp_path).output
-    assert said in Page(tmp_path / "report.html").text
+    reported = f"{folder}: config.json: it is missing, so the run cannot be identified"
+    assert reported in report(tmp_path).output
+    assert reported in Page(tmp_path / "report.html").text
 
 
-def test_a_folder_that_cannot_be_read_is_told_while_the_others_are_shown(tmp_path, recorded, write_run, monkeypatch):
+def test_a_folder_that_cannot_be_read_is_reported_and_the_others_are_shown(tmp_path, recorded, write_run, monkeypatch):
     for seed in (0, 1):
         write_run(tmp_path / f"{seed}" / "run", recorded("demo/40%/sam", seed, trained=0))
     own = os.scandir
@@ -565,16 +563,16 @@ def test_a_folder_that_cannot_be_read_is_told_while_the_others_are_shown(tmp_pat
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
         return own(place)
 
-    monkeypatch.setattr(os, "scandir", scandir)  # which root may do wherever it is
+    monkeypatch.setattr(os, "scandir", scandir)  # permissions would not stop root
     done = report(tmp_path)
-    said = f"{tmp_path / '1'}: it cannot be read (Permission denied)"
+    reported = f"{tmp_path / '1'}: it cannot be read (Permission denied)"
     assert done.exit_code == 0, done.output
-    assert said in done.output
+    assert reported in done.output
     assert "90.00, n = 1" in done.output
-    assert said in Page(tmp_path / "report.html").text
+    assert reported in Page(tmp_path / "report.html").text
 
 
-def test_a_record_of_a_later_format_is_told(tmp_path):
+def test_a_record_of_a_later_format_is_reported(tmp_path):
     later = json.dumps({"format": 2, "config": SAM})
     folder = write_raw(tmp_path / "a", later, DONE, [{"epoch": 0}])
     done = report(tmp_path)
@@ -583,7 +581,7 @@ def test_a_record_of_a_later_format_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("depth", [150, 450, 600, 990, 5000])
-def test_a_file_that_is_nested_too_deeply_to_be_read_is_told(depth, tmp_path):
+def test_a_file_that_is_nested_too_deeply_to_be_read_is_reported(depth, tmp_path):
     write_raw(tmp_path / "good", {**SAM, "seed": 1}, DONE)
     folder = write_raw(tmp_path / "a", SAM, DONE, [{"epoch": 0}], "[" * depth + "]" * depth)
     lists = '{"cpu": ' + "[" * depth + "]" * depth + "}"
@@ -601,7 +599,7 @@ STRANGE_NUMBERS += [-1e308, 5e-324, 10**400, -(10**400), 10**4000, [], {}, ""]
 
 
 @pytest.mark.parametrize("value", STRANGE_NUMBERS, ids=lambda value: repr(value)[:12])
-def test_a_strange_number_anywhere_leaves_a_page_that_a_browser_can_read(value, tmp_path):
+def test_an_invalid_or_extreme_value_in_any_field_leaves_a_valid_page(value, tmp_path):
     names = [
         "lr",
         "loss",
@@ -616,7 +614,7 @@ def test_a_strange_number_anywhere_leaves_a_page_that_a_browser_can_read(value, 
     lines = [{"epoch": 0}, line, {"epoch": value}, {"epoch": 10**400}, {**line, "epoch": 7}]
     result = dict.fromkeys(("best_epoch", "validation_accuracy", "seconds", "epochs", "test_top5_accuracy"), value)
     receipt = dict.fromkeys(("gpu", "cpu", "commit", "date", "torch", "data_checksum", "seconds"), value)
-    for seed in (0, 1):  # two, so that they are added up
+    for seed in (0, 1):  # two seeds, so that means are computed
         for method in ("sgd", "sam"):
             config = replace(find_recipe("demo").cells["40%", method], seed=seed).as_dict()
             write_raw(tmp_path / f"{method}{seed}", config, {**result, **DONE}, lines, receipt)
@@ -635,7 +633,7 @@ def test_a_strange_number_anywhere_leaves_a_page_that_a_browser_can_read(value, 
             assert abs(number) < 1e101
 
 
-# Texts that are none of ours.
+# Foreign text.
 
 
 HOSTILE = [
@@ -657,7 +655,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_whatever_a_record_says_is_text_on_the_page(text, tmp_path):
+def test_any_text_of_a_record_is_text_on_the_page_and_never_markup_or_code(text, tmp_path):
     root = tmp_path / f"runs {text.replace('/', '').replace(chr(0), '')}"
     printable = "".join(letter for letter in text if letter.isprintable())
     receipt = dict.fromkeys(("gpu", "commit", "date", "torch", "data_checksum"), text)
@@ -673,8 +671,8 @@ def test_whatever_a_record_says_is_text_on_the_page(text, tmp_path):
     assert "\x1b[31m" not in done.output
     assert "\x07" not in done.output
     page = Page(root / "report.html")
-    assert len(page.of("script")) == 3
-    assert not page.of("img")
+    assert len(page.all("script")) == 3
+    assert not page.all("img")
     for _, attributes in page.elements:
         assert not any(name.startswith("on") for name in attributes)
     shown = " ".join(text.split())
@@ -686,7 +684,7 @@ def test_whatever_a_record_says_is_text_on_the_page(text, tmp_path):
     assert " ".join(printable.split()) in page.text
 
 
-def test_a_name_that_is_no_text_is_shown_escaped(tmp_path, recorded, write_run):
+def test_a_name_that_is_not_valid_unicode_is_shown_escaped(tmp_path, recorded, write_run):
     root = tmp_path / os.fsdecode(b"runs-\xff")
     try:
         write_run(root / os.fsdecode(b"a\xfe"), recorded("demo/40%/sam"))
@@ -705,7 +703,7 @@ def test_a_name_that_is_no_text_is_shown_escaped(tmp_path, recorded, write_run):
     assert folder.exists()
 
 
-# Anything at all.
+# Random content.
 
 
 words = st.sampled_from(
@@ -728,7 +726,7 @@ names_of["line"] += ["samples_per_second", "surrogate_gap", "run", "method"]
 
 
 def objects(kind, **always):
-    """Any object, mostly with the names that matter."""
+    """Any object, mostly with names of fields that are read."""
     keys = st.sampled_from(names_of[kind]) | st.text(max_size=3)
     return st.dictionaries(keys, anything, max_size=4).map(lambda found: {**always, **found})
 
@@ -741,7 +739,7 @@ foreign = st.tuples(configs | anything, results | anything, metrics, objects("re
 
 @settings(max_examples=30)
 @given(st.lists(foreign, min_size=1, max_size=3))
-def test_whatever_the_files_say_there_is_a_report(tmp_path_factory, found):
+def test_any_content_of_the_files_yields_a_report_that_names_every_run(tmp_path_factory, found):
     root = tmp_path_factory.mktemp("any")
     write_raw(root / "good", {**SAM, "seed": 5}, DONE)
     for number, parts in enumerate(found):
@@ -751,23 +749,23 @@ def test_whatever_the_files_say_there_is_a_report(tmp_path_factory, found):
     page = Page(root / "report.html")
     assert "demo/good" in [run["run"] for run in page.runs]
     for number in range(len(found)):  # none is lost
-        told = str(root / str(number)) in page.text
-        assert told or any(run["run"].endswith(f"/{number}") for run in page.runs)
+        is_named = str(root / str(number)) in page.text
+        assert is_named or any(run["run"].endswith(f"/{number}") for run in page.runs)
 
 
 @settings(max_examples=15)
 @given(st.sampled_from(["config.json", "result.json", "receipt.json", "metrics.jsonl"]), st.data())
-def test_a_file_that_is_cut_off_anywhere_costs_no_more_than_its_own_run(tmp_path_factory, name, data):
+def test_a_file_truncated_at_any_byte_affects_only_its_own_run(tmp_path_factory, name, data):
     root = tmp_path_factory.mktemp("cut")
     for seed in (0, 1):
         shutil.copytree(LEDGER / "demo" / f"noise40-sam-seed{seed}", root / str(seed))
         (root / str(seed) / "metrics.jsonl").write_text('{"epoch": 0, "seconds": 1.5}\n{"epoch": 1, "seconds": 2}\n')
         result, receipt = (root / str(seed) / f"{name}.json" for name in ("result", "receipt"))
         result.write_text(result.read_text().replace('"epochs": 30', '"epochs": 2'))
-        digests = {"sha256": {}}  # those of the files that are changed here would be wrong
+        digests = {"sha256": {}}  # the digests of the files that are changed here would be wrong
         receipt.write_text(json.dumps({**json.loads(receipt.read_text()), **digests}) + "\n")
     whole = (root / "1" / name).read_bytes()
-    cut = data.draw(st.integers(0, len(whole) - 2))  # the last byte ends a line, and no more
+    cut = data.draw(st.integers(0, len(whole) - 2))  # the last byte is only the end of a line
     (root / "1" / name).write_bytes(whole[:cut])
     done = report(root)
     assert done.exit_code == 0, done.exception
@@ -778,7 +776,7 @@ def test_a_file_that_is_cut_off_anywhere_costs_no_more_than_its_own_run(tmp_path
     assert "demo/0" in [run["run"] for run in Page(root / "report.html").runs]
 
 
-def test_changed_text_that_reads_like_two_changes_is_one(tmp_path):
+def test_a_changed_value_that_contains_a_comma_and_an_equals_sign_is_one_change(tmp_path):
     for number, fields in enumerate([{"model": "a, b=c"}, {"model": "a, rho=0.2"}, {"model": "a", "rho": 0.2}]):
         write_raw(tmp_path / str(number), {**SAM, **fields}, DONE)
     done = report(tmp_path)
@@ -789,7 +787,7 @@ def test_changed_text_that_reads_like_two_changes_is_one(tmp_path):
 
 
 @pytest.mark.parametrize("epoch", [10**90, 2**64, 2**53])
-def test_an_epoch_that_is_too_large_to_draw_is_left_out(epoch, tmp_path):
+def test_an_epoch_that_is_too_large_to_draw_is_omitted(epoch, tmp_path):
     lines = [{"epoch": number, "loss": 1.0, "validation_accuracy": 50.0} for number in (0, 1, epoch)]
     folders = [write_raw(tmp_path / "runs" / name, SAM, DONE, lines) for name in "ab"]
     done = report(tmp_path / "runs", "--figures", tmp_path / "figures")
@@ -804,7 +802,7 @@ def test_an_epoch_that_is_too_large_to_draw_is_left_out(epoch, tmp_path):
 # Where it is written.
 
 
-def test_the_page_and_the_tables_go_where_they_are_asked_to(tmp_path):
+def test_the_page_and_the_tables_are_written_to_the_requested_paths(tmp_path):
     new, before = tmp_path / "new" / "folder", sorted((LEDGER / "demo").iterdir())
     done = report(LEDGER / "demo", "--out", new / "page.html", "--markdown", new / "t" / "tables.md")
     assert done.exit_code == 0, done.output
@@ -814,7 +812,7 @@ def test_the_page_and_the_tables_go_where_they_are_asked_to(tmp_path):
     assert sorted((LEDGER / "demo").iterdir()) == before
 
 
-def test_a_page_that_is_a_link_or_a_pipe_stays_one(tmp_path, recorded, write_run):
+def test_a_page_path_that_is_a_link_or_a_pipe_is_written_through_and_not_replaced(tmp_path, recorded, write_run):
     write_run(tmp_path / "runs" / "a", recorded("demo/40%/sam", trained=0))
     (tmp_path / "page.html").write_text("old")
     (tmp_path / "link.html").symlink_to("page.html")
@@ -830,7 +828,7 @@ def test_a_page_that_is_a_link_or_a_pipe_stays_one(tmp_path, recorded, write_run
     assert got == [(tmp_path / "page.html").read_text(encoding="utf-8")]
 
 
-def test_the_page_is_written_though_nobody_reads_what_is_printed(tmp_path, recorded, write_run):
+def test_the_page_is_written_even_if_stdout_is_closed(tmp_path, recorded, write_run):
     write_run(tmp_path / "a", recorded("demo/40%/sam", trained=0))
     reader, writer = os.pipe()
     os.close(reader)  # as `| head -1` does once it has its line
@@ -846,7 +844,7 @@ def test_the_page_is_written_though_nobody_reads_what_is_printed(tmp_path, recor
     ("name", "words"),
     [("file/x", "A file is where a folder should be"), ("folder", "cannot write"), ("file/x/y/z", "cannot write")],
 )
-def test_a_place_that_cannot_be_written_is_an_error_in_a_line(option, name, words, tmp_path, recorded, write_run):
+def test_an_output_path_that_cannot_be_written_is_a_one_line_error(option, name, words, tmp_path, recorded, write_run):
     write_run(tmp_path / "runs" / "a", recorded("demo/40%/sam", trained=int(option == "--figures")))
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
@@ -857,7 +855,7 @@ def test_a_place_that_cannot_be_written_is_an_error_in_a_line(option, name, word
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"Error: cannot write {tmp_path / name}")
     assert words in line
-    assert "90.00, n = 1" in done.output  # what was found out is shown
+    assert "90.00, n = 1" in done.output  # the tables are still printed
     assert (tmp_path / "file").read_text() == "mine"
     assert not [*tmp_path.rglob("*.tmp")]
 
@@ -866,7 +864,7 @@ def test_a_place_that_cannot_be_written_is_an_error_in_a_line(option, name, word
     ("number", "words"),
     [(errno.ENOSPC, "Free some space"), (errno.EACCES, "Make it writable"), (errno.EROFS, "Make it")],
 )
-def test_when_a_page_cannot_be_written_the_old_one_stays(number, words, tmp_path, recorded, write_run, monkeypatch):
+def test_if_a_page_cannot_be_written_the_previous_one_stays(number, words, tmp_path, recorded, write_run, monkeypatch):
     write_run(tmp_path / "a", recorded("demo/40%/sam", trained=0))
     assert report(tmp_path).exit_code == 0
     before = (tmp_path / "report.html").read_bytes()
@@ -884,7 +882,7 @@ def test_when_a_page_cannot_be_written_the_old_one_stays(number, words, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "report.html"]
 
 
-def test_the_folders_of_the_runs_are_only_read(tmp_path, recorded, write_run):
+def test_the_folders_of_the_runs_are_not_modified(tmp_path, recorded, write_run):
     folder = write_run(tmp_path / "runs" / "a", recorded("demo/40%/sam", trained=0))
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
     assert report(tmp_path / "runs", "--out", tmp_path / "page.html").exit_code == 0
@@ -892,7 +890,7 @@ def test_the_folders_of_the_runs_are_only_read(tmp_path, recorded, write_run):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]
 
 
-def test_runs_of_ones_own_data_have_no_tables_of_the_paper_beside_them():
+def test_a_report_of_custom_data_alone_omits_the_tables_of_the_paper():
     own = collect(records.find_records(LEDGER.parent / "benchmarks/results/your_data"))
     assert own.tables
     assert report_page._open_tables(own) == []
