@@ -1,4 +1,4 @@
-"""Differences of means, against scipy's own intervals and against chance itself."""
+"""Differences of means, against scipy's intervals and against simulated coverage."""
 
 import math
 import random
@@ -9,10 +9,18 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from scipy.stats import t, ttest_ind, ttest_rel
 
-from bisam.lab.tables.statistics import Difference, Moments, difference, difference_of_means, interval_of_mean
+from bisam.lab.tables.statistics import (
+    Difference,
+    Moments,
+    difference,
+    difference_of_means,
+    holm,
+    interval_of_mean,
+    mean_difference,
+)
 
 accuracies = st.floats(0, 100)
-EXACT = {"rel": 1e-9, "abs": 1e-9}  # points: the reference adds up rounded squares
+EXACT = {"rel": 1e-9, "abs": 1e-9}  # in points: the reference sums rounded squares
 
 
 def seeds(low, high, first=0):
@@ -21,13 +29,13 @@ def seeds(low, high, first=0):
     return st.dictionaries(numbers, accuracies, min_size=low, max_size=high)
 
 
-def scatter(values):
+def has_scatter(values):
     return max(values) - min(values) > 1e-6
 
 
 def interval_of(test):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns of numbers that are nearly the same
+        warnings.simplefilter("ignore")  # scipy warns of nearly identical values
         low, high = test().confidence_interval(0.95)
     return low, high
 
@@ -38,17 +46,44 @@ def interval_of(test):
 @given(st.lists(st.tuples(accuracies, accuracies), min_size=2, max_size=8))
 def test_pairs_have_the_interval_of_the_paired_t_test(pairs):
     ours, theirs = zip(*pairs, strict=True)
-    assume(scatter([a - b for a, b in pairs]))
+    assume(has_scatter([a - b for a, b in pairs]))
     found = difference(dict(enumerate(ours)), dict(enumerate(theirs)))
     assert (found.low, found.high) == pytest.approx(interval_of(lambda: ttest_rel(ours, theirs)), **EXACT)
     assert found.mean == pytest.approx(sum(a - b for a, b in pairs) / len(pairs), **EXACT)
     assert (found.paired, found.runs, found.n) == (True, (len(pairs), len(pairs)), f"{len(pairs)} pairs")
+    assert found.p_value == pytest.approx(ttest_rel(ours, theirs).pvalue, rel=1e-6)
+
+
+@given(st.lists(accuracies, min_size=2, max_size=6), st.lists(accuracies, min_size=2, max_size=6))
+def test_the_mean_of_two_rows_has_half_the_interval_of_welch_s_t_test_of_their_sum(first, second):
+    assume(has_scatter(first) and has_scatter(second))
+    rows = [difference(dict(enumerate(gaps)), dict.fromkeys(range(len(gaps)), 0.0)) for gaps in (first, second)]
+    found = mean_difference(rows)
+    expected = interval_of(lambda: ttest_ind(first, [-gap for gap in second], equal_var=False))
+    assert (2 * found.low, 2 * found.high) == pytest.approx(expected, **EXACT)
+    assert found.runs[0] == len(first) + len(second)
+
+
+def test_a_row_without_scatter_leaves_the_mean_over_rows_without_an_interval():
+    rows = [difference({0: 1.0, 1: 2.0}, {0: 0.0, 1: 0.5}), difference({0: 1.0, 1: 1.0}, {0: 0.0, 1: 0.0})]
+    found = mean_difference(rows)
+    assert (found.mean, found.low, rows[1].p_value) == (1.125, None, None)
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_rejects_where_the_adjusted_p_value_is_at_most_5_percent(p_values):
+    count, adjusted, highest = len(p_values), [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(count), key=p_values.__getitem__)):
+        highest = max(highest, (count - rank) * p_values[place])
+        adjusted[place] = highest
+    assume(all(abs(value - 0.05) > 1e-9 for value in adjusted))
+    assert holm(p_values) == [value < 0.05 for value in adjusted]
 
 
 @given(seeds(2, 8), seeds(2, 8, first=100))
 def test_groups_without_common_seeds_have_the_interval_of_welch_s_t_test(ours, theirs):
     first, second = [*ours.values()], [*theirs.values()]
-    assume(scatter(first) or scatter(second))
+    assume(has_scatter(first) or has_scatter(second))
     found = difference(ours, theirs)
     expected = interval_of(lambda: ttest_ind(first, second, equal_var=False))
     assert (found.low, found.high) == pytest.approx(expected, **EXACT)
@@ -57,7 +92,7 @@ def test_groups_without_common_seeds_have_the_interval_of_welch_s_t_test(ours, t
 
 
 @pytest.mark.parametrize("runs", [(2, 2), (6, 6), (3, 6), (10, 2)])
-def test_printed_means_have_the_interval_of_welch_s_t_test(runs):
+def test_means_with_standard_deviations_have_the_interval_of_welch_s_t_test(runs):
     found = difference_of_means(Moments(95.22, 0.13, runs[0]), Moments(95.09, 0.31, runs[1]))
     squares = (0.13**2 / runs[0], 0.31**2 / runs[1])
     freedom = sum(squares) ** 2 / sum(square**2 / (n - 1) for square, n in zip(squares, runs, strict=True))
@@ -75,13 +110,13 @@ def test_printed_means_have_the_interval_of_welch_s_t_test(runs):
         ((95.0, 0.1), (94.0, None), 6),
     ],
 )
-def test_printed_means_without_runs_or_deviations_have_no_interval(ours, theirs, runs):
+def test_means_without_several_runs_or_a_deviation_have_no_interval(ours, theirs, runs):
     found = difference_of_means(Moments(*ours, runs), Moments(*theirs, runs))
     assert (found.mean, found.low, found.high, found.resolved) == (1.0, None, None, False)
     assert (found.runs, found.paired) == ((runs or 1, runs or 1), False)
 
 
-@given(st.lists(accuracies, min_size=2, max_size=6).filter(scatter))
+@given(st.lists(accuracies, min_size=2, max_size=6).filter(has_scatter))
 def test_a_mean_has_the_interval_of_student_s_t(values):
     mean = sum(values) / len(values)
     error = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
@@ -94,7 +129,7 @@ def test_a_mean_without_scatter_has_no_interval(values):
 
 
 @given(seeds(0, 6), seeds(0, 6))
-def test_any_runs_have_numbers_around_the_mean_and_the_reverse_has_them_reversed(ours, theirs):
+def test_the_interval_contains_the_mean_and_swapping_the_groups_negates_both(ours, theirs):
     found, back = difference(ours, theirs), difference(theirs, ours)
     if not ours or not theirs:
         assert (found, back) == (None, None)
@@ -112,17 +147,17 @@ def test_any_runs_have_numbers_around_the_mean_and_the_reverse_has_them_reversed
 # Which runs are compared.
 
 
-def test_two_common_seeds_are_compared_pair_by_pair_and_the_others_are_left_aside():
+def test_two_common_seeds_are_compared_in_pairs_and_other_seeds_are_ignored():
     found = difference({0: 94.2, 1: 94.9, 7: 10.0}, {8: 99.0, 1: 94.7, 0: 94.1})
     assert found == difference({0: 94.2, 1: 94.9}, {0: 94.1, 1: 94.7})
     assert found.n == "2 pairs"
 
 
-def test_a_seed_is_paired_with_the_same_seed_in_whatever_order_they_come():
+def test_runs_are_paired_by_seed_regardless_of_their_order():
     assert difference({1: 5.0, 0: 1.0}, {0: 0.5, 1: 4.0}).mean == pytest.approx(0.75)
 
 
-def test_one_common_seed_makes_no_pairs():
+def test_with_one_common_seed_the_runs_are_compared_unpaired():
     found = difference({0: 94.0, 1: 95.0}, {1: 93.0, 2: 94.0, 3: 95.0})
     assert not found.paired
     assert found.n == "2 and 3 runs"
@@ -130,7 +165,7 @@ def test_one_common_seed_makes_no_pairs():
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [({0: 94.0}, {0: 93.0}), ({0: 94.0}, {1: 93.0, 2: 93.2})])
-def test_one_run_has_a_difference_and_no_interval(ours, theirs):
+def test_with_one_run_there_is_a_difference_without_an_interval(ours, theirs):
     found = difference(ours, theirs)
     assert found.mean > 0
     assert (found.low, found.high, found.interval) == (None, None, "")
@@ -139,20 +174,20 @@ def test_one_run_has_a_difference_and_no_interval(ours, theirs):
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [({}, {}), ({0: 1.0, 1: 2.0}, {}), ({}, {0: 1.0})])
-def test_nothing_is_not_compared(ours, theirs):
+def test_without_runs_on_both_sides_there_is_no_difference(ours, theirs):
     assert difference(ours, theirs) is None
 
 
-# Scatter that is none, or next to none.
+# No scatter, or almost none.
 
 
-def test_runs_that_do_not_scatter_resolve_nothing():
-    """Of 600 test images, one more in each of two pairs is no rarity."""
+def test_runs_without_scatter_resolve_nothing():
+    """One more correct image of 600 in each of two pairs happens by chance."""
     pairs = difference({0: 565 / 6, 1: 570 / 6}, {0: 564 / 6, 1: 569 / 6})
-    tables = difference({0: 1.0, 1: 1.0}, {2: 0.5, 3: 0.5, 4: 0.5})
-    for found in (pairs, tables, difference({0: 1.0, 1: 1.0}, {2: 1.0, 3: 1.0})):
+    groups = difference({0: 1.0, 1: 1.0}, {2: 0.5, 3: 0.5, 4: 0.5})
+    for found in (pairs, groups, difference({0: 1.0, 1: 1.0}, {2: 1.0, 3: 1.0})):
         assert (found.low, found.high, found.resolved) == (None, None, False)
-    assert tables.mean == 0.5
+    assert groups.mean == 0.5
 
 
 @given(
@@ -162,7 +197,7 @@ def test_runs_that_do_not_scatter_resolve_nothing():
     paired=st.booleans(),
 )
 @example(right=[0, 9330], more=38, images=10_000, paired=True)  # 0.38 and 0.3799999999999955 points
-def test_equal_differences_are_equal_whatever_their_floats_are(right, more, images, paired):
+def test_equal_differences_have_no_scatter_whatever_their_rounding_errors(right, more, images, paired):
     if not paired:
         right = [right[0]] * len(right)
     theirs = {seed: 100 * count / images for seed, count in enumerate(right)}
@@ -172,26 +207,26 @@ def test_equal_differences_are_equal_whatever_their_floats_are(right, more, imag
     assert (found.low, found.resolved) == (None, False)
 
 
-def test_one_image_more_in_one_of_two_pairs_is_scatter():
+def test_a_difference_of_one_image_between_two_pairs_counts_as_scatter():
     theirs = {0: 100 * 9330 / 10_000, 1: 100 * 9426 / 10_000}
     found = difference({0: 100 * 9368 / 10_000, 1: 100 * 9465 / 10_000}, theirs)
     assert found.low < found.mean < found.high
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e-60, 1e-100, 1e-150, 1e-160, 1e-200, 1e-300, 5e-324])
-def test_a_scatter_too_small_to_be_squared_is_no_fault(size):
+def test_a_scatter_whose_square_underflows_causes_no_error(size):
     found = difference({0: size, 1: 2 * size}, {2: size, 3: 3 * size})
     assert found.mean == pytest.approx(-0.5 * size, rel=1e-6)
     assert found.low is None or found.low <= found.mean <= found.high
 
 
-def test_one_group_without_scatter_leaves_the_freedom_of_the_other():
+def test_with_one_group_without_scatter_the_degrees_of_freedom_are_those_of_the_other():
     found = difference({0: 1.0, 1: 2.0, 2: 4.0}, {5: 1.0, 6: 1.0})
     alone = difference({0: 1.0, 1: 2.0, 2: 4.0}, {0: 1.0, 1: 1.0, 2: 1.0})  # the same, with two degrees of freedom
     assert (found.low, found.high) == pytest.approx((alone.low, alone.high))
 
 
-# Chance.
+# Coverage.
 
 
 CASES = 2000
@@ -201,24 +236,24 @@ FOUR_SIGMA = 4 * math.sqrt(0.95 * 0.05 / CASES)
 @pytest.mark.parametrize(
     ("ours", "theirs", "paired"), [(2, 2, True), (5, 5, True), (3, 3, False), (6, 4, False)], ids=str
 )
-def test_nineteen_of_twenty_intervals_have_the_truth_in_them(ours, theirs, paired):
-    """Runs of one seed share luck, which is larger than what is left to each of them; groups scatter unequally."""
-    chance = random.Random(7)
+def test_95_percent_of_the_intervals_contain_the_true_difference(ours, theirs, paired):
+    """Runs of one seed share most of their randomness; unpaired groups have unequal scatter."""
+    draws = random.Random(7)
     truth, covered = 0.3, 0
     for _ in range(CASES):
-        luck = [chance.gauss(0, 2.0) for _ in range(ours)]
-        first = {seed: 90 + truth + luck[seed] + chance.gauss(0, 0.2) for seed in range(ours)}
+        shared = [draws.gauss(0, 2.0) for _ in range(ours)]
+        first = {seed: 90 + truth + shared[seed] + draws.gauss(0, 0.2) for seed in range(ours)}
         if paired:
-            second = {seed: 90 + luck[seed] + chance.gauss(0, 0.2) for seed in range(theirs)}
+            second = {seed: 90 + shared[seed] + draws.gauss(0, 0.2) for seed in range(theirs)}
         else:
-            second = {100 + seed: chance.gauss(90, 1.0) for seed in range(theirs)}
+            second = {100 + seed: draws.gauss(90, 1.0) for seed in range(theirs)}
         found = difference(first, second)
         assert found.paired == paired
         covered += found.low <= truth <= found.high
     assert covered / CASES == pytest.approx(0.95, abs=FOUR_SIGMA)
 
 
-# Words.
+# Descriptions.
 
 
 @pytest.mark.parametrize(
@@ -259,10 +294,10 @@ def test_nineteen_of_twenty_intervals_have_the_truth_in_them(ours, theirs, paire
         ),
     ],
 )
-def test_each_outcome_has_its_words(found, words):
+def test_each_outcome_is_described_in_a_sentence(found, words):
     assert found.describe("BiSAM", "SAM") == words
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 0.5), (-0.5, 0.0), (0.0, 0.0), (-0.5, 0.5)])
-def test_an_interval_that_has_zero_in_it_is_not_resolved(low, high):
+def test_an_interval_that_contains_zero_is_not_resolved(low, high):
     assert not Difference((low + high) / 2, low, high, (3, 3), paired=True).resolved
