@@ -19,9 +19,9 @@ from bisam.lab.tables.statistics import interval_of_mean
 PICTURE = ledger.ROOT / "docs/images/wrong-labels.svg"
 PANELS = {
     "Digits, small network, last weights": ("label_noise_digits", "demo"),
-    "CIFAR-10, ResNet-32, best on validation data": ("label_noise",),
+    "CIFAR-10, ResNet-32, best weights": ("label_noise",),
 }
-"""The tables that each panel is of, and which weights they test."""
+"""The tables that each panel is of, and which weights they test: the last, or the best on validation data."""
 APART = 1.1
 """Between the marks of one rate, in per cent of wrong labels."""
 
