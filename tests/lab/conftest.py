@@ -48,7 +48,7 @@ def encoded(image, kind="PNG"):
 
 
 def write_file(path, images, labels, image="img", label="label", row_group=5):
-    """A Parquet file as the hub has them; images are bytes already."""
+    """Writes a Parquet file in the hub's layout; the images are encoded."""
     path.parent.mkdir(parents=True, exist_ok=True)
     structs = pa.array(
         [None if data is None else {"bytes": data, "path": f"{number}.png"} for number, data in enumerate(images)],
@@ -70,7 +70,7 @@ def write_split(folder, split, shards=1, kind="PNG", **options):
 
 @pytest.fixture
 def hub_layout():
-    """Ways to make folders as the hub has them."""
+    """Functions that write folders in the hub's layout."""
     return SimpleNamespace(
         contents=pixels_and_labels, encoded=encoded, write_file=write_file, write_split=write_split, dataset=TINY
     )
@@ -78,14 +78,14 @@ def hub_layout():
 
 @pytest.fixture
 def register(monkeypatch):
-    """Makes a data set known by name, for one test."""
+    """Registers a data set by its name, for one test."""
 
-    def known(dataset, **changes):
+    def add(dataset, **changes):
         dataset = replace(dataset, **changes)
         monkeypatch.setitem(DATA_SETS, dataset.name, dataset)
         return dataset
 
-    return known
+    return add
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def tiny_networks(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def recorded():
-    """Makes the record of a run that nobody trained."""
+    """Makes the record of an invented run."""
     return record_of
 
 
@@ -142,7 +142,7 @@ def write_run():
 def record_of(
     cell, seed=0, accuracy=90.0, *, trained=2, status="done", result=None, receipt=None, folder=None, **fields
 ):
-    """Of a cell such as demo/40%/sam, with other values in some fields. Without an accuracy it is under way."""
+    """A run of a cell such as demo/40%/sam, with other values in some fields. Without an accuracy it is unfinished."""
     (config,) = find_recipe(cell).cells.values()
     config = replace(config, seed=seed, **fields)
     metrics = [

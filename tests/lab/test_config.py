@@ -1,4 +1,4 @@
-"""The configuration of a run: its rates, its limits, and its fields from text."""
+"""The configuration of a run: its learning rates, the limits of its fields, and fields set from text."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_a_field_is_set_from_text(name, text, value):
         ("zzz", "1", "unknown field 'zzz': choose from recipe, title"),
     ],
 )
-def test_a_text_that_is_no_value_of_a_field_is_refused(name, text, message):
+def test_text_that_is_not_a_value_of_the_field_is_refused(name, text, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         Config().with_changes({name: text})
 
@@ -52,15 +52,15 @@ def test_a_text_that_is_no_value_of_a_field_is_refused(name, text, message):
         *[(name, 0) for name in ("batch", "micro_batch", "every", "epoch_steps")],
     ],
 )
-def test_a_limit_at_which_nothing_would_be_trained_is_refused(name, value):
+def test_a_value_at_the_excluded_end_of_its_range_is_refused(name, value):
     with pytest.raises(ValueError, match=f"^{name} must lie between "):
         Config(**{name: value})
 
 
-def test_a_measure_that_there_is_not_is_refused():
+def test_an_unknown_measure_is_refused():
     with pytest.raises(ValueError, match="acuracy"):
         Config(measures="f1,acuracy")
 
 
-def test_names_are_suggested_whatever_their_case():
+def test_nearest_names_are_suggested_regardless_of_case():
     assert suggestion("RESNET57", ["resnet56", "vgg"]) == "the nearest names are resnet56"

@@ -1,4 +1,4 @@
-"""The lab's part of docs/extending.md: its snippets register, train, report, and leave nothing behind."""
+"""The lab's part of docs/extending.md: its snippets register entries, train and report."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ def snippets():
 
 @pytest.fixture
 def run_snippets(tmp_path, monkeypatch):
-    """Runs them all in an empty folder, and takes their entries out of the dictionaries again."""
+    """Runs all snippets in an empty folder, and removes their entries from the registries afterwards."""
     monkeypatch.chdir(tmp_path)
     names = {}
     try:
@@ -37,7 +37,7 @@ def run_snippets(tmp_path, monkeypatch):
             registry.pop(name, None)
 
 
-def test_a_data_set_a_model_a_method_and_a_table_are_one_entry_each(run_snippets, capsys):
+def test_the_snippets_register_and_train_a_data_set_a_model_a_method_and_a_table(run_snippets, capsys):
     assert all(name in registry for registry, name in REGISTERED)
     found = collect(records.find_records(run_snippets / "runs"))
     (table,) = found.tables
@@ -55,7 +55,7 @@ def test_a_data_set_a_model_a_method_and_a_table_are_one_entry_each(run_snippets
     assert "Stripes" in listed.output
 
 
-def test_runs_of_a_table_that_is_not_registered_any_more_are_listed_as_such(run_snippets):
+def test_runs_of_a_table_that_is_no_longer_registered_are_listed_as_such(run_snippets):
     for registry, name in REGISTERED:
         del registry[name]
     done = CliRunner().invoke(app, ["report", "runs"])
@@ -66,7 +66,7 @@ def test_runs_of_a_table_that_is_not_registered_any_more_are_listed_as_such(run_
     assert "unknown recipe 'stripes'" in refused.output
 
 
-def test_a_report_loads_the_file_that_registers_a_table(run_snippets):
+def test_a_report_can_load_the_file_that_registers_a_table(run_snippets):
     for registry, name in REGISTERED:
         del registry[name]
     *registering, _ = snippets()
@@ -77,6 +77,6 @@ def test_a_report_loads_the_file_that_registers_a_table(run_snippets):
     assert "no table is called" not in done.output
 
 
-def test_the_page_names_the_files_where_entries_go():
+def test_the_source_files_named_in_the_page_exist():
     for name in re.findall(r"`(src/bisam/lab/[^`]+)`", PAGE.read_text()):
         assert (PAGE.parents[1] / name).is_file(), name

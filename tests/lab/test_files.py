@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and what they are stays what it was."""
+"""Atomic writing of files, also through links and to pipes, and reading up to a maximum size."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ def names(folder):
 
 
 @pytest.mark.parametrize("before", [b"old", None])
-def test_a_link_stays_a_link_and_the_file_behind_it_is_written(before, tmp_path):
+def test_a_write_through_links_replaces_the_target_and_keeps_the_links(before, tmp_path):
     for folder in ("disk", "here"):
         (tmp_path / folder).mkdir()
     file, link, chain = tmp_path / "disk" / "file", tmp_path / "here" / "link", tmp_path / "here" / "chain"
@@ -28,7 +28,7 @@ def test_a_link_stays_a_link_and_the_file_behind_it_is_written(before, tmp_path)
     assert (names(tmp_path / "disk"), names(tmp_path / "here")) == (["file"], ["chain", "link"])
 
 
-def test_the_file_behind_a_link_is_whole_whenever_it_is_looked_at(tmp_path, monkeypatch):
+def test_a_failed_write_through_a_link_keeps_the_old_contents_and_leaves_no_draft(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "link").symlink_to("file")
 
@@ -42,7 +42,7 @@ def test_the_file_behind_a_link_is_whole_whenever_it_is_looked_at(tmp_path, monk
     assert names(tmp_path) == ["file", "link"]
 
 
-def test_contents_are_on_the_disk_before_the_name_and_the_name_before_it_returns(tmp_path, monkeypatch):
+def test_contents_are_synced_before_the_rename_and_the_folder_before_the_return(tmp_path, monkeypatch):
     """A loss of power keeps what was synced: the contents, then the folder with the new name."""
     path, synced = tmp_path / "file", []
     path.write_bytes(b"old")
@@ -55,7 +55,7 @@ def test_contents_are_on_the_disk_before_the_name_and_the_name_before_it_returns
     assert synced == [(False, b"old"), (True, b"new")]
 
 
-def test_a_write_that_is_interrupted_leaves_no_draft(tmp_path, monkeypatch):
+def test_an_interrupted_write_leaves_no_draft(tmp_path, monkeypatch):
     def interrupt(handle):
         raise KeyboardInterrupt
 
@@ -72,7 +72,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(linked, tmp_path):
     if linked:
         path.symlink_to(pipe)
     before = names(tmp_path)
-    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)  # if nobody writes, it waits
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)  # waits for a writer
     reader.start()
     write_atomically(path, b"a", b"", memoryview(b"b"))
     reader.join(120)
@@ -81,15 +81,15 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(linked, tmp_path):
     assert names(tmp_path) == before
 
 
-def test_a_file_of_the_largest_size_is_read_and_a_larger_one_is_not(tmp_path):
+def test_a_file_of_the_maximum_size_is_read_and_a_larger_one_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"1234")
     assert read_file(tmp_path / "file", 4) == b"1234"
     with pytest.raises(UnreadableError, match="it has 4 bytes, and at most 3 are read"):
         read_file(tmp_path / "file", 3)
 
 
-def test_a_name_that_is_too_long_has_a_remedy(tmp_path):
+def test_the_error_for_a_too_long_file_name_suggests_a_shorter_one(tmp_path):
     with pytest.raises(OSError, match="File name too long") as raised:
         write_atomically(tmp_path / ("x" * 300), b"")
-    told = explained(raised.value, "cannot write it")
-    assert told.startswith("cannot write it: File name too long. Give a shorter one, or fewer changes")
+    message = explained(raised.value, "cannot write it")
+    assert message.startswith("cannot write it: File name too long. Give a shorter one, or fewer changes")

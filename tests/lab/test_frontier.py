@@ -1,4 +1,4 @@
-"""The frontier's table, advice and goal: what they say follows from records and times, and from nothing else."""
+"""The frontier's table, advice and goal, computed from invented records and times."""
 
 import re
 import sys
@@ -31,7 +31,7 @@ def frontier():
 
 @pytest.fixture(scope="module")
 def found(recorded):
-    """SAM of another table, a late SAM within its scatter, one far below it, and a run under way."""
+    """SAM of another table, a late SAM within its scatter, one far below it, and an unfinished run."""
     values = {
         "label_noise/0%/sam": [95.0, 95.2, 95.1],
         "frontier/resnet32-late10/sam": [95.0, 95.3, 94.9],
@@ -49,7 +49,7 @@ def by_setting(table):
     return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
 
 
-def test_the_time_of_a_training_is_that_of_its_plain_steps_and_its_perturbed_ones(frontier):
+def test_the_relative_time_of_a_training_adds_its_shares_of_plain_and_perturbed_steps(frontier):
     cells, ratios = find_recipe("frontier").cells, TIMES["resnet32"]["ratio"]
     expected = {
         ("resnet32-200epochs", "sgd"): 1.0, ("resnet32", "sgd"): 2.0, ("resnet32", "sam"): 2.1,
@@ -61,7 +61,7 @@ def test_the_time_of_a_training_is_that_of_its_plain_steps_and_its_perturbed_one
         assert frontier.relative_time(cells[cell], ratios) == (None if time is None else pytest.approx(time))
 
 
-def test_every_setting_has_a_line_and_those_without_runs_have_a_table_of_their_own(frontier, found):
+def test_settings_with_and_without_runs_have_separate_tables_sorted_by_flops(frontier, found):
     table, missing, summary, of_others, _ = frontier.table(found, TIMES).split("\n\n")
     assert "25 settings that have no run yet" in summary  # folded
     rows, others = by_setting(table), by_setting(of_others)
@@ -87,7 +87,7 @@ def test_every_setting_has_a_line_and_those_without_runs_have_a_table_of_their_o
     assert not any("40 % wrong" in name for row in rows.values() for name in row)
 
 
-def test_advice_is_the_best_of_what_was_measured_within_the_budget(frontier, found):
+def test_the_advice_is_the_best_measured_setting_within_each_budget(frontier, found):
     rows = by_setting(frontier.advice(found, TIMES))
     ours = "ResNet-32, 0 % wrong labels"
     assert rows["1 × SGD"][ours].startswith("SGD, 200 epochs: 94.00, n = 3; − SAM: −1.10 (")
@@ -101,7 +101,7 @@ def test_advice_is_the_best_of_what_was_measured_within_the_budget(frontier, fou
     assert without_times["1.15 × SGD"][ours].startswith("SGD, 200 epochs: ")  # its time is 1 by definition
 
 
-def test_the_goal_is_reached_where_a_cheap_setting_is_not_resolvably_below_sam(frontier, found, recorded):
+def test_the_goal_is_reached_if_a_cheap_setting_is_not_resolved_as_below_sam(frontier, found, recorded):
     lines = frontier.goal(found, TIMES).splitlines()[2:]
     assert lines[0].startswith("- ResNet-32, 0 % wrong labels: reached by SAM, last 10 % at 1.11 × SGD, −0.03 (")
     assert lines[0].endswith(" pairs). Shown to be about as good: SAM, last 10 %.")
@@ -117,7 +117,7 @@ def test_the_goal_is_reached_where_a_cheap_setting_is_not_resolvably_below_sam(f
     assert line.endswith(". Shown to be about as good: none.")
 
 
-def test_digits_have_their_cost_in_flops_and_the_difference_to_sam(frontier, recorded):
+def test_the_table_of_digits_has_costs_in_flops_and_differences_to_sam(frontier, recorded):
     place = "frontier_digits/digitsnet-noise40"
     values = {
         "demo/40%/sam": [94.0, 95.0, 93.0],
@@ -127,28 +127,30 @@ def test_digits_have_their_cost_in_flops_and_the_difference_to_sam(frontier, rec
         f"{place}-30epochs/sgd": [76.0],
     }
     runs = [recorded(cell, seed, value) for cell, of_seeds in values.items() for seed, value in enumerate(of_seeds)]
+    runs += [recorded("demo/40%/sam", seed, value, rho=0.1) for seed, value in enumerate([96.0, 97.5])]
     table = frontier.digits(collect(runs))
     rows = by_setting(table)
-    assert [*rows["SAM"].values()] == ["SAM", "0.07", "2.00", "94.00 (91.52 to 96.48), n = 3", "–"]
+    sam_with_larger_rho = "−2.25 (−5.43 to +0.93)"  # of the two seeds that both have
+    assert [*rows["SAM"].values()] == ["SAM", "0.07", "2.00", "94.00 (91.52 to 96.48), n = 3", "–", sam_with_larger_rho]
     assert (rows["SAM, last 10 %"]["ρ"], rows["SAM, last 10 %"]["FLOPs ÷ SGD"]) == ("2.4", "1.10")
     assert rows["SAM, last 10 %, ρ = 0.1"]["test accuracy"].startswith("74.30 (")
     assert rows["SAM, last 10 %"]["test accuracy"].endswith("n = 3 ▼")
     assert rows["SAM, last 10 %"]["− SAM"].startswith("−19.00 (")
     assert rows["MSAM"]["FLOPs ÷ SGD"] == "1.00"
     assert rows["MSAM"]["− SAM"].startswith("+1.50 (")
-    assert [*rows["SGD, 30 epochs"].values()] == ["SGD, 30 epochs", "–", "1.00", "76.00, n = 1", "–"]
+    assert [*rows["SGD, 30 epochs"].values()] == ["SGD, 30 epochs", "–", "1.00", "76.00, n = 1", "–", "–"]
     assert rows["SGD, 60 epochs"]["FLOPs ÷ SGD"] == "2.00"
     costs = [float(line.split("|")[3]) for line in table.splitlines()[2:]]
     assert costs == sorted(costs)
 
 
-def test_the_picture_has_a_line_for_each_setting_with_a_cost_and_runs_cheapest_first(frontier, found):
+def test_the_picture_has_a_line_for_each_setting_with_a_cost_and_runs_sorted_by_cost(frontier, found):
     drawn = frontier.picture(found, TIMES).decode()
     assert drawn.count('aria-roledescription="point"') == 5  # of ResNet-32: with VGG19-BN SAM alone has runs
     labels = ["SGD, 200 epochs: 1.00 ×", "SAM, last 10 %: 1.11 ×", "SAM, last 25 %: 1.27 ×", "SAM, last 50 %: 1.55 ×"]
     places = [drawn.index(f">{label}<") for label in [*labels, "SAM: 2.10 ×"]]
     assert places == sorted(places)
-    assert "MSAM" not in drawn  # which is under way
+    assert "MSAM" not in drawn  # which is unfinished
     assert "CIFAR-10, ResNet-32, 0 % wrong labels, n = 1 to 3" in drawn
     assert len({shape for shape, _ in frontier.KINDS.values()}) == len(frontier.KINDS)
     assert "images/frontier.svg" in frontier.shown(found, TIMES)
@@ -157,7 +159,7 @@ def test_the_picture_has_a_line_for_each_setting_with_a_cost_and_runs_cheapest_f
     assert "no picture yet" in frontier.shown(nothing, TIMES)
 
 
-def test_a_mark_says_whether_its_difference_to_sam_is_resolved(frontier, found):
+def test_the_mark_of_a_setting_shows_whether_its_difference_to_sam_is_resolved(frontier, found):
     (settings,) = frontier.panels(found, TIMES).values()
     kinds = {one.title: frontier._row(one)["kind"] for one in settings}
     assert kinds == {
@@ -170,6 +172,6 @@ def test_the_picture_of_the_docs_is_up_to_date(frontier):
     """`make docs` draws it, once there is something to draw."""
     drawn = frontier.picture(frontier.ledger.read())
     there = frontier.PICTURE.read_bytes() if frontier.PICTURE.exists() else None
-    # but for numbers that increase from one drawing of a process to the next
+    # except for numbers that increase with each drawing in a process
     shown, made = (None if one is None else re.sub(rb"clip\d+", b"clip", one) for one in (there, drawn))
     assert shown == made

@@ -1,4 +1,4 @@
-"""Measures against scikit-learn's, on random predictions and on the edges."""
+"""Measures against scikit-learn's, on random predictions and in edge cases."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ REFERENCES = {
 @pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("classes", [2, 3, 7])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_measure_is_scikit_learn_s(name, classes, seed):
+def test_a_measure_equals_that_of_scikit_learn(name, classes, seed):
     torch.manual_seed(seed)
     logits, labels = torch.randn(60, classes), torch.randint(classes, (60,))
     logits[torch.arange(60), labels] += 0.7
@@ -26,13 +26,13 @@ def test_a_measure_is_scikit_learn_s(name, classes, seed):
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_a_class_of_one_sample_counts_though_it_is_never_predicted(name):
+def test_a_class_of_one_sample_counts_even_if_it_is_never_predicted(name):
     labels, predicted = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 1, 0, 1])
     found = computed((name,), confusion(torch.eye(3)[predicted], labels, 3))[name]
     assert found == pytest.approx(100 * REFERENCES[name](labels, predicted), abs=1e-9)
 
 
-def test_a_class_without_samples_does_not_count_unless_it_is_predicted():
+def test_a_class_without_samples_or_predictions_does_not_count():
     labels, predicted = torch.tensor([0, 0, 0, 2, 2]), torch.tensor([0, 0, 2, 2, 2])
     counts = confusion(torch.eye(4)[predicted], labels, 4)
     expected = {name: 100 * of(labels, predicted) for name, of in REFERENCES.items()}
@@ -40,24 +40,24 @@ def test_a_class_without_samples_does_not_count_unless_it_is_predicted():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_f1_is_that_of_class_1(seed):
+def test_f1_of_two_classes_is_that_of_class_1(seed):
     torch.manual_seed(seed)
     logits, labels = torch.randn(40, 2), torch.randint(2, (40,))
     found = computed(("f1",), confusion(logits, labels, 2))["f1"]
     assert found == pytest.approx(100 * metrics.f1_score(labels, logits.argmax(1)), abs=1e-9)
 
 
-def test_f1_of_three_classes_has_a_remedy():
+def test_f1_of_three_classes_is_refused_with_a_hint_at_macro_f1():
     with pytest.raises(ValueError, match="use macro_f1"):
         computed(("f1",), torch.ones(3, 4))
 
 
-def test_one_predicted_class_has_no_correlation():
+def test_the_correlation_is_zero_if_only_one_class_is_predicted():
     counts = torch.tensor([[4, 0, 0], [6, 0, 0]])
     assert computed(("mcc", "accuracy", "f1"), counts) == {"mcc": 0.0, "accuracy": 40.0, "f1": 0.0}
 
 
-def test_nan_predicts_no_class_and_ties_the_first():
+def test_nan_logits_predict_no_class_and_tied_logits_the_first():
     logits = torch.tensor([[torch.nan, 0.0], [1.0, 1.0]])
     counts = confusion(logits, torch.tensor([1, 0]), 2)
     assert counts.tolist() == [[1, 0, 0], [0, 0, 1]]

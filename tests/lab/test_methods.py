@@ -1,4 +1,4 @@
-"""What a method costs: the passes that the lab counts for it are those that its training runs."""
+"""The cost of a method: the passes that the lab counts are those that its training runs."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def counted(config):
 
 @pytest.mark.parametrize("fields", [{}, {"start": 0.5}, {"every": 2}, {"start": 0.25, "every": 3}], ids=str)
 @pytest.mark.parametrize("method", METHODS)
-def test_the_axis_of_gradient_evaluations_is_that_of_the_passes_which_were_run(method, fields):
+def test_the_axis_of_gradient_evaluations_counts_the_passes_that_were_run(method, fields):
     used = {name: value for name, value in fields.items() if name in METHODS[method].fields}
     optimizer = "adamw" if method == "adamw" else "sgd"
     config = replace(PLAIN, method=method, optimizer=optimizer, **used)
@@ -56,35 +56,35 @@ def test_the_axis_of_gradient_evaluations_is_that_of_the_passes_which_were_run(m
 
 
 @pytest.mark.parametrize("gamma", [0.25, 0.75, 1.0])
-def test_the_samples_that_esam_chooses_count(gamma):
+def test_the_passes_of_esam_count_only_the_samples_that_it_selects(gamma):
     config = replace(PLAIN, method="esam", gamma=gamma)
     assert [passes_until(config, epochs) for epochs in range(1, EPOCHS + 1)] == pytest.approx([*counted(config)])
 
 
-def test_a_forward_pass_is_a_third_of_a_step():
+def test_a_forward_pass_counts_as_a_third_of_a_forward_and_backward_pass():
     steps = {method: passes(Config(method=method)) for method in ("esam", "ebisam-log", "ebisam-tanh", "ksam", "msam")}
     half = 1 + 1 / 3 + 1 / 2  # of the samples in the descent
     assert steps == pytest.approx({"esam": half, "ebisam-log": half, "ebisam-tanh": half, "ksam": 4 / 3, "msam": 1})
 
 
-def test_a_part_of_the_training_before_the_start_costs_a_pass_each_step():
+def test_steps_before_the_start_and_after_the_stop_count_as_one_pass():
     assert passes(Config(method="sam", start=0.75), 0.25, 0.5) == 1.0
     assert passes(Config(method="sam", stop=0.25), 0.25, 0.5) == 1.0
     assert passes(Config(method="sam", stop=0.25), 0.0, 0.5) == 1.5
 
 
-def test_methods_that_perturb_are_all_but_the_base_optimizers():
+def test_all_methods_except_the_base_optimizers_perturb():
     assert {name for name in METHODS if not methods.perturbs(name)} == {"sgd", "adamw"}
 
 
-def test_of_a_method_that_is_not_registered_the_name_is_shown_and_a_pass_is_counted():
+def test_an_unregistered_method_is_shown_by_its_name_and_counted_with_one_pass_per_step():
     other = Config(method="other")
     assert (methods.title_of("other"), methods.perturbs("other")) == ("other", True)
     assert (every_of(other), passes(other), every_of(replace(other, every=2))) == (1, 1.0, 2)
     assert methods.baseline_of("sam", ["other", "adamw"]) == "adamw"
 
 
-def test_methods_are_compared_with_the_one_that_they_extend():
+def test_each_method_is_compared_with_its_baseline():
     assert {name: method.baseline for name, method in METHODS.items()} == {
         "sgd": None,
         "adamw": None,
@@ -107,7 +107,7 @@ def test_methods_are_compared_with_the_one_that_they_extend():
 
 
 @pytest.mark.parametrize("method", ["sgd", "adamw", "sam"])
-def test_the_optimizer_has_every_setting_of_the_configuration(method):
+def test_the_optimizer_gets_every_setting_of_the_configuration(method):
     base = "adamw" if method == "adamw" else "sgd"
     config = Config(method=method, optimizer=base, lr=0.3, momentum=0.7, weight_decay=0.02, label_smoothing=0.2)
     made = methods.optimizer(nn.Linear(2, 2), replace(config, clip_norm=0.5), "global")

@@ -1,4 +1,4 @@
-"""Tables of one's own from a TOML or Python file: trained, resumed and reported as the paper's."""
+"""Custom tables from a TOML or Python file: trained, resumed and reported as the paper's."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def bisam(*arguments):
     return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
 
 
-def test_a_toml_file_is_a_table(toml):
+def test_a_toml_file_defines_a_table(toml):
     recipe = find_recipe(toml)
     assert (recipe.name, recipe.title, recipe.rows, recipe.seeds) == (
         "mine", "Digits, clean and noisy", ["clean", "noisy labels"], 2,
@@ -73,7 +73,7 @@ def test_a_toml_file_is_a_table(toml):
     assert [*find_recipe(f"{toml}/noisy labels/sam").cells] == [("noisy labels", "sam")]
 
 
-def test_it_trains_and_its_report_needs_nothing_but_the_records(toml):
+def test_a_custom_table_is_trained_and_reported_from_its_records_alone(toml):
     trained = bisam("train", toml, "--seeds", 3, "--device", "cpu")
     assert trained.exit_code == 0, trained.output
     assert "noisy labels, macro F1" in trained.output
@@ -89,7 +89,7 @@ def test_it_trains_and_its_report_needs_nothing_but_the_records(toml):
     assert "of no recipe" not in reported.output
 
 
-def test_another_title_changes_no_run(toml):
+def test_after_a_change_of_title_finished_runs_are_not_trained_again(toml):
     for title in ("Digits, clean and noisy", "Digits"):
         Path(toml).write_text(TOML.replace("Digits, clean and noisy", title))
         done = bisam("train", f"{toml}/clean", "--seeds", 1, "--device", "cpu")
@@ -99,8 +99,8 @@ def test_another_title_changes_no_run(toml):
     assert (table.changes, table.recipe.methods) == ("", ["sgd", "sam"])
 
 
-def test_runs_of_both_titles_are_compared(toml):
-    """A title changes nothing: with another seed beside the ones of before there are two pairs."""
+def test_runs_recorded_under_different_titles_belong_to_one_table(toml):
+    """A title does not affect a run: a seed trained under another title makes a second pair."""
     for title, seed in (("Digits, clean and noisy", 0), ("Digits", 1)):
         Path(toml).write_text(TOML.replace("Digits, clean and noisy", title))
         done = bisam("train", f"{toml}/clean", "--seeds", seed, "--device", "cpu")
@@ -112,12 +112,12 @@ def test_runs_of_both_titles_are_compared(toml):
     assert "at most half of the points have them" not in swept.output
 
 
-def test_an_empty_title_and_a_mark_of_bytes_are_no_faults(toml):
+def test_an_empty_title_and_a_byte_order_mark_are_accepted(toml):
     Path(toml).write_text(TOML.replace('"Digits, clean and noisy"', '""'), encoding="utf-8-sig")
     assert find_recipe(toml).title == "mine"
 
 
-def test_two_files_of_one_name_are_not_mixed(toml):
+def test_two_different_files_with_the_same_table_name_are_refused(toml):
     for folder, noise in {"a": 0.2, "b": 0.4}.items():
         Path(folder).mkdir()
         Path(folder, toml).write_text(TOML.replace("noise = 0.4", f"noise = {noise}").replace("title =", "#"))
@@ -127,7 +127,7 @@ def test_two_files_of_one_name_are_not_mixed(toml):
     assert not Path("runs").exists()
 
 
-def test_what_was_changed_by_hand_is_a_table_of_its_own(toml):
+def test_runs_with_settings_changed_on_the_command_line_form_a_separate_table(toml):
     for options in ([], ["--set", "lr=0.01"]):
         done = bisam("train", f"{toml}/clean/sam", "--device", "cpu", *options)
         assert done.exit_code == 0, done.output
@@ -135,7 +135,7 @@ def test_what_was_changed_by_hand_is_a_table_of_its_own(toml):
     assert (own.changes, changed.changes) == ("", "lr=0.01")
 
 
-def test_a_python_file_is_a_table(tmp_path):
+def test_a_python_file_defines_a_table(tmp_path):
     (tmp_path / "by_noise.py").write_text(PYTHON)
     recipe = find_recipe(f"{tmp_path}/by_noise.py")
     assert (recipe.name, recipe.title, recipe.rows) == ("by_noise", "By noise", ["0.0", "0.2"])
@@ -159,7 +159,7 @@ def test_a_python_file_is_a_table(tmp_path):
         ("[method.sgd]", "[method.gsam]", "has [method.gsam], which is not among its methods: add it"),
     ],
 )
-def test_a_file_that_is_wrong_has_one_line_with_the_remedy(before, after, message, toml):
+def test_a_faulty_file_is_refused_with_a_message_that_names_the_fault(before, after, message, toml):
     top = "method = 3\n" if "must be tables" in message else ""
     Path(toml).write_text(top + TOML.replace(before, after))
     done = bisam("train", toml)
@@ -168,7 +168,7 @@ def test_a_file_that_is_wrong_has_one_line_with_the_remedy(before, after, messag
     assert not Path("runs").exists()
 
 
-def test_files_that_cannot_be_recipes(tmp_path):
+def test_files_that_cannot_be_recipes_are_refused(tmp_path):
     (tmp_path / "cifar10.toml").write_text(TOML)
     with pytest.raises(ValueError, match="is a recipe of the lab"):
         find_recipe(str(tmp_path / "cifar10.toml"))
@@ -180,7 +180,7 @@ def test_files_that_cannot_be_recipes(tmp_path):
     assert not is_file("cifar10/resnet56/sam")
 
 
-def test_runs_of_a_network_whose_code_has_changed_are_not_mixed(tmp_path, monkeypatch):
+def test_runs_of_a_network_whose_code_has_changed_are_refused_and_existing_ones_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     net = Path("net.py")
     net.write_text(NET)
@@ -197,9 +197,9 @@ def test_runs_of_a_network_whose_code_has_changed_are_not_mixed(tmp_path, monkey
         assert "give another folder with --runs" in refused.stderr
     assert len(records.find_records(Path("runs"))) == 2
     assert bisam("train", *command[1:], "1", "--runs", "apart").exit_code == 0
-    Path("apart/own/clean-sam-seed1").rename("runs/own/clean-sam-seed1")  # as an older version trained it
-    told = "Not all of these runs were trained with the same net.py:net"
-    assert told in " ".join(bisam("report").output.split())
+    Path("apart/own/clean-sam-seed1").rename("runs/own/clean-sam-seed1")  # as if trained by an older version
+    warning = "Not all of these runs were trained with the same net.py:net"
+    assert warning in " ".join(bisam("report").output.split())
     verified = bisam("verify")
     assert verified.exit_code == 0, verified.output
-    assert f"note: Digits, clean and noisy: {told}: the digest of its code is" in verified.output
+    assert f"note: Digits, clean and noisy: {warning}: the digest of its code is" in verified.output

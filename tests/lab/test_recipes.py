@@ -1,4 +1,4 @@
-"""Every recipe family trains for a few steps, through the real command line, on tiny data made here."""
+"""The settings of the recipes; and every family trains for a few steps from the command line, on tiny data."""
 
 import json
 from dataclasses import replace
@@ -72,11 +72,11 @@ def test_label_smoothing_is_that_of_the_authors_code(table, classes):
 
 
 @pytest.mark.parametrize("table", ["cifar10", "cifar100", "adaptive", "efficient", "label_noise", "frontier"])
-def test_the_tables_of_cifar_cut_16_by_16_out_of_half_of_the_images(table):
+def test_the_cifar_tables_use_cutout_of_16_by_16_pixels_on_half_of_the_images(table):
     assert {(config.cutout, config.cutout_probability) for config in find_recipe(table).cells.values()} == {(16, 0.5)}
 
 
-def test_the_frontier_has_one_protocol_and_its_settings_differ_in_one_field_or_two():
+def test_the_settings_of_the_frontier_share_a_protocol_and_differ_in_one_or_two_fields():
     cells = find_recipe("frontier").cells
     for (row, method), config in cells.items():
         model, *rest = row.split("-")
@@ -95,7 +95,7 @@ def test_the_frontier_has_one_protocol_and_its_settings_differ_in_one_field_or_t
     assert len(cells) == 4 * (8 + 1 + 8 * 2 + 6)
 
 
-def test_other_rates_of_wrong_digits_are_the_demo_s_training_with_the_rho_that_validated_best():
+def test_other_noise_rates_on_digits_use_the_demo_s_training_with_the_rho_best_on_validation():
     demo = find_recipe("demo").cells
     searched = json.loads((Path(__file__).parents[2] / "benchmarks/results/digits_noise_rho.json").read_text())["rates"]
     for (row, method), config in [*find_recipe("label_noise_digits").cells.items(), *demo.items()]:
@@ -106,12 +106,12 @@ def test_other_rates_of_wrong_digits_are_the_demo_s_training_with_the_rho_that_v
 
 
 def best_on_validation(by_rho):
-    """The ρ with the best mean over 20 seeds, the smallest of equals."""
+    """The ρ with the best mean over 20 seeds, the smallest of ties."""
     means = {float(rho): fmean(of["validation"]) for rho, of in by_rho.items() if len(of["validation"]) == 20}
     return min(rho for rho in means if means[rho] == pytest.approx(max(means.values())))
 
 
-def test_each_setting_of_the_frontier_on_digits_has_the_rho_that_validated_best():
+def test_each_setting_of_the_frontier_on_digits_has_the_rho_best_on_validation():
     searched = json.loads((Path(__file__).parents[2] / "benchmarks/results/digits_rho.json").read_text())["cells"]
     compared, demo = set(), find_recipe("demo").methods
     for (row, method), config in find_recipe("frontier_digits").cells.items():
@@ -124,7 +124,7 @@ def test_each_setting_of_the_frontier_on_digits_has_the_rho_that_validated_best(
     assert compared == {*searched}
 
 
-def test_the_frontier_on_digits_is_the_demo_s_training_with_a_rho_for_each_setting():
+def test_the_frontier_on_digits_uses_the_demo_s_training_with_a_rho_for_each_setting():
     cells, demo = find_recipe("frontier_digits").cells, find_recipe("demo").cells
     for method in ("sgd", "sam", "bisam-log"):
         assert training_of(cells["digitsnet-noise40", method]) == training_of(demo["40%", method])
@@ -189,10 +189,10 @@ def test_imagenet_has_the_paper_s_settings():
         assert (config.mu, config.rho) == ({"bisam-log": 5.0, "bisam-tanh": 20.0}.get(method), 0.05)
         assert config.padding == 0
     assert (recipe.methods, recipe.seeds) == (["sam", "bisam-log", "bisam-tanh"], 3)
-    assert recipe.measure == "test accuracy"  # among one and among five
+    assert recipe.measure == "test accuracy"  # top 1 and top 5
 
 
-def test_the_weights_of_the_last_epoch_count_in_the_fine_tuning_tables():
+def test_the_fine_tuning_tables_evaluate_the_weights_of_the_last_epoch():
     for table, validation in (("finetune", 0.1), ("glue", 0.05)):
         recipe = find_recipe(table)
         assert {(one.select, one.validation) for one in recipe.cells.values()} == {("last", validation)}
@@ -208,13 +208,13 @@ def test_the_lines_of_a_part_are_those_of_its_rows():
     assert one.measure == "test results"
 
 
-def test_a_recipe_has_at_most_a_row_and_a_method():
+def test_a_recipe_name_has_at_most_a_row_and_a_method():
     assert find_recipe("label-noise/80%").rows == ["80%"]
     with pytest.raises(ValueError, match=r"a recipe is table, table/row or table/row/method, got 'demo/40%/sam/0'"):
         find_recipe("demo/40%/sam/0")
 
 
-def test_a_linear_schedule_rises_and_falls_step_by_step():
+def test_a_linear_schedule_rises_to_its_peak_and_then_falls_with_every_step():
     (config, *_) = find_recipe("finetune/flowers/sam").cells.values()
     rates = [rate(config, step // 50, step % 50, 50) for step in range(500)]
     assert rates[0] == pytest.approx(1e-6)
@@ -223,8 +223,8 @@ def test_a_linear_schedule_rises_and_falls_step_by_step():
     assert rates[499] == pytest.approx(1e-4 / 400)
 
 
-def test_the_average_of_glue_is_the_paper_s():
-    """Of tasks, each the mean of its measures: so the published average follows from the published cells."""
+def test_the_published_average_of_glue_follows_from_the_published_cells():
+    """The average is over tasks, each with the mean of its measures."""
     paper = published.of(find_recipe("glue"))
     for method, average in paper.average.items():
         means = {}
@@ -233,7 +233,7 @@ def test_the_average_of_glue_is_the_paper_s():
         assert np.mean([np.mean(values) for values in means.values()]) == pytest.approx(average.mean, abs=0.0051)
 
 
-def test_a_stand_in_is_named_beside_the_paper_s_numbers(recorded):
+def test_a_stand_in_model_is_named_beside_the_paper_s_numbers(recorded):
     result = {"test_mcc": 40.0, "validation_mcc": 41.0}
     records = [recorded("glue/cola/sam", seed, result=result, model="transformers:minilm") for seed in (0, 1)]
     (result_table,) = collect(records).tables
@@ -245,7 +245,7 @@ def test_a_stand_in_is_named_beside_the_paper_s_numbers(recorded):
     assert rows["cola_mcc"] == ["–\n56.63", "40.00 ± 0.00, n = 2\n58.78", "–\n58.94"]
 
 
-def test_the_average_of_our_runs_has_each_task_once(recorded):
+def test_the_average_of_our_runs_counts_each_task_once(recorded):
     records = []
     for task in find_recipe("glue").rows:
         names = find_recipe(f"glue/{task}/sam").lines
@@ -257,12 +257,12 @@ def test_the_average_of_our_runs_has_each_task_once(recorded):
     assert average[2] == "77.50\n75.60"  # six tasks of 80, two of 70
 
 
-def test_every_recipe_has_a_family_here():
+def test_every_recipe_is_among_the_families_that_are_trained():
     assert FAMILIES.keys() == RECIPES.keys()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_trains(family, folder, tiny_networks, tmp_path, monkeypatch):
+def test_a_recipe_family_trains(family, folder, tiny_networks, tmp_path, monkeypatch):
     monkeypatch.setenv("BISAM_CACHE", str(tmp_path / "cache"))
     name, changes = FAMILIES[family]
     recipe = find_recipe(name)
@@ -282,7 +282,7 @@ def test_a_family_trains(family, folder, tiny_networks, tmp_path, monkeypatch):
     assert all(result["status"] == "done" and 0 <= result["test_accuracy"] <= 100 for result in results)
 
 
-def test_data_that_is_only_a_part_is_refused_unless_it_is_asked_for(folder, tmp_path, monkeypatch):
+def test_partial_data_is_refused_unless_requested(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("BISAM_CACHE", str(tmp_path / "cache"))
     arguments = ["train", "cifar10/resnet56/sam", "--runs", str(tmp_path / "runs"), "--data", str(folder / "cifar10")]
     done = CliRunner().invoke(app, arguments)
@@ -291,7 +291,7 @@ def test_data_that_is_only_a_part_is_refused_unless_it_is_asked_for(folder, tmp_
     assert "50000" in done.stderr
 
 
-def test_a_data_set_is_prepared_and_told_of(folder, tmp_path, monkeypatch):
+def test_the_data_command_prepares_and_describes_a_data_set(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("BISAM_CACHE", str(tmp_path / "cache"))
     done = CliRunner().invoke(app, ["data", "cifar10", "--data", str(folder / "cifar10"), "--partial-data"])
     assert done.exit_code == 0, done.stderr
@@ -302,7 +302,7 @@ def test_a_data_set_is_prepared_and_told_of(folder, tmp_path, monkeypatch):
     assert "imagenet, train: 12 images" in done.stdout
 
 
-def test_a_path_with_brackets_is_told_as_it_is(folder, tmp_path, monkeypatch):
+def test_a_path_with_brackets_is_printed_verbatim(folder, tmp_path, monkeypatch):
     cache = tmp_path / "a [b] :snake: [/b]"
     monkeypatch.setenv("BISAM_CACHE", str(cache))
     arguments = ["data", "cifar10", "--data", str(folder / "cifar10"), "--partial-data"]

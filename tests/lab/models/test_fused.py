@@ -41,20 +41,20 @@ def images(count, side, seed=1):
     return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(seed))
 
 
-def off(found, wanted):
+def relative_errors(found, wanted):
     """Relative distances between two lists of tensors."""
     return [((a.double() - b.double()).norm() / b.double().norm()).item() for a, b in zip(found, wanted, strict=True)]
 
 
-def gradients_off(model, exact):
-    return off(*([p.grad for p in each.parameters()] for each in (model, exact)))
+def gradient_errors(model, exact):
+    return relative_errors(*([p.grad for p in each.parameters()] for each in (model, exact)))
 
 
-def buffers_off(model, exact):
-    return off(model.buffers(), exact.buffers())
+def buffer_errors(model, exact):
+    return relative_errors(model.buffers(), exact.buffers())
 
 
-# three images of 8×8 are 192, 48 and 12 pixels: whole tiles and parts of one; one place of a weight at a time and three
+# three images of 8×8 are 192, 48 and 12 pixels: full and partial tiles; one and three positions of a weight at a time
 LAUNCHES = {
     "CONVOLVE": {16: Launch(128, 3, 2), 32: Launch(32, 1, 2), 64: Launch(16, 1, 2)},
     "OF_INPUT": {16: Launch(128, 3, 2), 32: Launch(32, 1, 2), 64: Launch(16, 3, 2)},
@@ -86,13 +86,13 @@ def test_the_kernels_give_the_outputs_of_the_modules(passes):
 
 def test_the_kernels_give_the_gradient_of_every_parameter(passes):
     fused, exact, _ = passes
-    assert max(gradients_off(fused, exact)) < 1e-5
+    assert max(gradient_errors(fused, exact)) < 1e-5
     assert all(param.grad.stride() == param.stride() for param in fused.parameters())
 
 
 def test_the_kernels_update_the_running_statistics(passes):
     fused, exact, _ = passes
-    assert max(buffers_off(fused, exact)) < 1e-6
+    assert max(buffer_errors(fused, exact)) < 1e-6
     assert fused.norm.num_batches_tracked.item() == 1
     assert not torch.equal(fused.norm.running_var, torch.ones(16))
 
@@ -114,7 +114,7 @@ def test_a_copy_of_a_fused_network_computes_with_its_own_parameters():
     assert {id(p) for p in twin.as_kernels().parameters()} <= {id(p) for p in twin.parameters()}
 
 
-def test_a_module_that_was_replaced_since_is_the_one_that_is_computed():
+def test_a_module_replaced_after_fusing_is_the_one_that_the_kernels_use():
     fused = network()
     fused.fuse()
     fused.norm = nn.BatchNorm2d(16)
@@ -122,7 +122,7 @@ def test_a_module_that_was_replaced_since_is_the_one_that_is_computed():
 
 
 def test_nan_stays_nan_in_every_output_and_gradient():
-    """As with the modules: else a training that has diverged would look like a finite one."""
+    """As with the modules: otherwise a diverged training would look finite."""
     if CUDA:
         pytest.skip("interpreted on a CPU only; a GPU has a test of its own")
     found = []
@@ -144,7 +144,7 @@ def test_nan_stays_nan_in_every_output_and_gradient():
 
 @pytest.fixture
 def autocast_of_cuda():
-    """Autocast of a device that need not be there."""
+    """Autocast to bfloat16 on CUDA, enabled even if there is no such device."""
     before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     torch.set_autocast_enabled("cuda", True)
     torch.set_autocast_dtype("cuda", torch.bfloat16)
@@ -154,7 +154,7 @@ def autocast_of_cuda():
 
 
 def shaped(*shape, **changes):
-    """What `fits` reads of a tensor on a GPU."""
+    """A stand-in with the attributes of a tensor on a GPU that `fits` reads."""
     usual = {
         "is_cuda": True, "dtype": torch.float32, "dim": lambda: len(shape), "shape": shape, "requires_grad": False,
     }  # fmt: skip
@@ -166,9 +166,9 @@ def shaped(*shape, **changes):
     [
         (shaped(2, 3, 32, 32), True),
         (shaped(2, 3, 32, 32, dtype=torch.bfloat16), True),
-        (shaped(2, 3, 32, 32, dtype=torch.uint8), False),  # which modules refuse
-        (shaped(2, 1, 32, 32), False),  # the same
-        (shaped(1, 3, 4, 4), False),  # the same: one pixel in the last layer
+        (shaped(2, 3, 32, 32, dtype=torch.uint8), False),  # which the modules refuse
+        (shaped(2, 1, 32, 32), False),  # likewise
+        (shaped(1, 3, 4, 4), False),  # likewise: one pixel in the last layer
         (shaped(0, 3, 32, 32), False),
         (shaped(2**17 - 1, 3, 32, 32), True),
         (shaped(2**17, 3, 32, 32), False),  # 2³¹ numbers in the first layer
@@ -179,7 +179,7 @@ def shaped(*shape, **changes):
         (shaped(2, 3, 32, 32, requires_grad=True), False),  # the kernels compute no gradient of the images
     ],
 )
-def test_the_kernels_are_for_images_on_a_gpu(autocast_of_cuda, x, fits):
+def test_the_kernels_apply_only_to_rgb_images_of_suitable_size_on_a_gpu(autocast_of_cuda, x, fits):
     model = network()
     model.fuse()
     assert model.as_kernels().fits(x) is fits
@@ -212,7 +212,7 @@ def test_the_kernels_are_for_images_on_a_gpu(autocast_of_cuda, x, fits):
         "autocast to another type",
     ],
 )
-def test_the_kernels_are_for_training_in_bfloat16(autocast_of_cuda, change):
+def test_the_kernels_apply_only_to_plain_training_in_bfloat16(autocast_of_cuda, change):
     model = network()
     model.fuse()
     assert model.as_kernels().fits(shaped(2, 3, 32, 32))
@@ -230,7 +230,7 @@ def test_the_kernels_are_for_training_in_bfloat16(autocast_of_cuda, change):
         (lambda: nn.SyncBatchNorm.convert_sync_batchnorm(ResNet(8, 10)), True, True, False),
     ],
 )
-def test_resnets_are_compiled_by_their_own_kernels_and_others_by_torch(monkeypatch, build, on_gpu, bf16, fused):
+def test_resnets_in_bf16_on_a_gpu_use_own_kernels_and_others_torch_compile(monkeypatch, build, on_gpu, bf16, fused):
     monkeypatch.setattr(compiling, "_has_kernels", lambda device: on_gpu)
     model = build()
     assert compile_model(model, torch.device("cpu"), bf16=bf16) == ("bisam" if fused else "torch.compile")
@@ -242,7 +242,7 @@ def test_a_cpu_has_no_kernels():
     assert not compiling._has_kernels(torch.device("cpu"))
 
 
-# On CUDA, as it is used.
+# On CUDA.
 
 
 def on_cuda(depth, seed=0):
@@ -251,7 +251,7 @@ def on_cuda(depth, seed=0):
 
 @needs_cuda
 @pytest.mark.parametrize(("depth", "count", "side"), [(8, 128, 32), (20, 45, 12)])
-def test_on_cuda_it_is_as_near_to_float64_as_autocast_is(depth, count, side):
+def test_on_cuda_the_kernels_are_about_as_close_to_float64_as_autocast(depth, count, side):
     fused, plain = on_cuda(depth), on_cuda(depth)
     exact = on_cuda(depth).double()
     fused.fuse()
@@ -261,9 +261,9 @@ def test_on_cuda_it_is_as_near_to_float64_as_autocast_is(depth, count, side):
         for model in (fused, plain):
             F.cross_entropy(model(x), y).backward()
     F.cross_entropy(exact(x.double()), y).backward()
-    # in the mean: rounding errors of one parameter's gradient differ more than that from one algorithm to the next
-    assert mean(gradients_off(fused, exact)) < 1.25 * mean(gradients_off(plain, exact))
-    assert max(buffers_off(fused, exact)) < 1.5 * max(buffers_off(plain, exact))
+    # on average: the rounding errors of a single parameter's gradient differ more between algorithms
+    assert mean(gradient_errors(fused, exact)) < 1.25 * mean(gradient_errors(plain, exact))
+    assert max(buffer_errors(fused, exact)) < 1.5 * max(buffer_errors(plain, exact))
 
 
 @needs_cuda
@@ -280,7 +280,7 @@ def test_on_cuda_a_diverged_network_gives_nan():
 
 
 @needs_cuda
-def test_on_cuda_equal_inputs_give_equal_bits():
+def test_on_cuda_repeated_passes_are_bitwise_equal():
     x, y = images(128, 32).to("cuda", memory_format=torch.channels_last), torch.arange(128, device="cuda") % 10
     found = []
     for _ in range(2):
@@ -294,7 +294,7 @@ def test_on_cuda_equal_inputs_give_equal_bits():
 
 @needs_cuda
 @pytest.mark.parametrize("count", [1, 3])
-def test_on_cuda_captured_steps_are_the_eager_ones(count):
+def test_on_cuda_captured_steps_match_eager_steps(count):
     def trainings():
         models = [on_cuda(8, seed) for seed in range(count)]
         for model in models:
@@ -315,5 +315,5 @@ def test_on_cuda_captured_steps_are_the_eager_ones(count):
         torch.testing.assert_close(losses, wanted, rtol=1e-3, atol=1e-3)
     for model, eager in zip(models, eager_models, strict=True):
         assert (
-            max(off(model.parameters(), eager.parameters())) < 1e-3
-        )  # ρ and the rate are rounded otherwise on the device
+            max(relative_errors(model.parameters(), eager.parameters())) < 1e-3
+        )  # ρ and the rate are rounded differently on the device

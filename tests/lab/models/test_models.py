@@ -19,7 +19,7 @@ COUNTS = {  # parameters with 10 and with 100 classes
     "wrn28-2": (1_467_610, 1_479_220),  # Oliver et al. 2018: 1.5 M
     "wrn28-10": (36_479_194, 36_536_884),  # Zagoruyko and Komodakis: 36.5 M
 }
-MILLION_PRODUCTS = {  # of a forward pass with 10 classes: strides and poolings, which have no parameters, show here
+MULTIPLY_ADDS = {  # millions in a forward pass with 10 classes: strides and poolings, without parameters, show here
     "densenet121": 888.35,
     "resnet20": 40.55,
     "resnet32": 68.86,
@@ -69,16 +69,16 @@ def test_parameter_counts_at_imagenet_size_are_the_published_ones():
     assert parameters(on_meta("densenet121", 1000)) + first_convolution == 7_978_856
 
 
-@pytest.mark.parametrize("name", MILLION_PRODUCTS)
-def test_a_forward_pass_has_the_published_number_of_products(name):
+@pytest.mark.parametrize("name", MULTIPLY_ADDS)
+def test_a_forward_pass_has_the_published_number_of_multiply_adds(name):
     model = on_meta(name)
     with FlopCounterMode(display=False) as flops:
         model(images(name, "meta", count=1))
-    assert flops.get_total_flops() / 2e6 == pytest.approx(MILLION_PRODUCTS[name], abs=0.01)
+    assert flops.get_total_flops() / 2e6 == pytest.approx(MULTIPLY_ADDS[name], abs=0.01)
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_number_in_the_name_counts_the_layers(name):
+def test_the_number_in_the_name_is_the_number_of_layers(name):
     modules = list(on_meta(name).modules())
     convolutions = sum(isinstance(m, nn.Conv2d) for m in modules)
     linear = sum(isinstance(m, nn.Linear) for m in modules)
@@ -88,12 +88,12 @@ def test_the_number_in_the_name_counts_the_layers(name):
 
 @pytest.mark.parametrize("classes", [10, 100])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_row_of_logits_for_each_image(name, classes):
+def test_the_output_has_a_row_of_logits_for_each_image(name, classes):
     assert on_meta(name, classes)(images(name, "meta")).shape == (2, classes)
 
 
-def with_a_drawn_classifier(model):
-    """A linear layer of zeros, as wide networks begin with, passes no gradient and gives the same logits for all."""
+def with_random_classifier(model):
+    """Draws the weights of a linear layer of zeros, as wide networks begin with: it passes no gradient to the rest."""
     for module in model.modules():
         if isinstance(module, nn.Linear) and not module.weight.any():
             nn.init.normal_(module.weight)
@@ -103,14 +103,14 @@ def with_a_drawn_classifier(model):
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize("name", SMALL)
 def test_every_parameter_gets_a_gradient(name, autocast):
-    model = with_a_drawn_classifier(build(name, 10))
+    model = with_random_classifier(build(name, 10))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         loss = F.cross_entropy(model(images(name)), torch.tensor([3, 7]))
     loss.backward()
     for parameter in model.parameters():
         assert parameter.grad is not None
         assert parameter.grad.isfinite().all()
-        assert parameter.grad.any() or parameter.ndim == 1  # a bias before a batch norm may well have none
+        assert parameter.grad.any() or parameter.ndim == 1  # a bias before a batch norm may have a gradient of 0
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -129,14 +129,14 @@ def test_channels_last_reaches_every_convolution_and_changes_no_result(name):
 
 
 @pytest.mark.parametrize("name", ["resnet20", "vgg19bn", "wrn28-2"])
-def test_the_whole_network_is_one_graph(name):
+def test_torch_compile_captures_the_whole_network_as_one_graph(name):
     model, x = build(name, 10).eval(), images(name)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), model(x))
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_seed_decides_the_weights(name):
+def test_the_seed_determines_the_weights(name):
     def weights(seed):
         torch.manual_seed(seed)
         return build(name, 10).state_dict()
@@ -148,7 +148,7 @@ def test_the_seed_decides_the_weights(name):
 
 
 def has_std(weight, expected):
-    """Within five standard deviations of a sample's deviation."""
+    """Whether the weights have this standard deviation, within five of the standard errors of its estimate."""
     return weight.std().item() == pytest.approx(expected, rel=5 / math.sqrt(2 * weight.numel()))
 
 
@@ -163,7 +163,7 @@ INITIAL = {
 
 
 @pytest.mark.parametrize("name", INITIAL)
-def test_convolutions_start_as_in_the_authors_code(name):
+def test_convolutions_are_initialized_as_in_the_authors_code(name):
     for module in build(name, 10).modules():
         if isinstance(module, nn.Conv2d):
             outputs, inputs, height, width = module.weight.shape
@@ -174,7 +174,7 @@ def test_convolutions_start_as_in_the_authors_code(name):
             assert not module.bias.any()
 
 
-def test_linear_layers_start_as_in_the_authors_code():
+def test_linear_layers_are_initialized_as_in_the_authors_code():
     assert has_std(build("resnet20", 100).classifier.weight, math.sqrt(2 / 64))  # He, fan in
     wide = build("wrn28-2", 10).classifier
     assert not wide.weight.any()
@@ -191,7 +191,7 @@ def test_evaluation_is_deterministic(name):
         assert torch.equal(model(x), model(x))
 
 
-def test_option_a_is_every_second_pixel_between_channels_of_zeros():
+def test_the_option_a_shortcut_takes_every_second_pixel_and_pads_with_channels_of_zeros():
     x = torch.randn(2, 16, 8, 8)
     expected = torch.zeros(2, 32, 4, 4)
     for row in range(4):
@@ -201,7 +201,7 @@ def test_option_a_is_every_second_pixel_between_channels_of_zeros():
     assert resnet.shortcut(x, 16) is x
 
 
-def test_option_a_is_channels_last_in_both_directions():
+def test_the_option_a_shortcut_keeps_channels_last_forward_and_backward():
     x = torch.randn(2, 16, 8, 8).to(memory_format=torch.channels_last).requires_grad_()
     y = resnet.shortcut(x, 32)
     (gradient,) = torch.autograd.grad(y, x, torch.randn_like(y))
@@ -210,7 +210,7 @@ def test_option_a_is_channels_last_in_both_directions():
 
 
 @pytest.mark.parametrize("inputs", [8, 16])
-def test_a_block_with_nothing_in_its_branch_is_its_shortcut(inputs):
+def test_a_block_with_a_zero_branch_equals_its_shortcut(inputs):
     x = torch.randn(2, inputs, 8, 8)
     stride = 16 // inputs
 
@@ -229,23 +229,23 @@ def test_a_block_with_nothing_in_its_branch_is_its_shortcut(inputs):
     assert torch.equal(wide(x), expected)
 
 
-def test_a_dense_layer_keeps_what_it_was_given():
+def test_the_output_of_a_dense_layer_begins_with_its_input():
     x = torch.randn(2, 8, 4, 4)
     y = densenet.Layer(8, growth=3)(x)
     assert y.shape == (2, 11, 4, 4)
     assert torch.equal(y[:, :8], x)
 
 
-def test_dropout_of_a_wide_network_acts_in_training_alone():
+def test_dropout_of_a_wide_network_is_active_in_training_only():
     x = images("wrn28-2")
     with torch.no_grad():
-        plain, dropping = (with_a_drawn_classifier(wide_resnet.WideResNet(10, 1, 10, dropout=p)) for p in (0.0, 0.3))
+        plain, dropping = (with_random_classifier(wide_resnet.WideResNet(10, 1, 10, dropout=p)) for p in (0.0, 0.3))
         assert torch.equal(plain(x), plain(x))
         assert not torch.equal(dropping(x), dropping(x))
         assert torch.equal(dropping.eval()(x), dropping(x))
 
 
-def test_an_unknown_name_is_told_the_nearest_ones():
+def test_an_unknown_model_name_is_refused_with_the_nearest_names():
     with pytest.raises(ValueError, match=r"'ResNet-56'.*resnet56"):
         build("ResNet-56", 10)
     with pytest.raises(ValueError, match=r"'wrn28-20'.*wrn28-2.*wrn28-10|'wrn28-20'.*wrn28-10.*wrn28-2"):
@@ -254,7 +254,7 @@ def test_an_unknown_name_is_told_the_nearest_ones():
         build("", 10)
 
 
-def test_a_depth_that_does_not_exist_is_refused():
+def test_an_invalid_depth_is_refused():
     with pytest.raises(ValueError, match=r"6n \+ 2.*got 21"):
         resnet.ResNet(21, 10)
     with pytest.raises(ValueError, match=r"6n \+ 4.*got 29"):
@@ -264,7 +264,7 @@ def test_a_depth_that_does_not_exist_is_refused():
 @pytest.mark.parametrize(
     ("name", "inputs"), [("glue", {"input_ids": (2, 7)}), ("finetune", {"pixel_values": (2, 3, 16, 16)})]
 )
-def test_a_folder_of_transformers_gets_a_head_for_texts_or_images_in_float32(name, inputs, tiny_networks, tmp_path):
+def test_a_transformers_folder_is_loaded_in_float32_with_a_classification_head(name, inputs, tiny_networks, tmp_path):
     from transformers import AutoModel
 
     AutoModel.from_pretrained(tiny_networks[name]).half().save_pretrained(tmp_path)
@@ -275,7 +275,7 @@ def test_a_folder_of_transformers_gets_a_head_for_texts_or_images_in_float32(nam
     assert model(**{key: values}).logits.shape == (2, 5)
 
 
-def test_a_function_of_a_file_gets_the_number_of_classes_if_it_takes_one(tmp_path):
+def test_a_model_function_from_a_file_gets_the_number_of_classes_if_it_accepts_it(tmp_path):
     (tmp_path / "nets.py").write_text(
         "from torch import nn\nimport beside\n"
         "def with_classes(classes):\n    return nn.Linear(beside.SIZE, classes)\n"
@@ -292,8 +292,8 @@ def test_a_function_of_a_file_gets_the_number_of_classes_if_it_takes_one(tmp_pat
         build("keras:resnet", 5)
 
 
-def test_code_beside_a_network_of_transformers_is_not_run(tmp_path, monkeypatch):
-    """A record may name a folder: only --run-code runs code."""
+def test_code_in_a_transformers_folder_is_not_run(tmp_path, monkeypatch):
+    """A record may name any folder: only --run-code runs code."""
     pytest.importorskip("transformers")
     maps = {"AutoConfig": "own.OwnConfig", "AutoModelForSequenceClassification": "own.OwnModel"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": maps}))

@@ -17,7 +17,7 @@ from bisam.lab.tables.effects import paper_difference, seed_plans, sheet_of_plan
 from bisam.lab.tables.power import deviation_range, seeds_to_resolve
 
 
-def test_the_paper_s_interval_is_welch_s_by_hand():
+def test_the_interval_of_a_published_difference_is_that_of_welch_s_t_test():
     found = paper_difference(
         find_recipe("cifar10"), "vgg19bn", "bisam-log", "sam"
     )  # 95.22 ± 0.13 and 95.09 ± 0.12, six each
@@ -28,7 +28,7 @@ def test_the_paper_s_interval_is_welch_s_by_hand():
     assert (found.low, found.high) == pytest.approx((0.13 - half, 0.13 + half))
 
 
-def test_the_paper_has_no_difference_where_it_has_not_both():
+def test_there_is_no_published_difference_unless_both_methods_are_published():
     assert paper_difference(find_recipe("cifar10"), "vgg19bn", "bisam-log", "asam") is None
     assert paper_difference(find_recipe("demo"), "40%", "sam", "sgd") is None
 
@@ -40,8 +40,8 @@ def plans(recorded):
     return seed_plans(collect(runs).tables)
 
 
-def test_a_plan_has_the_scatter_of_the_pairs_and_what_is_missing(plans):
-    log, tanh = plans  # SAM − SGD has one pair, of which no scatter can be estimated
+def test_a_plan_gives_the_scatter_of_pairs_the_seeds_needed_and_the_remaining_gpu_hours(plans):
+    log, tanh = plans  # SAM − SGD has one pair, from which no scatter can be estimated
     assert (log.method, log.pairs, log.effect) == ("bisam-log", 3, pytest.approx(0.13))
     assert log.deviation == pytest.approx(statistics.stdev([0.3, 0.0, 0.5]))
     assert log.needed == seeds_to_resolve(0.13, log.deviation) > 3
@@ -51,27 +51,27 @@ def test_a_plan_has_the_scatter_of_the_pairs_and_what_is_missing(plans):
     milliseconds = steps * PLAIN_STEP_MS["vgg19bn"] * 2  # two passes a step
     assert log.hours == pytest.approx((log.needed - 3) * 2 * milliseconds / 3.6e6)
     assert tanh.present == 2
-    assert replace(log, effect=50.0).hours == 0.0  # of two pairs that it needs it has three
+    assert replace(log, effect=50.0).hours == 0.0  # it needs two pairs and has three
 
 
 @pytest.mark.parametrize("gap", [0.5, 0.38])  # two floats may differ: 93.68 − 93.3 and 94.64 − 94.26
-def test_pairs_that_do_not_scatter_have_no_plan(gap, recorded):
+def test_there_is_no_plan_for_pairs_without_scatter(gap, recorded):
     sam = [recorded("cifar10/vgg19bn/sam", seed, x) for seed, x in enumerate((93.3, 94.26))]
     log = [recorded("cifar10/vgg19bn/bisam-log", seed, round(x + gap, 2)) for seed, x in enumerate((93.3, 94.26))]
     assert seed_plans(collect([*sam, *log]).tables) == []
 
 
-def test_the_command_of_a_plan_is_one_that_the_program_takes(plans, monkeypatch):
-    asked = []
-    monkeypatch.setattr("bisam.lab.cli.runs._run", lambda wanted, changes, *rest, **more: asked.extend(
+def test_the_command_of_a_plan_requests_its_cells_seeds_and_changes(plans, monkeypatch):
+    requested = []
+    monkeypatch.setattr("bisam.lab.cli.runs._run", lambda wanted, changes, *rest, **more: requested.extend(
         ([*recipe.cells], seeds, changes) for recipe, seeds in wanted
     ))  # fmt: skip
     app(shlex.split(plans[0].command)[1:], standalone_mode=False)
     cells = [("vgg19bn", "sam"), ("vgg19bn", "bisam-log")]
-    assert asked == [(cells, f"0-{plans[0].needed - 1}", {"compile": "true"})]
+    assert requested == [(cells, f"0-{plans[0].needed - 1}", {"compile": "true"})]
 
 
-def test_the_scatter_of_a_changed_recipe_is_used_and_named_where_the_unchanged_has_none(recorded):
+def test_without_unchanged_runs_the_scatter_of_changed_runs_is_used_and_named(recorded):
     changed = [
         recorded(f"cifar10/vgg19bn/{method}", seed, 94 + seed * place, cutout=0)
         for place, method in enumerate(("sam", "bisam-log"))
@@ -89,7 +89,7 @@ def test_the_scatter_of_a_changed_recipe_is_used_and_named_where_the_unchanged_h
     assert (plan.present, plan.table.changes) == (2, "")
 
 
-def test_the_table_of_plans_says_how_many_how_long_and_how(plans):
+def test_the_table_of_plans_lists_the_pairs_needed_the_gpu_hours_and_the_command(plans):
     sheet = sheet_of_plans(plans, "macro F1")
     assert [*sheet.head][-3:] == ["pairs needed", "GPU hours", "command"]
     assert sheet.rows[0][0] == "cifar10, vgg19bn: BiSAM (-log) − SAM"

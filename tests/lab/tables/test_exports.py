@@ -14,7 +14,7 @@ from bisam.lab.tables.summary import Sheet
 SHEET = Sheet("A & B", ["", "x_1 %"], [["40%", "94.20 ± 0.10\n93 ± 1"], ["a{b}\\", "−1"]], ["50 % of #1"])
 
 
-def test_latex_has_a_line_for_each_line_of_a_cell_and_escapes_what_it_would_obey():
+def test_latex_has_a_row_for_each_line_of_a_cell_and_escapes_special_characters():
     assert latex(SHEET).splitlines() == [
         "% A & B",
         r"\begin{tabular}{lr}",
@@ -30,7 +30,7 @@ def test_latex_has_a_line_for_each_line_of_a_cell_and_escapes_what_it_would_obey
     ]
 
 
-def test_a_comment_of_latex_stays_in_its_line():
+def test_line_breaks_in_titles_and_notes_do_not_end_a_latex_comment():
     text = latex(Sheet("one\n\\input{/etc/passwd}", ["a"], [["b"]], ["c\nd"]))
     assert [line for line in text.splitlines() if line.startswith("%")] == ["% one \\input{/etc/passwd}", "% c d"]
 
@@ -39,7 +39,7 @@ def read(sheet):
     return [*csv.reader(io.StringIO(csv_text(sheet)))]
 
 
-def test_csv_has_numbers_alone_with_the_paper_s_in_columns_of_their_own():
+def test_csv_cells_hold_single_numbers_with_published_ones_in_separate_columns():
     cells = ["mean", "standard deviation", "published mean", "published standard deviation"]
     assert read(SHEET) == [
         ["", *(f"x_1 % {cell}" for cell in cells)],
@@ -48,7 +48,7 @@ def test_csv_has_numbers_alone_with_the_paper_s_in_columns_of_their_own():
     ]
 
 
-def test_csv_of_a_report_s_cells_is_read_as_numbers_by_other_programs():
+def test_csv_splits_the_cells_of_a_report_into_columns_of_plain_numbers():
     rows = [
         ["0.2", "94.20 ± 0.10, n = 3, 1 diverged", "+0.50", "−0.03 to +1.03", "3 pairs", "no", "1 to 8"],
         ["0.3", "–, 2 diverged", "–", "–", "1 run each", "–", "6"],
@@ -64,17 +64,17 @@ def test_csv_of_a_report_s_cells_is_read_as_numbers_by_other_programs():
 @pytest.mark.parametrize(
     ("text", "written"), [("=1+1", "'=1+1"), ("@x", "'@x"), ("+cmd|x", "'+cmd|x"), ("+0.5", "+0.5")]
 )
-def test_a_spreadsheet_computes_nothing_of_a_record(text, written):
+def test_csv_text_that_a_spreadsheet_would_evaluate_is_prefixed_with_an_apostrophe(text, written):
     ((cell,),) = [*csv.reader(io.StringIO(csv_text(Sheet("", [text], []))))]
     assert cell == written
 
 
-def test_names_of_files_are_short_and_plain():
+def test_file_names_have_at_most_120_plain_characters():
     assert file_name("../../x: y" + "z" * 300) == ("x-y" + "z" * 300)[:120]
     assert file_name("±") == "table"
 
 
-def test_the_report_writes_both(tmp_path, recorded, write_run):
+def test_the_report_command_writes_latex_and_csv(tmp_path, recorded, write_run):
     for method in ("sgd", "sam"):
         write_run(tmp_path / "runs" / method, recorded(f"demo/40%/{method}", trained=0))
     arguments = ["report", tmp_path / "runs", "--latex", tmp_path / "tables.tex", "--csv", tmp_path / "csv"]

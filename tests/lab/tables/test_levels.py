@@ -11,15 +11,15 @@ from bisam.lab.tables.levels import levels, sheet_of_levels
 from bisam.lab.tables.sheets import sheets
 
 
-def group_of(recorded, accuracies, row="cifar10/vgg19bn", **changes):
+def table_of(recorded, accuracies, row="cifar10/vgg19bn", **changes):
     runs = [recorded(f"{row}/{m}", seed, x, **changes) for m, xs in accuracies.items() for seed, x in enumerate(xs)]
     (table,) = collect(runs).tables
     return table
 
 
-def test_a_level_is_ours_minus_the_paper_s_with_welch_s_interval(recorded):
+def test_a_level_is_our_mean_minus_the_paper_s_with_welch_s_interval(recorded):
     values = [94.80, 94.96, 94.64]
-    (one,) = levels(group_of(recorded, {"sam": values}))  # the paper: 95.09 ± 0.12, six runs
+    (one,) = levels(table_of(recorded, {"sam": values}))  # the paper: 95.09 ± 0.12, six runs
     squares = statistics.variance(values) / 3, 0.12**2 / 6
     freedom = sum(squares) ** 2 / (squares[0] ** 2 / 2 + squares[1] ** 2 / 5)
     half = t.ppf(0.975, freedom) * math.sqrt(sum(squares))
@@ -28,9 +28,9 @@ def test_a_level_is_ours_minus_the_paper_s_with_welch_s_interval(recorded):
     assert (one.found.low, one.found.high) == pytest.approx((one.found.mean - half, one.found.mean + half))
 
 
-def test_the_table_has_a_line_for_each_cell_with_runs_and_names_those_that_are_apart(recorded):
+def test_the_table_has_a_row_for_each_cell_with_runs_and_marks_those_apart_from_the_paper(recorded):
     accuracies = {"sgd": [90.0, 90.1, 90.2], "sam": [95.0, 95.2, 95.1], "bisam-log": [95.2]}
-    made = sheet_of_levels(group_of(recorded, accuracies))
+    made = sheet_of_levels(table_of(recorded, accuracies))
     assert [(row[0], row[-1]) for row in made.rows] == [
         ("vgg19bn: SGD", "yes"), ("vgg19bn: SAM", "no"), ("vgg19bn: BiSAM (-log)", "–"),
     ]  # fmt: skip
@@ -44,12 +44,12 @@ def test_the_table_has_a_line_for_each_cell_with_runs_and_names_those_that_are_a
     ids=["not the paper's", "changed", "another network stands in"],
 )
 def test_runs_of_another_experiment_have_no_distance_from_the_paper(row, changes, recorded):
-    table = group_of(recorded, {"sam": [90.0, 91.0]}, row, **changes)
+    table = table_of(recorded, {"sam": [90.0, 91.0]}, row, **changes)
     assert levels(table) == []
     assert sheet_of_levels(table) is None
 
 
-def test_levels_come_after_the_differences(recorded):
-    table = group_of(recorded, {"sgd": [94.0, 94.1], "sam": [95.0, 95.2]})
+def test_the_distances_from_the_paper_follow_the_table_of_differences(recorded):
+    table = table_of(recorded, {"sgd": [94.0, 94.1], "sam": [95.0, 95.2]})
     names = [each.title.split(": ")[1].split(" in ")[0] for each in sheets([table])]
     assert names == ["test accuracy", "differences", "distance from the paper"]

@@ -1,4 +1,4 @@
-"""Before a table is trained: the order of runs, and what a budget reaches."""
+"""Planning a table before it is trained: the order of runs, and the comparisons that fit a budget."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ def plan(name=ROW, records=(), gpus_=8, hours=10.0, effect=None):
 
 
 SIZES = {3: 3.5, 4: 2.2, 5: 1.75, 6: 1.5, 10: 1.0}
-"""Effects of a scatter of 1 that need as many seeds."""
+"""By number of seeds, an effect that needs this many if the scatter is 1."""
 
 
 def comparison(row, method, baseline, needed):
@@ -55,7 +55,7 @@ def test_comparisons_share_the_runs_of_their_baseline():
     assert second.end == pytest.approx(math.ceil(23 / 2))
 
 
-def test_what_does_not_fit_leaves_the_budget_to_what_does():
+def test_comparisons_beyond_the_budget_leave_it_to_those_that_fit():
     compared = [comparison("a", "sam", "sgd", 5), comparison("b", "sam", "sgd", 4), comparison("c", "sam", "sgd", 3)]
     hours = {"a": 2.0, "b": 9.0, "c": 0.5}
     costs = {(row, method): hours[row] for row in hours for method in ("sam", "sgd")}
@@ -66,21 +66,21 @@ def test_what_does_not_fit_leaves_the_budget_to_what_does():
         False,
         False,
     ]
-    assert choices[1].gpu_hours == 20.0  # of 23.4, but one GPU would have four runs of two hours each
+    assert choices[1].gpu_hours == 20.0  # of 23.4 available, but one GPU would have four runs of two hours each
 
 
 @given(
     runs=st.lists(st.tuples(st.sampled_from([0.25, 1.0, 1.5, 4.0]), st.integers(0, 6)), max_size=4),
     count=st.integers(1, 5),
 )
-def test_the_last_gpu_ends_no_later_than_the_bound_of_longest_first(runs, count):
+def test_the_schedule_ends_within_the_bound_of_longest_first_scheduling(runs, count):
     each = [hours for hours, number in runs for _ in range(number)]
     least = max([sum(each) / count, *each, 0.0])
     assert least - 1e-12 <= planning.end_of(runs, count) <= (4 / 3) * _best(each, count) + 1e-12
 
 
 def _best(each, count):
-    """The shortest schedule of a few runs by trying all; of more, an upper bound of it."""
+    """The shortest schedule of at most six runs, by trying all; of more, 3/4 of the bound of list scheduling."""
     if len(each) > 6:
         return 3 / 4 * (sum(each) / count + max(each))
     loads = ([sum(h for h, gpu in zip(each, places, strict=True) if gpu == g) for g in range(count)]
@@ -88,10 +88,10 @@ def _best(each, count):
     return min((max(load) for load in loads), default=0.0)
 
 
-# A table.
+# The plan of a table.
 
 
-def test_runs_that_are_there_give_the_scatter_and_are_not_trained_again(recorded):
+def test_existing_runs_give_the_scatter_and_are_not_trained_again(recorded):
     accuracies = {"sam": [94.0, 94.2, 94.1], "bisam-log": [94.1, 94.5, 94.2]}
     runs = [recorded(f"{ROW}/{m}", seed, a) for m, of_seed in accuracies.items() for seed, a in enumerate(of_seed)]
     made = plan(records=runs)
@@ -104,27 +104,27 @@ def test_runs_that_are_there_give_the_scatter_and_are_not_trained_again(recorded
     assert choice.runs == (choice.comparison.needed - 3) + max(0, choice.comparison.needed - max(3, others))
 
 
-def test_equal_gaps_but_for_rounding_have_no_scatter(recorded):
+def test_gaps_that_are_equal_up_to_rounding_have_no_scatter(recorded):
     accuracies = {"sam": [93.90, 93.91], "bisam-log": [94.02, 94.03]}
     runs = [recorded(f"{ROW}/{m}", seed, a) for m, of_seed in accuracies.items() for seed, a in enumerate(of_seed)]
     (one,) = (one.comparison for one in plan(records=runs).choices if one.comparison.method == "bisam-log")
     assert (one.pairs, one.deviation) == (0, pytest.approx(math.hypot(0.31, 0.26)))
 
 
-def test_without_runs_the_scatter_is_that_of_the_papers_deviations():
+def test_without_runs_the_scatter_is_taken_from_the_published_standard_deviations():
     (one,) = (one.comparison for one in plan().choices if one.comparison.method == "bisam-log")
     assert one.pairs == 0
     assert one.deviation == pytest.approx(math.hypot(0.31, 0.26))
 
 
-def test_a_difference_that_is_resolved_takes_no_more_runs(recorded):
+def test_a_resolved_difference_needs_no_more_runs(recorded):
     values = {"sam": [94.0, 94.1, 94.2], "bisam-log": [94.7, 95.1, 95.5]}  # the paper's 0.19 would need 22 pairs
     runs = [recorded(f"{ROW}/{m}", seed, a) for m, of_seed in values.items() for seed, a in enumerate(of_seed)]
     (choice,) = (one for one in plan(records=runs).choices if one.comparison.method == "bisam-log")
     assert (choice.runs, choice.gpu_hours, choice.comparison.is_resolved) == (0, 0.0, True)
 
 
-def test_all_that_a_budget_allows_ends_within_it():
+def test_the_affordable_comparisons_end_within_the_budget():
     made = plan("cifar10", gpus_=8, hours=2.5)
     few = made.affordable
     assert few
@@ -136,24 +136,24 @@ def test_all_that_a_budget_allows_ends_within_it():
     assert {c.comparison.name for c in few} < {c.comparison.name for c in more.affordable}
 
 
-def test_more_gpus_than_a_machine_has_are_those_of_a_cluster():
+def test_commands_for_more_gpus_than_a_machine_has_run_on_ray():
     assert not any("--on" in command for command in plan_sheets.commands(plan("cifar10", gpus_=8, hours=25)))
     assert all(command.endswith(" --on ray") for command in plan_sheets.commands(plan("cifar10", gpus_=9, hours=25)))
 
 
-def test_an_effect_of_ones_own_takes_the_place_of_the_papers():
+def test_a_given_effect_replaces_the_published_ones():
     assert {one.comparison.effect for one in plan(effect=0.25).choices} == {0.25}
 
 
-def test_an_effect_of_nearly_0_has_no_number_of_seeds_runs_or_hours():
+def test_for_an_effect_near_0_no_number_of_seeds_runs_or_hours_is_given():
     sheet = plan_sheets.sheet_of_choices(plan(effect=1e-9))
     assert {tuple(row[3:]) for row in sheet.rows} == {("too many", "–", "–", "beyond")}
 
 
-# What was measured.
+# Measured step times and memory.
 
 
-def test_the_numbers_of_the_h200_are_those_of_its_record():
+def test_the_numbers_of_the_h200_are_those_of_its_stored_measurement():
     record = json.loads((RESULTS / "bench_h200.json").read_text())
     assert {name: entry["peak_mib"] for name, entry in record["memory"].items()} == gpus.H200.peak_mib
     measured = gpus.find_gpu(str(RESULTS / "bench_h200.json"))
@@ -164,7 +164,7 @@ def test_the_numbers_of_the_h200_are_those_of_its_record():
     assert {name: round(ms, 2) for name, ms in measured.plain_ms.items()}.items() <= gpus.H200.plain_ms.items()
 
 
-def test_the_h200_has_resnet32_with_its_own_kernels_alone_and_in_one_graph():
+def test_the_h200_times_of_resnet32_are_those_of_its_fused_kernels_alone_and_together():
     alone = json.loads((RESULTS / "frontier_h200.json").read_text())["models"]["resnet32"]["ms"]["bisam-log"]
     rows = json.loads((RESULTS / "fused_h200.json").read_text())["rows"]
     (row,) = (row for row in rows if row["model"] == "resnet32")
@@ -172,7 +172,7 @@ def test_the_h200_has_resnet32_with_its_own_kernels_alone_and_in_one_graph():
     assert gpus.H200.together["resnet32"] == {1: alone, row["count"]: at_once}
 
 
-def test_commands_train_as_many_runs_at_once_as_were_measured_to_pay():
+def test_commands_train_as_many_runs_together_as_was_measured_to_be_faster():
     of_resnet32 = plan_sheets.commands(plan("label_noise", hours=3))
     assert of_resnet32
     assert all(command.endswith(" --set compile=true --together 6") for command in of_resnet32)
@@ -184,13 +184,13 @@ def test_commands_train_as_many_runs_at_once_as_were_measured_to_pay():
 
 
 @pytest.mark.parametrize("method", ["sgd", "sam", "bisam-log"])
-def test_counted_memory_is_near_what_was_measured(method):
-    """Beside the count there are gradients of the first layers of the backward pass, and workspaces."""
+def test_estimated_memory_is_within_3_percent_of_the_measured_memory(method):
+    """The estimate omits gradients of the first layers of the backward pass, and workspaces."""
     config = find_recipe(f"cifar10/wrn28-10/{method}").cells["wrn28-10", method]
     assert estimated_mib(config) == pytest.approx(gpus.H200.measured_mib(config), rel=0.03)
 
 
-def test_memory_is_counted_as_by_hand(monkeypatch):
+def test_estimated_memory_equals_a_count_by_hand(monkeypatch):
     def net(classes):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes))
 
@@ -198,19 +198,19 @@ def test_memory_is_counted_as_by_hand(monkeypatch):
     config = replace(find_recipe("demo/40%/sgd").cells["40%", "sgd"], model="by hand")
     weights = 4 * (64 * 32 + 32 + 32 * 10 + 10)
     images, hidden, log_softmax, labels, their_sum = 4 * 64 * 64, 4 * 64 * 32, 4 * 64 * 10, 8 * 64, 4
-    saved = images + hidden + log_softmax + labels + their_sum  # the weights are saved too, and are there anyway
+    saved = images + hidden + log_softmax + labels + their_sum  # saved weights take no more memory
     assert estimated_mib(config) == (2 * weights + saved) / 2**20
     assert estimated_mib(replace(config, method="sam")) == (3 * weights + saved) / 2**20
 
 
-def test_memory_of_another_batch_is_not_the_measured_one():
+def test_memory_measured_with_one_batch_size_is_not_used_for_another():
     config = find_recipe("cifar10/wrn28-10/sam").cells["wrn28-10", "sam"]
     assert gpus.H200.measured_mib(replace(config, batch=64)) is None
     assert gpus.H200.measured_mib(replace(config, micro_batch=64)) is None
     assert estimated_mib(replace(config, batch=64)) < estimated_mib(config)
 
 
-def test_hours_follow_the_steps_of_the_gpu_that_is_planned_for():
+def test_hours_scale_with_the_step_time_of_the_planned_gpu():
     config = find_recipe(f"{ROW}/sam").cells["resnet56", "sam"]
     half_as_fast = {"resnet56": 2 * gpus.H200.plain_ms["resnet56"]}
     assert hours_of_run(config, half_as_fast) == pytest.approx(2 * hours_of_run(config))
@@ -223,7 +223,7 @@ def command(*arguments):
     return CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "150"})
 
 
-def test_the_command_prints_runs_hours_memory_and_the_order(tmp_path, recorded, write_run):
+def test_the_plan_command_prints_memory_pairs_the_budget_and_the_commands_to_run(tmp_path, recorded, write_run):
     for method, accuracy in {"sam": 94.0, "bisam-log": 94.3}.items():
         for seed in range(2):
             value = accuracy + 0.05 * seed * (method == "sam")
@@ -250,7 +250,7 @@ def test_the_command_prints_runs_hours_memory_and_the_order(tmp_path, recorded, 
         (["cifar11"], "the nearest names are cifar10"),
     ],
 )
-def test_what_cannot_be_planned_is_refused_in_one_line(arguments, message):
+def test_invalid_arguments_are_refused_with_a_message_of_one_line(arguments, message):
     done = command(*arguments)
     assert done.exit_code == 1
     assert message in done.output
@@ -266,14 +266,14 @@ def test_what_cannot_be_planned_is_refused_in_one_line(arguments, message):
         ('{"receipt": {"gpu": "NVIDIA X"}}', "has no steps of 128 images"),
     ],
 )
-def test_a_file_that_is_no_measurement_is_refused(tmp_path, contents, message):
+def test_a_file_without_a_usable_measurement_is_refused(tmp_path, contents, message):
     (tmp_path / "bench.json").write_text(contents)
     done = command(ROW, "--gpu", tmp_path / "bench.json")
     assert (done.exit_code, len(done.output.splitlines())) == (1, 1)
     assert message in done.output
 
 
-def test_a_table_without_a_measured_step_is_planned_without_hours(tmp_path, recorded, write_run):
+def test_a_table_without_a_measured_step_time_is_planned_without_hours(tmp_path, recorded, write_run):
     for method, accuracy in {"sgd": 90.0, "sam": 94.0}.items():
         for seed in range(3):
             value = accuracy + 3 * seed * (method == "sam")
@@ -285,7 +285,7 @@ def test_a_table_without_a_measured_step_is_planned_without_hours(tmp_path, reco
     assert re.fullmatch(r"  bisam reproduce '?demo/40%'? --methods sgd,sam --seeds 0-\d+", line)
 
 
-def test_a_seed_that_diverged_on_one_side_makes_no_pair(recorded):
+def test_a_seed_that_diverged_for_one_method_makes_no_pair(recorded):
     """It is not trained again: another seed takes its place."""
     runs = [recorded(f"{ROW}/{method}", seed, 94.0 + seed * gap) for method, gap in (("sam", 0.1), ("bisam-log", 0.2))
             for seed in range(2)]  # fmt: skip
@@ -298,13 +298,13 @@ def test_a_seed_that_diverged_on_one_side_makes_no_pair(recorded):
     assert f"--seeds 0-{choice.comparison.needed} " in command
 
 
-def test_a_table_without_published_differences_takes_an_effect(monkeypatch):
+def test_a_table_without_published_differences_requires_an_effect(monkeypatch):
     monkeypatch.setitem(gpus.GPUS, "h200", replace(gpus.H200, plain_ms={"digitsnet": 1.0}))
     assert "give one to resolve, as in --effect 0.5" in command("demo").output
     assert "resolved" in command("demo", "--effect", 5).output
 
 
-def test_a_table_of_a_file_is_planned_and_its_commands_name_the_file(tmp_path, monkeypatch):
+def test_a_table_from_a_file_is_planned_and_its_commands_name_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(
         'methods = ["sam", "bisam-log"]\n[settings]\nmodel = "resnet56"\n[rows.clean]\n[rows.noisy]\nnoise = 0.4\n'

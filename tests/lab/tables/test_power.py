@@ -43,29 +43,29 @@ def critical_value(freedom):
 
 
 @pytest.mark.parametrize("size", [0.15, 0.5, 1.0, 2.5])
-def test_seeds_are_the_fewest_with_which_the_paired_t_test_has_its_power(size):
+def test_the_number_of_seeds_is_the_smallest_that_gives_the_paired_t_test_its_power(size):
     count = seeds_to_resolve(size, 1.0)
     assert power_by_integration(size, count) >= POWER
     assert power_by_integration(size, count - 1) < POWER
 
 
-def test_simulated_experiments_resolve_as_often_as_planned():
+def test_simulated_experiments_resolve_the_difference_with_the_planned_power():
     count = seeds_to_resolve(0.9, 1.0)
     draws = np.random.default_rng(0).normal(0.9, 1.0, (40_000, count))
     t = math.sqrt(count) * draws.mean(1) / draws.std(1, ddof=1)
     share = (t > critical_value(count - 1)).mean()
     error = math.sqrt(POWER * (1 - POWER) / len(draws))
-    assert POWER - 4 * error < share < POWER + 0.05  # of one seed more or less, the chance changes by more than 0.03
+    assert POWER - 4 * error < share < POWER + 0.05  # one seed more or less changes the power by more than 0.03
 
 
-def test_extreme_effects_have_bounded_numbers_of_seeds():
+def test_the_number_of_seeds_is_bounded_for_extreme_effects():
     assert seeds_to_resolve(0.0, 1.0) == seeds_to_resolve(1e-9, 1.0) == seeds_to_resolve(0.008, 1.0) == MOST_SEEDS
     assert 90_000 < seeds_to_resolve(0.0092, 1.0) < MOST_SEEDS  # about (2.8 / 0.0092)²
     assert seeds_to_resolve(100.0, 1e-6) == 2
 
 
 @pytest.mark.parametrize("gaps", [[1.0, -0.5, 2.0], [0.1, 0.9, -0.3, 0.4], [-1.0, 0.2, 0.1], [1.0, 1.1]])
-def test_more_seeds_of_this_size_and_scatter_have_the_power_and_no_fewer(gaps):
+def test_the_number_of_additional_seeds_is_the_smallest_that_gives_the_power(gaps):
     found = difference(dict(enumerate(gaps)), dict.fromkeys(range(len(gaps)), 0.0))
     size, more = abs(statistics.fmean(gaps)) / statistics.stdev(gaps), more_seeds(found)
     if found.resolved:
@@ -75,7 +75,7 @@ def test_more_seeds_of_this_size_and_scatter_have_the_power_and_no_fewer(gaps):
     assert power_by_integration(size, len(gaps) + more - 1) < POWER
 
 
-def test_without_pairs_or_scatter_the_seeds_are_not_known():
+def test_without_pairs_or_scatter_there_is_no_number_of_additional_seeds():
     assert more_seeds(difference({0: 1.0, 1: 2.0}, {2: 1.5, 3: 2.5})) is None
     assert more_seeds(difference({0: 1.0}, {0: 1.5})) is None
     assert more_seeds(difference({0: 1.0, 1: 2.0}, {0: 2.0, 1: 3.0})) is None

@@ -1,4 +1,4 @@
-"""The tables of the paper with ours, the differences, and how they look in a terminal and in Markdown."""
+"""Our results beside the paper's, tables of differences, and how both look in a terminal and in Markdown."""
 
 import io
 import re
@@ -25,7 +25,7 @@ def only_table(records):
 
 
 def by_row(table):
-    """Cells by what the first column and the head say."""
+    """The cells by the texts of the first column and of the head."""
     assert all(len(row) == len(table.head) for row in table.rows)
     return {row[0]: dict(zip(table.head[1:], row[1:], strict=True)) for row in table.rows}
 
@@ -38,7 +38,7 @@ def printed(cell):
 
 
 @pytest.mark.parametrize("name", IN_THE_PAPER)
-def test_every_published_number_stands_below_ours(name, recorded):
+def test_every_published_number_is_shown_below_ours(name, recorded):
     """One run is enough for the whole table, with open cells."""
     recipe = find_recipe(name)
     row, method = next(iter(recipe.cells))
@@ -58,7 +58,7 @@ def test_every_published_number_stands_below_ours(name, recorded):
     assert table.title == f"{recipe.title}: test {what} in per cent, the paper's below"
 
 
-def test_where_another_model_stands_in_the_paper_s_is_named_and_any_other_change_has_no_numbers_of_the_paper(recorded):
+def test_with_a_stand_in_model_the_paper_s_is_named_and_other_changes_hide_the_published_numbers(recorded):
     table = sheet(only_table([recorded("finetune/pets/sam", model="net.py:small")]))
     assert table.title.endswith("with model=net.py:small: test accuracy in per cent, the paper's (vit-b16) below")
     assert (
@@ -71,14 +71,14 @@ def test_where_another_model_stands_in_the_paper_s_is_named_and_any_other_change
         assert "\n" not in "".join(cell for row in table.rows for cell in row)
 
 
-def test_the_paper_s_numbers_are_those_that_it_prints(recorded):
-    """Two by hand, so that not everything hangs on one file."""
+def test_published_numbers_match_two_copied_from_the_paper(recorded):
+    """Copied by hand, so that not all tests rely on one file."""
     table = by_row(sheet(only_table([recorded("cifar10/resnet56/sam", accuracy=94.0)])))
     assert table["resnet56"]["BiSAM (tanh)"] == "–\n94.87 ± 0.34"
     assert table["resnet56"]["SAM"] == "94.00, n = 1\n94.09 ± 0.26"
 
 
-def test_imagenet_has_a_line_for_top_1_and_one_for_top_5(recorded):
+def test_imagenet_has_a_row_for_top_1_and_one_for_top_5(recorded):
     runs = [
         recorded("imagenet/resnet50/sam", seed, 76.0 + seed, result={"test_top5_accuracy": 93.0}) for seed in (0, 1)
     ]
@@ -93,7 +93,7 @@ def test_imagenet_has_a_line_for_top_1_and_one_for_top_5(recorded):
     assert (found.row, found.method, found.found.mean) == ("top1", "bisam-log", pytest.approx(0.5))
 
 
-def test_a_table_of_ours_has_no_published_numbers(recorded):
+def test_a_table_that_is_not_in_the_paper_has_no_published_numbers(recorded):
     table = sheet(only_table([recorded("demo/40%/sam")]))
     assert by_row(table)["40%"] == {"SGD": "–", "SAM": "90.00, n = 1", "BiSAM (-log)": "–", "BiSAM (tanh)": "–"}
     assert table.title == "Handwritten digits, 40 % of the labels wrong: test accuracy in per cent"
@@ -112,7 +112,7 @@ def test_a_changed_table_has_no_published_numbers(recorded):
     assert found.published is None
 
 
-# Ours.
+# Our results.
 
 
 def test_a_cell_has_mean_standard_deviation_and_the_number_of_runs(recorded):
@@ -131,7 +131,7 @@ def test_a_cell_has_mean_standard_deviation_and_the_number_of_runs(recorded):
         (["done", "under way"], "90.00, n = 1, 1 not finished"),
     ],
 )
-def test_what_diverged_or_is_under_way_is_counted_beside_the_mean(statuses, words, recorded):
+def test_diverged_and_unfinished_runs_are_counted_beside_the_mean(statuses, words, recorded):
     runs = [
         recorded("demo/40%/sam", seed, None if status == "under way" else 90.0, status=status)
         for seed, status in enumerate(statuses)
@@ -139,7 +139,7 @@ def test_what_diverged_or_is_under_way_is_counted_beside_the_mean(statuses, word
     assert by_row(sheet(only_table(runs)))["40%"]["SAM"] == words
 
 
-def test_the_average_is_of_columns_in_which_every_row_has_a_run(recorded):
+def test_only_columns_in_which_every_row_has_a_result_have_an_average(recorded):
     rows = find_recipe("cifar10").rows
     runs = [recorded(f"cifar10/{row}/sam", 0, 90.0 + place) for place, row in enumerate(rows)]
     runs += [recorded(f"cifar10/{rows[0]}/sam", 1, 95.0)]  # the mean of the row counts, not each run
@@ -150,7 +150,7 @@ def test_the_average_is_of_columns_in_which_every_row_has_a_run(recorded):
     assert averages["SGD"].split("\n")[0] == averages["BiSAM (-log)"].split("\n")[0] == OPEN
 
 
-def test_flips_and_speed_are_told_where_there_is_one_row(recorded):
+def test_flips_and_step_time_are_shown_if_the_table_has_one_row(recorded):
     table = by_row(sheet(only_table([recorded("label_noise/20%/sam"), recorded("label_noise/20%/sgd")])))
     assert table["flips per batch, last epoch"]["SAM"] == "1.5"
     assert table["flips per batch, last epoch"]["SGD"] == OPEN
@@ -159,7 +159,7 @@ def test_flips_and_speed_are_told_where_there_is_one_row(recorded):
     assert [*two] == find_recipe("label_noise").rows
 
 
-def test_speed_is_told_with_how_many_runs_shared_the_device(recorded):
+def test_the_step_time_is_shown_with_the_number_of_runs_that_share_the_device(recorded):
     def run(method, seed, together):
         record = recorded(f"label_noise/20%/{method}", seed)
         record.metrics[-1]["together"] = together
@@ -184,7 +184,7 @@ def test_speed_is_told_with_how_many_runs_shared_the_device(recorded):
 # Differences.
 
 
-def test_every_method_is_compared_with_the_one_that_it_is_to_improve_on(recorded):
+def test_every_method_is_compared_with_its_baseline(recorded):
     runs = [
         recorded(f"{name}/{row}/{method}", seed)
         for name in ("demo", "adaptive", "efficient", "frontier_digits")
@@ -197,7 +197,7 @@ def test_every_method_is_compared_with_the_one_that_it_is_to_improve_on(recorded
     assert {"SAM − SGD", "BiSAM (tanh) − SAM", "A-BiSAM (-log) − ASAM", "E-BiSAM (tanh) − ESAM"} <= labels
 
 
-def test_a_difference_stands_beside_the_paper_s(recorded):
+def test_a_difference_is_shown_beside_the_published_one(recorded):
     values = {"sam": [94.0, 94.2, 94.1], "bisam-log": [94.3, 94.4, 94.4]}
     runs = [recorded(f"cifar10/resnet56/{m}", seed, a) for m, found in values.items() for seed, a in enumerate(found)]
     table = sheet_of_comparisons(only_table(runs))
@@ -210,7 +210,7 @@ def test_a_difference_stands_beside_the_paper_s(recorded):
     assert found.describe().startswith("BiSAM (-log) is better than SAM by 0.27")
 
 
-def test_a_difference_without_an_interval_says_so_and_one_below_zero_has_a_minus(recorded):
+def test_a_difference_without_an_interval_has_a_dash_and_a_negative_one_a_minus_sign(recorded):
     runs = [
         recorded("demo/40%/sgd", 0, 92.0),
         recorded("demo/40%/sam", 0, 91.0),
@@ -223,7 +223,7 @@ def test_a_difference_without_an_interval_says_so_and_one_below_zero_has_a_minus
     ]
 
 
-def test_several_intervals_come_with_a_warning_about_chance(recorded):
+def test_several_intervals_come_with_a_note_on_multiple_comparisons(recorded):
     accuracies = {"sgd": (1, 2), "sam": (2, 4), "bisam-log": (3, 6), "bisam-tanh": (3, 9)}
     runs = [recorded(f"demo/40%/{m}", seed, a) for m, of_seeds in accuracies.items() for seed, a in enumerate(of_seeds)]
     table = sheet_of_comparisons(only_table(runs))
@@ -232,7 +232,7 @@ def test_several_intervals_come_with_a_warning_about_chance(recorded):
     ]
 
 
-def test_runs_that_diverged_are_told_where_the_others_are_compared(recorded):
+def test_a_difference_reports_the_number_of_diverged_runs_that_it_excludes(recorded):
     runs = [recorded("demo/40%/sgd", seed, 80.0 + seed) for seed in (0, 1, 2)]
     runs += [recorded("demo/40%/sam", seed, 85.0 + seed**2) for seed in (0, 1)]
     runs.append(recorded("demo/40%/sam", 2, status="diverged"))
@@ -242,7 +242,7 @@ def test_runs_that_diverged_are_told_where_the_others_are_compared(recorded):
     assert sheet_of_comparisons(table).notes[0] == "40%: 1 of 3 SAM runs diverged and are left out."
 
 
-def test_a_part_of_a_table_has_no_average_beside_the_paper_s(recorded):
+def test_a_part_of_a_table_has_no_row_of_averages(recorded):
     runs = [recorded("cifar10/resnet56/sam", 0)]
     part = sheet(fill(find_recipe("cifar10/resnet56"), runs))
     assert [row[0] for row in part.rows][:1] == ["resnet56"]
@@ -250,7 +250,7 @@ def test_a_part_of_a_table_has_no_average_beside_the_paper_s(recorded):
     assert "average" in [row[0] for row in sheet(only_table(runs)).rows]
 
 
-def test_without_two_methods_there_are_no_differences(recorded):
+def test_without_results_of_two_methods_there_is_no_table_of_differences(recorded):
     runs = [
         recorded("demo/40%/sam"),
         recorded("demo/40%/sgd", status="diverged"),
@@ -260,10 +260,10 @@ def test_without_two_methods_there_are_no_differences(recorded):
     assert [table.title.split(": ")[1] for table in sheets(collect(runs).tables)] == ["test accuracy in per cent"]
 
 
-# What is left out.
+# Excluded runs.
 
 
-def test_each_folder_that_is_not_whole_or_not_counted_is_named_with_the_reason(recorded):
+def test_each_damaged_or_uncounted_run_folder_is_listed_with_the_reason(recorded):
     damaged = recorded("demo/40%/sam", folder=Path("a"))
     damaged.problems.append("metrics.jsonl: line 2 is not a JSON object")
     runs = [
@@ -302,7 +302,7 @@ def on_a_terminal(table, width=120):
     return console.file.getvalue()
 
 
-def test_on_a_narrow_terminal_rows_become_columns_and_no_number_is_cut():
+def test_on_a_narrow_terminal_rows_become_columns_and_numbers_are_not_truncated():
     wide = Sheet("Results", ["", *(f"measure {name}" for name in "abcdefgh")], [["SGD", *["96.76 ± 0.51"] * 8]] * 3)
     assert "│ SGD │" in on_a_terminal(wide)
     turned = on_a_terminal(wide, width=60)
@@ -310,7 +310,7 @@ def test_on_a_narrow_terminal_rows_become_columns_and_no_number_is_cut():
     assert "…" not in turned + on_a_terminal(wide, width=30)
 
 
-def test_a_terminal_shows_texts_as_they_are():
+def test_a_terminal_shows_texts_with_markup_characters_verbatim():
     shown = on_a_terminal(STRANGE)
     for text in ("a|b [bold] [/x] <i>", "x|y", "[red]", "r|1", "1 ± 2", "3 | 4", "[/]", "[/] a|b"):
         assert text in shown
@@ -330,13 +330,13 @@ def test_a_terminal_shows_every_cell_of_a_real_table(recorded):
 
 
 def rendered(table):
-    """The cells that a reader of Markdown makes of it."""
+    """The HTML that the table's Markdown renders to, and the cells in it."""
     html = MarkdownIt("commonmark", {"html": True}).enable("table").render(table.markdown())
     rows = re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)
     return html, [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
 
 
-def test_markdown_is_read_as_the_same_table(recorded):
+def test_rendered_markdown_has_the_same_title_cells_and_notes(recorded):
     runs = [recorded(f"cifar10/resnet56/{method}", seed) for method in ("sgd", "sam") for seed in (0, 1)]
     for table in sheets(collect(runs).tables):
         html, (head, *rows) = rendered(table)
@@ -347,7 +347,7 @@ def test_markdown_is_read_as_the_same_table(recorded):
             assert f"<p>{note}</p>" in html
 
 
-def test_neither_a_bar_nor_a_tag_in_a_text_is_read_as_markdown():
+def test_bars_and_tags_in_texts_are_escaped_in_markdown():
     html, (head, *rows) = rendered(STRANGE)
     assert head == ["", "x|y", "[red]"]
     assert rows[0] == ["r|1", "1 ± 2<br>3 | 4", "–"]
@@ -357,19 +357,19 @@ def test_neither_a_bar_nor_a_tag_in_a_text_is_read_as_markdown():
     assert "<p>[/] a|b</p>" in html
 
 
-def test_a_comparison_with_sgd_of_as_many_epochs_says_so(recorded):
+def test_a_note_names_rows_where_sgd_did_not_have_twice_the_epochs(recorded):
     runs = [recorded(f"demo/40%/{method}", epochs=30) for method in ("sgd", "sam")]
     assert sheet(fill(find_recipe("demo"), runs)).notes == ["40%: SGD did not have twice the epochs of the others."]
     assert sheet(fill(find_recipe("demo"), [recorded("demo/40%/sgd"), recorded("demo/40%/sam")])).notes == []
 
 
-def test_a_table_of_one_s_own_need_not_give_sgd_twice_the_epochs(recorded):
+def test_a_custom_table_has_no_note_on_the_epochs_of_sgd(recorded):
     own = {"recipe": "mine", "title": "Mine", "row": "net", "epochs": 30}
     (table,) = collect([recorded(f"demo/40%/{method}", **own) for method in ("sgd", "sam")]).tables
     assert sheet(table).notes == []
 
 
-def test_runs_on_data_that_are_not_the_same_are_told(recorded):
+def test_a_note_reports_runs_trained_on_data_with_different_checksums(recorded):
     sums = ["a" * 64, "a" * 64, "b" * 64, None]
     runs = [recorded("demo/40%/sam", n, receipt={"data_checksum": digest}) for n, digest in enumerate(sums)]
     assert sheet(only_table(runs)).notes == [
@@ -386,7 +386,7 @@ def test_runs_on_data_that_are_not_the_same_are_told(recorded):
     )
 
 
-def test_a_table_whose_rows_have_methods_of_their_own_has_a_line_for_each_cell(recorded):
+def test_a_table_whose_rows_have_different_methods_has_a_line_for_each_cell(recorded):
     cells = {"resnet32/sam": [94.0, 94.2], "resnet32/msam": [94.5], "resnet32-late10/sam": [93.0, 93.1]}
     runs = [recorded(f"frontier/{cell}", seed, x) for cell, of in cells.items() for seed, x in enumerate(of)]
     table = sheet(only_table(runs))

@@ -1,4 +1,4 @@
-"""Grids of hyperparameters: the runs that they take, what is chosen from them, and the command line."""
+"""Sweeps over hyperparameters: the runs of a grid, the chosen point, and the command line."""
 
 import io
 import json
@@ -37,7 +37,7 @@ TANH = find_recipe("cifar10/resnet56/bisam-tanh")
 OWN = TANH.cells["resnet56", "bisam-tanh"]
 
 
-# What is trained.
+# The runs of a grid.
 
 
 def plan(name, *fields, seeds=(0,), **options):
@@ -70,7 +70,7 @@ def test_rho_has_the_grid_of_the_paper_for_adaptive_methods(method):
 
 
 @pytest.mark.parametrize("name", ["cifar10/resnet56/sam", "cifar10/resnet56/bisam-log", "efficient/resnet56/esam"])
-def test_rho_of_other_methods_has_a_grid_of_ours_and_says_so(name):
+def test_rho_of_other_methods_has_a_grid_that_is_marked_as_ours(name):
     rho = grid(name, "rho")
     assert (rho.values, rho.origin) == ((0.01, 0.02, 0.05, 0.1, 0.2), "our grid: the paper has none")
 
@@ -82,7 +82,7 @@ def test_several_fields_are_swept_over_their_product():
     assert len(found.jobs) == 2 * 5 * 6
 
 
-def test_every_point_of_one_seed_comes_before_the_next_seed():
+def test_all_points_of_a_seed_are_trained_before_the_next_seed():
     found = plan("cifar10/resnet56/bisam-tanh", "alpha", seeds=[3, 4])
     assert [job.config.seed for job in found.jobs] == [3] * 5 + [4] * 5
 
@@ -92,7 +92,7 @@ def folders(name, field, *values, **options):
     return [job.folder.name for job in found.jobs]
 
 
-def test_a_point_of_the_recipe_is_the_recipe_s_own_run():
+def test_a_point_with_the_recipe_s_values_has_the_folder_of_the_recipe_s_run():
     assert folders("cifar10/resnet56/bisam-tanh", "alpha", "0.10", "1") == [
         "resnet56-bisam-tanh-seed0", "resnet56-bisam-tanh-seed0+alpha=1.0",
     ]  # fmt: skip
@@ -101,33 +101,33 @@ def test_a_point_of_the_recipe_is_the_recipe_s_own_run():
 
 
 @pytest.mark.parametrize(("method", "default"), [("bisam-log", "1"), ("bisam-tanh", "10")])
-def test_mu_of_the_paper_is_the_recipe_s_own_run(method, default):
+def test_a_point_with_the_paper_s_mu_has_the_folder_of_the_recipe_s_run(method, default):
     own, other = sorted(folders(f"cifar10/resnet56/{method}", "mu", default, "3"))
     assert own == f"resnet56-{method}-seed0"
     assert other == f"resnet56-{method}-seed0+mu=3.0"
 
 
-def test_a_micro_batch_of_the_whole_batch_is_the_recipe_s_own_run_unless_the_batch_is_another():
+def test_a_micro_batch_of_the_size_of_the_batch_counts_as_no_micro_batch():
     assert folders("cifar10/resnet56/sam", "micro_batch", "128", "32")[1] == "resnet56-sam-seed0"
     both = plan("cifar10/resnet56/sam", "batch", "micro_batch", values={"batch": ["64"], "micro_batch": ["64", "128"]})
     assert [(job.config.batch, job.config.micro_batch) for job in both.jobs] == [(64, None), (64, 128)]
 
 
 @pytest.mark.parametrize("method", ["sam", "bisam-tanh"])
-def test_no_value_of_clip_norm_is_taken_for_none(method):
-    """1 and 10 are what None of mu stands for."""
+def test_no_finite_value_of_clip_norm_counts_as_none(method):
+    """1 and 10 are values that None stands for in mu."""
     found = plan(f"cifar10/resnet56/{method}", "clip_norm", values={"clip_norm": ["1", "10"]})
     assert [job.config.clip_norm for job in found.jobs] == [1.0, 10.0]
     assert sweep.value_of(found.own, "clip_norm") == math.inf
 
 
-def test_every_number_that_can_be_swept_and_may_be_none_has_a_value_for_it():
+def test_every_swept_field_that_may_be_none_has_a_number_that_stands_for_none():
     nullable = [name for name in sweep.NUMBERS if getattr(Config(), name) is None]
     swept = [name for name in nullable if name not in NOT_SWEPT]
     assert [sweep.value_of(Config(), name) for name in swept] == [math.inf, 1.0, 128, 1]
 
 
-def test_values_are_sorted_and_count_once():
+def test_given_values_are_sorted_without_duplicates():
     (axis,) = plan("cifar10/resnet56/sam", "batch", values={"batch": ["256", "64", "64"]}).axes
     assert (axis.values, axis.origin) == ((64, 256), "as given")
 
@@ -148,7 +148,7 @@ def weights_after_steps(config):
 
 
 @pytest.mark.parametrize("method", methods.METHODS)
-def test_the_fields_of_a_method_are_those_that_change_its_step(method):
+def test_the_fields_of_a_method_are_exactly_those_that_change_its_steps(method):
     optimizer = method if method in methods.BASES else "sgd"
     config = Config(method=method, optimizer=optimizer, precision="fp32")
     steps = {
@@ -158,7 +158,7 @@ def test_the_fields_of_a_method_are_those_that_change_its_step(method):
     assert {field for field, (one, other) in steps.items() if one != other} == {*methods.METHODS[method].fields}
 
 
-# What is chosen.
+# The chosen point.
 
 
 def run(values=None, accuracy=90.0, seed=0, status="done", metrics=(), **others):
@@ -168,7 +168,7 @@ def run(values=None, accuracy=90.0, seed=0, status="done", metrics=(), **others)
 
 
 def runs_of(field, accuracies):
-    """By value, the accuracies of seeds 0, 1, …; None is a run that diverged."""
+    """Runs from the accuracies of seeds 0, 1, … of each value; None is a run that diverged."""
     return [
         run({field: value}, -1.0 if accuracy is None else accuracy, seed, "diverged" if accuracy is None else "done")
         for value, of_seeds in accuracies.items()
@@ -181,7 +181,7 @@ def swept(field, accuracies):
     return found
 
 
-def test_the_best_mean_on_the_validation_data_is_chosen():
+def test_the_point_with_the_best_mean_validation_accuracy_is_chosen():
     found = swept("alpha", {1.0: [90, 94], 0.1: [91, 92], 10.0: [95, 80]})
     assert found.name == "cifar10/resnet56/bisam-tanh"
     assert [point.values for point in found.points] == [(0.1,), (1.0,), (10.0,)]
@@ -190,7 +190,7 @@ def test_the_best_mean_on_the_validation_data_is_chosen():
     assert found.own_point.accuracies == {0: 91, 1: 92}
 
 
-def test_the_recipe_s_own_value_is_chosen_among_equals():
+def test_among_equal_points_the_recipe_s_is_chosen_and_else_the_smallest_value():
     assert swept("alpha", {0.01: [91], 0.1: [91], 1.0: [91]}).chosen.values == (0.1,)
     assert swept("alpha", {0.01: [92], 0.1: [91], 1.0: [92]}).chosen.values == (0.01,)
 
@@ -200,37 +200,37 @@ def test_the_recipe_s_own_value_is_chosen_among_equals():
     moved=st.integers(-200, 200),
 )
 @example(right=[4640, 4001, 4626], moved=52)
-def test_equal_counts_are_equals_whatever_their_floats_are(right, moved):
+def test_points_with_equal_counts_are_ties_whatever_their_rounding_errors(right, moved):
     others = [right[0] + moved, right[1] - moved, right[2]]
     assume(all(0 <= count <= 5000 for count in others))
     found = swept("alpha", {0.01: [count / 50 for count in others], 0.1: [count / 50 for count in right]})
     assert found.chosen.values == (0.1,)
 
 
-def test_a_point_with_a_run_that_diverged_is_not_chosen():
+def test_a_point_with_a_diverged_run_is_not_chosen():
     found = swept("alpha", {0.01: [99, None], 0.1: [90, 91], 1.0: [89, 88]})
     assert found.chosen.values == (0.1,)
     assert found.points[0] == GridPoint((0.01,), {0: 99}, diverged=(1,))
     assert "Points with a run that diverged are not chosen: 1 of 3." in found.conclusions
 
 
-def test_a_point_with_a_run_that_diverged_is_not_as_good_as_the_choice():
+def test_a_point_with_a_diverged_run_is_not_marked_as_indistinguishable_from_the_choice():
     found = swept("alpha", {0.01: [90, 91.5, None], 0.1: [90, 91, 92], 1.0: [90, 90.5, 92]})
     assert [row[-1] for row in sweep.sheet(found).rows] == ["", "chosen, the recipe's", " ~"]
 
 
-def test_the_tried_runs_of_a_sweep_have_other_values_than_the_recipe_s():
+def test_the_tried_runs_of_a_sweep_are_those_with_other_values_than_the_recipe():
     (found,) = sweep.sweeps(TANH, runs_of("alpha", {0.01: [90], 0.1: [91], 1.0: [89]}))
     assert [run.config.alpha for run in found.tried] == [0.01, 1.0]
 
 
-def test_no_clipping_is_not_the_largest_norm_of_a_grid():
+def test_choosing_no_clipping_is_not_reported_as_an_edge_of_the_grid():
     found = swept("clip_norm", {1.0: [90], 2.0: [91], None: [95]})
     assert found.chosen.values == (math.inf,)
     assert found.edges == []
 
 
-def test_where_every_point_diverged_nothing_is_chosen():
+def test_if_every_point_has_a_diverged_run_nothing_is_chosen():
     found = swept("alpha", {0.1: [90, None], 1.0: [None, None]})
     assert found.chosen is None
     assert found.edges == []
@@ -238,21 +238,21 @@ def test_where_every_point_diverged_nothing_is_chosen():
     assert [row[1:4] for row in sweep.sheet(found).rows] == [["90.00", "1", "1"], ["–", "0", "2"]]
 
 
-def test_what_the_result_says_counts_not_the_best_epoch():
-    """Of a recipe that selects the last weights, the result has the last validation accuracy."""
+def test_the_accuracy_in_the_result_counts_rather_than_that_of_the_best_epoch():
+    """If a recipe selects the last weights, the result has the last validation accuracy."""
     epochs = [{"epoch": 0, "validation_accuracy": 99.0}, {"epoch": 1, "validation_accuracy": 80.0}]
     (found,) = outcome(TANH, ["alpha"], [run({"alpha": 1.0}, 80.0, metrics=epochs), run(accuracy=85.0)])
     assert found.chosen.values == (0.1,)
 
 
-def test_a_run_with_another_seed_takes_its_value_out_and_not_the_sweep():
+def test_a_value_with_other_seeds_than_the_rest_is_excluded_and_named():
     runs = [run({"alpha": alpha}, 90.0, seed=seed) for alpha in (0.1, 1.0, 10.0) for seed in (0, 1)]
     (found,) = outcome(TANH, ["alpha"], [*runs, run({"alpha": 5.0}, 99.0, seed=7)])
     assert [point.values for point in found.points] == [(0.1,), (1.0,), (10.0,)]
     assert found.conclusions[-1] == "Left out, since they lack the seeds of the others: alpha = 5."
 
 
-def test_seeds_that_few_values_have_are_told_to_be_left_out():
+def test_seeds_that_at_most_half_of_the_points_have_are_excluded_and_named():
     found = swept("alpha", {0.1: [90, 91, 92, 93], 1.0: [89, 90, 91], 10.0: [88, 89], 100.0: [87, 88]})
     assert [point.accuracies.keys() for point in found.points] == [{0, 1}] * 4
     assert found.seeds_left_out == (2, 3)
@@ -260,16 +260,16 @@ def test_seeds_that_few_values_have_are_told_to_be_left_out():
     assert "Left out" not in "".join(swept("alpha", {0.1: [90, 91], 1.0: [89, 90]}).conclusions)
 
 
-def test_sweeps_are_found_among_runs_that_were_changed_alike():
+def test_sweeps_are_found_among_runs_with_the_same_other_changes():
     own = {"alpha": (0.1, 1.0, 10.0)}
     runs = [run({"alpha": alpha}, 90.0 + alpha, epochs=3) for alpha in own["alpha"]]
     (found,) = sweep.sweeps(TANH, [*runs, run({"alpha": 100.0}, 99.0), run({"mu": 1.0}, 99.0)])
     assert (found.fields, found.changes) == (("alpha",), "epochs=3")
     assert [point.values for point in found.points] == [(alpha,) for alpha in own["alpha"]]
-    assert sweep.sweeps(TANH, runs[:2]) == []  # two values are two runs
+    assert sweep.sweeps(TANH, runs[:2]) == []  # two values make no sweep
 
 
-def test_runs_of_a_sweep_have_no_table_that_shows_their_test_accuracy(recorded):
+def test_runs_of_a_sweep_appear_in_no_table_of_test_accuracies(recorded):
     records = [run({"alpha": alpha}, 90.0).record for alpha in (0.1, 1.0, 10.0)]
     baselines = [recorded(f"cifar10/resnet56/{method}", 0, 94.0) for method in ("sgd", "sam")]  # which have no alpha
     tables, found = sweep.sort_out(collect(records + baselines))
@@ -277,29 +277,29 @@ def test_runs_of_a_sweep_have_no_table_that_shows_their_test_accuracy(recorded):
     assert len(found) == 1
 
 
-def test_a_changed_table_that_is_no_sweep_stays(recorded):
+def test_a_changed_table_that_is_not_a_sweep_is_kept(recorded):
     changed = [recorded(f"cifar10/resnet56/{method}", 0, 94.0, epochs=3) for method in ("sgd", "sam")]
     tables, found = sweep.sort_out(collect(changed))
     assert ([table.changes for table in tables], found) == (["epochs=3"], [])
 
 
-def test_runs_of_a_sweep_may_be_computed_in_different_ways():
+def test_runs_of_a_sweep_may_differ_in_compile():
     runs = [run({"alpha": alpha}, 90.0, compile=alpha > 1) for alpha in (0.1, 1.0, 10.0)]
     (found,) = sweep.sweeps(TANH, runs)
     assert (len(found.points), found.changes) == (3, "")
 
 
-def test_a_value_with_a_part_of_the_seeds_is_left_out():
+def test_a_value_that_lacks_a_seed_of_the_others_is_excluded():
     found = swept("alpha", {0.1: [90, 91], 1.0: [89, 90], 10.0: [99]})
     assert [point.values for point in found.points] == [(0.1,), (1.0,)]
     assert found.left_out == ((10.0,),)
 
 
-def test_the_steps_that_perturb_are_the_method_s_own_where_none_are_set():
+def test_where_every_is_not_set_its_value_is_the_default_of_the_method():
     assert [sweep.value_of(Config(method=method), "every") for method in ("sam", "looksam")] == [1, 5]
 
 
-def test_the_first_measure_of_the_recipe_chooses():
+def test_the_point_is_chosen_by_the_first_measure_of_the_recipe():
     recipe = find_recipe("glue/cola/bisam-log")
     (own,) = recipe.cells.values()
     results = {1.0: {"mcc": -3.0, "accuracy": 99.0}, 2.0: {"mcc": 5.0, "accuracy": 1.0}}
@@ -312,25 +312,25 @@ def test_the_first_measure_of_the_recipe_chooses():
     assert found.measure == "validation Matthews correlation"
 
 
-def test_only_seeds_that_every_value_has_count():
+def test_only_seeds_common_to_all_values_count():
     (found,) = outcome(TANH, ["alpha"], [run(accuracy=90), run(accuracy=99, seed=1), run({"alpha": 1.0}, 91)])
     assert [point.accuracies for point in found.points] == [{0: 90}, {0: 91}]
     assert outcome(TANH, ["alpha"], [run(), run({"alpha": 1.0}, seed=1)]) == []
 
 
-def test_runs_that_differ_in_another_field_are_left_aside():
+def test_runs_that_differ_in_another_field_are_ignored():
     own, other = run(), run({"alpha": 1.0}, 95.0, epochs=3)
     assert outcome(TANH, ["alpha"], [own, other]) == []
     (found,) = outcome(TANH, ["alpha"], [own, run({"alpha": 1.0}), other])
     assert found.points[1].accuracies == {0: 90.0}
 
 
-def test_runs_that_were_computed_in_another_way_are_the_same_point():
+def test_compile_and_deterministic_do_not_separate_the_points_of_a_sweep():
     (found,) = outcome(TANH, ["alpha"], [run(compile=True), run({"alpha": 1.0}, deterministic=True)])
     assert len(found.points) == 2
 
 
-def test_runs_that_are_not_finished_are_left_aside():
+def test_runs_without_a_result_or_a_validation_accuracy_are_ignored():
     (found,) = outcome(
         TANH, ["alpha"], [run(), run({"alpha": 1.0}), run({"alpha": 10.0}, status=None), run({"alpha": 5.0}, None)]
     )
@@ -343,7 +343,7 @@ def test_mu_of_none_and_the_number_that_it_stands_for_are_one_point():
     assert found.own == (10.0,)
 
 
-def test_a_method_without_the_field_has_no_sweep():
+def test_a_method_that_does_not_use_the_field_has_no_sweep():
     sam = replace(OWN, method="sam")
     recipe = replace(TANH, cells={("resnet56", "sam"): sam, **TANH.cells})
     runs = [Run(each.record, replace(each.config, method="sam")) for each in runs_of("alpha", {0.1: [90], 1.0: [91]})]
@@ -353,7 +353,7 @@ def test_a_method_without_the_field_has_no_sweep():
     ]
 
 
-# What is said of it.
+# Conclusions.
 
 
 def sweep_of(accuracies, own=(0.1,)):
@@ -361,7 +361,7 @@ def sweep_of(accuracies, own=(0.1,)):
     return Sweep("cifar10", ("resnet56", "bisam-tanh"), ("alpha", "mu")[: len(own)], own, points)
 
 
-def test_a_difference_to_the_recipe_is_resolved_pair_by_pair():
+def test_the_choice_is_compared_with_the_recipe_in_pairs_of_equal_seeds():
     found = sweep_of({(0.1,): [80, 85, 90], (1.0,): [81, 86.1, 91], (10.0,): [0, 0, 0]})
     assert found.conclusions == [
         "Chosen: alpha = 1. alpha = 1 is better than the recipe's alpha = 0.1 by 1.03 points, 95 % interval +0.89 to "
@@ -369,7 +369,7 @@ def test_a_difference_to_the_recipe_is_resolved_pair_by_pair():
     ]
 
 
-def test_a_difference_that_is_not_resolved_is_said():
+def test_an_unresolved_difference_to_the_recipe_is_reported():
     words, level = sweep_of({(0.1,): [80, 85], (1.0,): [81, 87], (10.0,): [0, 1]}).conclusions
     assert words.startswith("Chosen: alpha = 1. alpha = 1 is above the recipe's alpha = 0.1 by 1.50 points, 95 % inter")
     assert level == "~: not distinguishable from the choice with these seeds."
@@ -378,13 +378,13 @@ def test_a_difference_that_is_not_resolved_is_said():
     assert words.endswith("not resolved, the scatter cannot be estimated from 1 run each.")
 
 
-def test_the_recipe_s_own_choice_is_said_to_be_that():
+def test_a_choice_equal_to_the_recipe_s_is_reported_as_such():
     found = sweep_of({(0.01,): [1], (0.1,): [2], (1.0,): [1]})
     assert found.conclusions == ["Chosen: alpha = 0.1, as in the recipe."]
     assert found.gain is None
 
 
-def test_where_the_recipe_s_own_value_has_no_runs_nothing_is_compared():
+def test_without_results_of_the_recipe_s_value_the_reason_for_no_comparison_is_reported():
     assert sweep_of({(0.01,): [1], (1.0,): [2], (10.0,): [1]}).conclusions == [
         "Chosen: alpha = 1. The grid lacks the recipe's alpha = 0.1: add it to the values to compare with it."
     ]
@@ -397,7 +397,7 @@ def test_where_the_recipe_s_own_value_has_no_runs_nothing_is_compared():
     )
 
 
-def test_a_choice_at_the_edge_of_the_grid_is_said():
+def test_a_choice_at_the_edge_of_the_grid_is_reported():
     found = sweep_of({(0.1, 1.0): [1], (0.1, 2.0): [1], (1.0, 1.0): [2], (1.0, 2.0): [1]}, own=(0.1, 1.0))
     assert found.edges == [("alpha", "largest"), ("mu", "smallest")]
     assert found.conclusions[1:] == [
@@ -406,7 +406,7 @@ def test_a_choice_at_the_edge_of_the_grid_is_said():
     ]
 
 
-def test_an_edge_that_is_not_better_than_the_recipe_is_not_said():
+def test_an_edge_that_is_not_resolved_as_better_than_the_recipe_is_not_reported():
     found = sweep_of({(0.1,): [80, 85], (1.0,): [81, 87]})
     assert found.edges == [("alpha", "largest")]
     assert "beyond" not in "".join(found.conclusions)
@@ -443,7 +443,7 @@ OVER_ALPHA = ["sweep", "demo/40%/bisam-tanh", "--over", "alpha", "--values", "0.
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The folder, the time when the recipe's own run was done, and what a sweep around it printed."""
+    """The folder of a sweep that found a run of the recipe finished, and what the sweep printed."""
     runs = tmp_path_factory.mktemp("runs")
     bisam("train", "demo/40%/bisam-tanh", *SHORT, "--seeds", "0", runs=runs)
     (before,) = runs.rglob("result.json")
@@ -454,7 +454,7 @@ def trained(tmp_path_factory):
     return runs, done.stdout
 
 
-def test_each_cell_of_a_sweep_has_its_own_runs_and_no_run_is_of_two(tmp_path):
+def test_the_cells_of_a_sweep_have_separate_runs(tmp_path):
     recipe = find_recipe("demo/40%").only([], ["sam", "bisam-log"])
     found = cell_grids(recipe, ["rho"], [0, 1], tmp_path, values={"rho": ["0.05", "0.2"]})
     assert [grid.description.partition(":")[2] for grid in found] == [" rho over 0.05, 0.2 (as given), 4 runs"] * 2
@@ -465,31 +465,31 @@ def test_each_cell_of_a_sweep_has_its_own_runs_and_no_run_is_of_two(tmp_path):
     assert len({job.folder for grid in found for job in grid.jobs}) == 8
 
 
-def test_a_sweep_trains_every_value_with_every_seed_and_nothing_twice(trained):
-    runs, said = trained
+def test_a_sweep_trains_every_value_with_every_seed_and_no_run_twice(trained):
+    runs, printed = trained
     name = "noise40-bisam-tanh-seed"
     assert {*results(runs)} == {f"{name}{seed}+epochs=1{alpha}" for seed in (0, 1) for alpha in ("", "+alpha=1.0")}
-    assert "demo/40%/bisam-tanh: alpha over 0.1, 1 (as given), 4 runs" in said
-    assert "1 of 4 runs are done already" in said
+    assert "demo/40%/bisam-tanh: alpha over 0.1, 1 (as given), 4 runs" in printed
+    assert "1 of 4 runs are done already" in printed
     assert "4 of 4 runs are done already" in bisam(*OVER_ALPHA, runs=runs).stdout
 
 
 def test_the_table_shows_the_validation_accuracies_of_the_runs(trained):
-    runs, said = trained
+    runs, printed = trained
     found = results(runs)
     means = {}
     for alpha, end in {"0.1": "", "1": "+alpha=1.0"}.items():
         values = [found[f"noise40-bisam-tanh-seed{seed}+epochs=1{end}"]["validation_accuracy"] for seed in (0, 1)]
         means[alpha] = statistics.mean(values)
-        (line,) = (line for line in said.splitlines() if line.startswith(f"│ {alpha} "))
+        (line,) = (line for line in printed.splitlines() if line.startswith(f"│ {alpha} "))
         assert f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f} │ 2 │        0 │" in line
     best = max(means, key=means.get)
-    assert f"Chosen: alpha = {best}" in said
-    (line,) = (line for line in said.splitlines() if "chosen" in line)
+    assert f"Chosen: alpha = {best}" in printed
+    (line,) = (line for line in printed.splitlines() if "chosen" in line)
     assert line.startswith(f"│ {best} ")
 
 
-def test_test_accuracy_is_not_shown(tmp_path, monkeypatch):
+def test_a_sweep_does_not_print_test_accuracies(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingRun, "test_accuracies", lambda _: {"test_accuracy": 77.77})
     done = bisam(*OVER_ALPHA, runs=tmp_path)
     assert done.exit_code == 0, done.stderr
@@ -499,7 +499,7 @@ def test_test_accuracy_is_not_shown(tmp_path, monkeypatch):
     assert "test" not in done.stdout
 
 
-def test_each_cell_is_swept_for_itself(tmp_path):
+def test_each_cell_is_swept_separately(tmp_path):
     over = ["--methods", "sam,bisam-log", "--over", "weight-decay", "--values", "0,0.0005"]
     done = bisam("sweep", "demo", *over, *SHORT, "--seeds", "0", runs=tmp_path)
     assert done.exit_code == 0, done.stderr
@@ -509,7 +509,7 @@ def test_each_cell_is_swept_for_itself(tmp_path):
     assert done.stdout.count("Chosen: weight_decay = ") == 2
 
 
-def test_values_of_one_of_several_fields_leave_the_others_their_grids(tmp_path, monkeypatch):
+def test_giving_values_for_one_field_keeps_the_grids_of_the_others(tmp_path, monkeypatch):
     planned = []
     monkeypatch.setattr("bisam.lab.training.jobs.run", lambda jobs, *_, **_options: planned.extend(jobs))
     done = bisam("sweep", "demo/40%/bisam-tanh", "--over", "alpha,mu", "--values", "mu=1,10", runs=tmp_path)
@@ -527,7 +527,7 @@ def test_a_run_that_diverges_is_counted_and_not_chosen(tmp_path):
     assert "Chosen: lr = 0.05, as in the recipe." in done.stdout
 
 
-def test_a_sweep_goes_on_though_nobody_reads_what_it_prints(tmp_path):
+def test_a_sweep_continues_if_stdout_is_a_pipe_closed_by_its_reader(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as unread, redirect_stdout(unread):
@@ -535,7 +535,7 @@ def test_a_sweep_goes_on_though_nobody_reads_what_it_prints(tmp_path):
     assert len(results(tmp_path)) == 2
 
 
-def test_a_sweep_that_was_cut_off_goes_on(tmp_path, monkeypatch):
+def test_an_interrupted_sweep_is_resumed_by_the_same_command(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "step", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         done = bisam(*OVER_ALPHA, runs=tmp_path)
@@ -547,14 +547,14 @@ def test_a_sweep_that_was_cut_off_goes_on(tmp_path, monkeypatch):
     assert len(results(tmp_path)) == 4
 
 
-def test_runs_are_trained_together_and_saved_as_often_as_asked(tmp_path, monkeypatch):
-    told = {}
-    monkeypatch.setattr("bisam.lab.training.jobs.run", lambda *_, **options: told.update(options))
+def test_the_options_together_and_checkpoint_seconds_are_passed_to_the_training(tmp_path, monkeypatch):
+    passed = {}
+    monkeypatch.setattr("bisam.lab.training.jobs.run", lambda *_, **options: passed.update(options))
     bisam(*OVER_ALPHA, "--together", "3", "--checkpoint-seconds", "7", runs=tmp_path)
-    assert (told["together"], told["checkpoint_seconds"]) == (3, 7.0)
+    assert (passed["together"], passed["checkpoint_seconds"]) == (3, 7.0)
 
 
-def test_a_part_of_a_data_set_will_do_if_it_is_asked_for(tmp_path, hub_layout, monkeypatch):
+def test_a_sweep_accepts_partial_data_only_if_requested(tmp_path, hub_layout, monkeypatch):
     monkeypatch.setenv("BISAM_CACHE", str(tmp_path / "cache"))
     pixels = np.random.default_rng(0).integers(0, 256, (60, 3, 32, 32), np.uint8)
     for split, count in {"train": 60, "test": 12}.items():
@@ -570,7 +570,7 @@ def test_a_part_of_a_data_set_will_do_if_it_is_asked_for(tmp_path, hub_layout, m
     assert "Chosen: rho = " in done.stdout
 
 
-def test_a_bar_is_named_by_the_values_of_its_run():
+def test_a_progress_bar_is_labelled_with_the_swept_values_of_its_run():
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=200)
     with Progress(console, label=partial(_label_of, fields=["alpha", "mu"])) as progress:
@@ -629,20 +629,20 @@ def test_a_bar_is_named_by_the_values_of_its_run():
         (["demi", "--over", "rho"], "unknown recipe 'demi'"),
     ],
 )
-def test_mistakes_are_explained_in_a_line(arguments, message, tmp_path):
+def test_invalid_arguments_are_refused_with_a_message_and_nothing_is_trained(arguments, message, tmp_path):
     done = bisam("sweep", "--set", "epochs=1", "--seeds", "0", *arguments, runs=tmp_path)
     assert done.exit_code == 1, done.exception
     assert message in " ".join(done.stderr.split())
     assert results(tmp_path) == {}
 
 
-def test_a_sweep_needs_to_be_told_over_what(tmp_path):
+def test_the_option_over_is_required(tmp_path):
     done = bisam("sweep", "demo", runs=tmp_path)
     assert done.exit_code == 2
     assert "--over" in done.stderr
 
 
-def test_a_device_that_is_not_there_is_refused(tmp_path):
+def test_an_unknown_device_is_refused(tmp_path):
     done = CliRunner().invoke(app, [*OVER_ALPHA, "--runs", str(tmp_path), "--device", "tpu"])
     assert done.exit_code == 1
     assert "auto, cpu or cuda, got 'tpu'" in done.stderr
