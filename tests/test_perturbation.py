@@ -6,7 +6,7 @@ from torch import nn
 
 from bisam import ASAM, SAM, Ball, FisherSAM
 
-from family import VARIANTS, assert_close, batch, build, kind_of, mlp
+from family import assert_close, batch, build, kind_of, mlp
 
 
 def epsilon_of(model, optimizer, x, y):
@@ -173,7 +173,3 @@ def test_rho_and_eta_must_be_non_negative_and_finite(name, value):
     with pytest.raises(ValueError, match=message):
         optimizer.minimize(*batch())
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
-
-
-def test_the_tested_variants_include_those_of_the_paper():
-    assert set(VARIANTS) >= {"SAM", "ASAM", "BiSAM(log)", "BiSAM(tanh)", "ABiSAM(log)", "ABiSAM(tanh)"}

@@ -79,13 +79,16 @@ def test_momentum_sam_follows_the_momentum_of_each_optimizer():
     model, optimizer = built(bisam.MSAM)
     optimizer.minimize(*batch(0))
     before = [p.detach().clone() for p in model.parameters()]
+    names = {2: "momentum_buffer", 1: "exp_avg"}  # SGD has the matrices, AdamW the others
+    momenta = [optimizer.state[p][names[p.dim()]].clone() for p in model.parameters()]
+    length = torch.cat([momentum.flatten() for momentum in momenta]).norm()
     seen = []
     model.register_forward_pre_hook(
         lambda *_: seen.extend(p.detach() - b for p, b in zip(model.parameters(), before, strict=True))
     )
     optimizer.minimize(*batch(1))
-    assert len(seen) == len(before)
-    assert all(step.norm() > 0 for step in seen)
+    expected = [-0.3 * momentum / length for momentum in momenta]  # the default rho
+    assert_close(seen, expected, 1e-6)
 
 
 def test_a_checkpoint_resumes_bitwise_and_has_the_form_of_one_optimizers_state():

@@ -517,11 +517,6 @@ def test_an_objective_that_returns_one_loss_per_sample_is_refused():
         optimizer.minimize(*batch())
 
 
-def test_a_scheduler_on_a_module_is_refused_by_torch():
-    with pytest.raises(TypeError, match="not an Optimizer"):
-        torch.optim.lr_scheduler.StepLR(mlp(), 1)
-
-
 def test_sharpness_aware_with_its_defaults_is_sam():
     model, optimizer = build("SAM")
     torch.manual_seed(0)
