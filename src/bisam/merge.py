@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bisam import numbers
-from bisam.tensors import buckets
+from bisam.tensors import buckets, gradients
 from bisam.tensors.gradients import Gradients
 from bisam.tensors.memory import Memory
 
@@ -64,7 +64,7 @@ class SurrogateGap(Merge):
             return
         along = _finite_ratio(buckets.dot(plain, at_perturbed), buckets.norm(at_perturbed).square())
         # g_p − α(g − c g_p) = (1 + αc) g_p − α g, in place
-        torch._foreach_mul_(_local(at_perturbed), 1 + self.alpha * along)
+        gradients.scale_([*at_perturbed], 1 + self.alpha * along)
         torch._foreach_sub_(_local(at_perturbed), _local(plain), alpha=self.alpha)
 
 
@@ -124,11 +124,11 @@ class Reuse(Merge):
         along = _ratio(buckets.dot(at_perturbed, plain), buckets.norm(plain).square())
         # g_s − c g, in the storage of g, which is not needed any more
         orthogonal = _local(plain)
-        torch._foreach_mul_(orthogonal, -along)
+        gradients.scale_([*plain], -along)
         torch._foreach_add_(orthogonal, _local(at_perturbed))
         overflowed = ~along.isfinite()
         for tensor in orthogonal:  # not to be remembered: steps until the next perturbed one use plain gradients
-            tensor.masked_fill_(overflowed, 0.0)
+            tensor.masked_fill_(overflowed.to(tensor.device), 0.0)
         torch._foreach_copy_(_local([*remembered.values()]), orthogonal)
 
     def plain(self, params: Sequence[Tensor]) -> None:
@@ -139,7 +139,10 @@ class Reuse(Merge):
             return
         plain, orthogonal = [g for g, _ in known], [v for _, v in known]
         factor = self.alpha * _finite_ratio(buckets.norm(plain), buckets.norm(orthogonal))
-        torch._foreach_add_(_local(plain), torch._foreach_mul(_local(orthogonal), factor))
+        pairs = [*zip(_local(plain), _local(orthogonal), strict=True)]
+        for device in {gradient.device for gradient, _ in pairs}:
+            on_device, remembered = zip(*(pair for pair in pairs if pair[0].device == device), strict=True)
+            torch._foreach_add_(on_device, torch._foreach_mul(remembered, factor.to(device)))
 
 
 def _both_gradients(params: Sequence[Tensor], at_weights: Gradients) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

@@ -162,6 +162,7 @@ class LowerBound(nn.Module):
     ) -> None:
         super().__init__()
         self.phi = phi
+        _resolve(phi, alpha)
         self.mu = _checked_mu(phi, mu)
         self.alpha = positive("alpha", alpha)
         if reduction not in ("mean", "sum", "none"):
@@ -172,7 +173,6 @@ class LowerBound(nn.Module):
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
-        _resolve(phi, alpha)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         check_classification(logits, target)
@@ -303,9 +303,9 @@ def correct(logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Tens
     """
     dim = _class_dim(logits)
     target = as_target(target)
-    labels = target.argmax(dim) if target.is_floating_point() else target.masked_fill(target == ignore_index, 0)
+    labels = target.argmax(dim) if target.is_floating_point() else target
     largest, predicted = logits.max(dim)
-    return (predicted == labels) & (_of_label(logits, labels, dim).squeeze(dim) == largest)  # which NaN is not
+    return (predicted == labels) & (largest == largest)  # which NaN is not
 
 
 def zero_one_error(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, ignore_index: int = -100) -> Tensor:
@@ -318,6 +318,8 @@ def zero_one_error(logits: Tensor, target: Tensor, *, weight: Tensor | None = No
         0.5
     """
     check_classification(logits, target)
+    if not target.is_floating_point():
+        _of_label(logits, as_target(target).masked_fill(target == ignore_index, 0), _class_dim(logits))  # or raises
     wrong = (~correct(logits, target, ignore_index=ignore_index)).float()
     if target.is_floating_point():  # which no class index can ignore
         share = label_weights(target.argmax(_class_dim(logits)), weight, -100)
@@ -447,6 +449,4 @@ def _checked_mu(phi: str | Phi, mu: float | None) -> float:
         return positive("mu", mu)
     if not isinstance(phi, str):
         raise ValueError("mu must be given for a phi of your own: the paper's values are for its own two")
-    if phi not in PAPER_MU:
-        raise ValueError(f'phi must be "log", "tanh" or a callable, got {phi!r}')
     return PAPER_MU[phi]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from bisam.engine.checks import Closure
 from bisam.engine.criterion import Criterion, Pass
-from bisam.engine.objective_options import ignored, per_sample, share
+from bisam.engine.objective_options import ignored, per_sample, shares
+from bisam.engine.work import Given
 from bisam.objectives import Objective, logits_of
 from bisam.plan import Batch, Plan
 from bisam.tensors.snapshot import forget_derived
@@ -106,9 +107,9 @@ class Planned:
         self, objective: Objective, factor: float | Tensor, scores: list[Tensor] | None = None
     ) -> list[Closure]:
         parts = self.batch.split(self.pieces)
-        shares = [1.0 if len(parts) == 1 else share(objective, part.y, self.batch.y) for part in parts]
+        weights = shares(objective, [part.y for part in parts])
         return [
-            partial(self.runner.backward, part, factor * own, scores) for part, own in zip(parts, shares, strict=True)
+            partial(self.runner.backward, part, factor * own, scores) for part, own in zip(parts, weights, strict=True)
         ]
 
     def _look(self, objective: Objective, batch: Batch, *, at_weights: bool) -> Tensor:
@@ -119,3 +120,7 @@ class Planned:
         else:
             self.runner.criterion.current = Pass.DESCENT_OBSERVED
         return scores
+
+
+Work = Given | Planned
+"""The samples that share one ε, as closures for each pass, whose gradients add up."""

@@ -233,6 +233,15 @@ def check_sees_batch(variant: Variant, method: str) -> None:
         )
 
 
+def check_no_autocast(autocast: torch.dtype | None, where: str) -> None:
+    """Raise if `autocast=` would have no effect: only `minimize` runs the model."""
+    if autocast is not None:
+        raise RuntimeError(
+            f"autocast= is for minimize(x, y), which runs the model, and has no effect on {where}: remove it, and run "
+            f"the model and the loss inside of `with torch.autocast(device, {autocast})`"
+        )
+
+
 def check_by_hand(variant: Variant) -> None:
     """Raise if the variant does something outside `ascend` and `descend`."""
     check_sees_batch(variant, "ascend()")
@@ -304,10 +313,9 @@ class WatchBuffers:
 
     def warn(self, name: str) -> None:
         if self._found:
-            warnings.warn(
+            warn_caller(
                 f"{', '.join(sorted(self._found))} may update buffers (batch statistics) in both passes of a step, and "
-                f"without the model {name} cannot bring them back: give it, as in {name}(base, model)",
-                stacklevel=6,
+                f"without the model {name} cannot bring them back: give it, as in {name}(base, model)"
             )
 
     def stop(self) -> None:
@@ -349,10 +357,9 @@ def warn_unless_criterion(variant: Variant) -> None:
     """By hand, the caller may have computed both losses without the criterion."""
     called = variant.criterion.current is not Pass.NONE and variant.criterion.telemetry.used_criterion()
     if variant.criterion.bilevel and not called:
-        warnings.warn(
+        warn_caller(
             f"ascend() uses the gradients of the first pass, which did not call {type(variant).__name__}'s criterion. "
-            "With one loss in both passes this is SAM: use optimizer.criterion(output, target)",
-            stacklevel=3,
+            "With one loss in both passes this is SAM: use optimizer.criterion(output, target)"
         )
 
 

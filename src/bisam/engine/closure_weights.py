@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bisam.engine.criterion import Criterion
+from bisam.numbers import is_number
 from bisam.tensors import gradients
 from bisam.tensors.gradients import Gradients
 
@@ -56,9 +57,9 @@ class ClosureWeights:
         return torch.where(whole == 0, 0.0, 1 / whole) if isinstance(whole, Tensor) else 1 / whole
 
     def mean(self, values: list[Any]) -> list[Any]:
-        """The weighted mean, or sum, of what the closures returned, as a list of one; all if they are no numbers."""
-        if not all(isinstance(value, Tensor | float) for value in values):
-            return values
+        """The weighted mean, or sum, of what the closures returned, in a list; the first if they are no numbers."""
+        if not all(isinstance(value, Tensor) or is_number(value) for value in values):
+            return values[:1]
         factors = [1.0 if weight is None else weight for weight in self._found]
         weighted = [
             # the mean of a closure whose labels were all ignored is 0/0, and counts for nothing

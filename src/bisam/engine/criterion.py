@@ -67,19 +67,16 @@ class Criterion:
                     f"{name} must be an objective to call with (output, target), such as bisam.LowerBound() or "
                     f"torch.nn.CrossEntropyLoss(), got {given}"
                 )
-        self.descent: Objective = CrossEntropy() if descent is None else descent
-        self.ascent: Objective = self.descent if ascent is None else ascent
+        descent = CrossEntropy() if descent is None else descent
+        self._pair = ObjectivePair.of(descent if ascent is None else ascent, descent)
         self.current = Pass.NONE
         """The pass of the current step. The engine sets it."""
         of_labels = [objective_options.is_of_labels(objective) for objective in (self.ascent, self.descent)]
         self._targets_checked = not any(of_labels)
         """Whether the targets need no check, because no objective takes labels, or because the first were checked."""
-        self._pair = ObjectivePair.of(self.ascent, self.descent)
         self.telemetry = Telemetry(self._pair)
         self.label_counts: list[LabelCount] | None = None
         """The calls of a closure, where the engine has to weigh the closures of a list."""
-        self.bilevel = self.ascent is not self.descent
-        """Whether the two players have different objectives."""
 
     def __call__(self, output: Any, target: Any) -> Tensor:
         logits = logits_of(output)
@@ -101,6 +98,19 @@ class Criterion:
 
     def __repr__(self) -> str:
         return f"Criterion(ascent={self.ascent}, descent={self.descent})"
+
+    @property
+    def ascent(self) -> Objective:
+        return self._pair.ascent
+
+    @property
+    def descent(self) -> Objective:
+        return self._pair.descent
+
+    @property
+    def bilevel(self) -> bool:
+        """Whether the two players have different objectives."""
+        return self._pair.bilevel
 
     @property
     def phase(self) -> Phase:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bisam.engine.checks import Start, warn_caller
+from bisam.engine.checks import warn_caller
 from bisam.engine.combined import leaves
 from bisam.engine.criterion import Criterion, Pass
 from bisam.engine.telemetry import Telemetry
@@ -19,25 +19,18 @@ from bisam.tensors import gradients, scaling
 from bisam.tensors.buckets import Bucket, all_zero, into_buckets
 from bisam.tensors.distributed import GradientSync
 from bisam.tensors.gradients import Gradients
-from bisam.tensors.snapshot import BufferSnapshot, Snapshot, forget_derived, modules_of
+from bisam.tensors.snapshot import BufferSnapshot, forget_derived, modules_of
 
 
 class Moves(Wrapper):
     """The move to w + ε, the way back and the update, around a base optimizer; and what is refused meanwhile."""
 
     criterion: Criterion
-    every: int
-    start: Start
-    stop: int | None
     scaler: torch.amp.GradScaler | None
     clip_norm: float | None
 
     # What lives across a pass:
-    _weights: Snapshot
-    """The weights at w, while they are perturbed."""
     _buffers: BufferSnapshot
-    _running: bool
-    """Whether `step` or `minimize` is running: closures cannot begin, end or give up another one."""
     _awaits_update: bool
     """Whether `.grad` holds the gradient that `backward` left for `step()`."""
     _scaler_state: dict[str, Any] | None
@@ -61,11 +54,6 @@ class Moves(Wrapper):
     def telemetry(self) -> Telemetry:
         """What the current step, or the last one, measured."""
         return self.criterion.telemetry
-
-    @property
-    def perturbed(self) -> bool:
-        """Whether the weights are at w + ε now."""
-        return self._weights.originals is not None
 
     @torch.no_grad()
     def _ascend(self, ascent: Gradients | None) -> None:
@@ -162,11 +150,6 @@ class Moves(Wrapper):
         return self._fixed_radii is not None
 
     @property
-    def skips_steps(self) -> bool:
-        """Whether there may be steps that do not perturb."""
-        return self.every > 1 or self.start != 0 or self.stop is not None
-
-    @property
     def has_stopped(self) -> bool:
         """Whether the next step, and every later one, is the base optimizer's."""
         return self.stop is not None and self._steps >= self.stop
@@ -190,15 +173,6 @@ class Moves(Wrapper):
             self._start_result = bool(start(self._steps))
             self._start_key = (start, self._steps)
         return self._start_result
-
-    def _complete_groups(self) -> None:
-        """Give each group the options that it does not set: it may come from the base optimizer or its checkpoint."""
-        for group in self.base.param_groups:
-            for name, value in self.perturbation.defaults.items():
-                group.setdefault(name, value)
-
-    def _parameters(self) -> list[Tensor]:
-        return [param for group in self.base.param_groups for param in group["params"]]
 
     def _attach(self) -> None:
         """Tie the base optimizer to this one: its step is refused while the weights are perturbed."""
@@ -236,13 +210,6 @@ class Moves(Wrapper):
 
     def _devices(self) -> set[torch.device]:
         return {param.device for param in self._parameters()}
-
-    def _refuse_inside_step(self, method: str) -> None:
-        if self._running:
-            raise RuntimeError(
-                f"{method} called by a closure, inside of a running step. The step runs both passes and the update: a "
-                "closure computes the loss, calls backward() and returns it"
-            )
 
     def _refuse_inference(self, method: str) -> None:
         if torch.is_inference_mode_enabled():

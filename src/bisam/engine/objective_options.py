@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -95,17 +96,21 @@ def ignored(objective: Objective, target: Tensor) -> Tensor | None:
     return found.flatten(1).all(1) if found.dim() > 1 else found
 
 
-def share(objective: Objective, part: Tensor, whole: Tensor) -> float | Tensor:
-    """What the loss of a part counts for, so that the parts' losses, so weighted, add up to the whole batch's.
+def shares(objective: Objective, parts: Sequence[Tensor]) -> list[float | Tensor]:
+    """What the loss of each part of a batch counts for: weighted by these, the losses add up to that of the batch.
 
-    0 where every label of the whole is ignored: not 0/0, by which some objectives would multiply their gradients.
+    0 where every label of the batch is ignored: not 0/0, by which some objectives would multiply their gradients.
 
-    >>> share(torch.nn.CrossEntropyLoss(), torch.tensor([0, -100]), torch.tensor([0, -100, 1, 2, 3])).item()
+    >>> shares(torch.nn.CrossEntropyLoss(), [torch.tensor([0, -100]), torch.tensor([1, 2, 3])])[0].item()
     0.25
     """
-    all_labels = divisor(objective, whole)
-    found = divisor(objective, part) / all_labels
-    return torch.where(all_labels == 0, 0.0, found) if isinstance(all_labels, Tensor) else found
+    if len(parts) == 1 or is_sum(objective):
+        return [1.0] * len(parts)
+    counts = [divisor(objective, part) for part in parts]
+    whole = sum(counts)
+    if not isinstance(whole, Tensor):
+        return [count / whole for count in counts]
+    return [torch.where(whole == 0, 0.0, count / whole) for count in counts]
 
 
 def per_sample(objective: Objective, logits: Tensor, target: Tensor) -> Tensor:

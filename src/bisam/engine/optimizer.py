@@ -7,7 +7,6 @@ What a step does in detail is in `passes.py`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypedDict
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bisam import numbers
-from bisam.engine.batch import Planned, Runner
+from bisam.engine.batch import Planned, Runner, Work
 from bisam.engine.checks import (
     Closure,
     Start,
@@ -25,6 +24,7 @@ from bisam.engine.checks import (
     check_base,
     check_by_hand,
     check_caller,
+    check_no_autocast,
     check_options,
     check_sees_batch,
     check_start,
@@ -32,14 +32,15 @@ from bisam.engine.checks import (
     check_vectorize,
     refuse_unknown_options,
     refusing_third_pass,
+    warn_caller,
     warn_of_averaged_ascent,
     warn_unless_criterion,
 )
 from bisam.engine.combined import Base, combine, leaves
 from bisam.engine.criterion import Criterion, Pass, Phase
-from bisam.engine.objective_options import share
+from bisam.engine.objective_options import shares
 from bisam.engine.passes import TwoPasses
-from bisam.engine.work import Given, Work
+from bisam.engine.work import Given
 from bisam.engine.wrapper import parts_of
 from bisam.merge import Merge, Turn
 from bisam.objectives import Objective
@@ -284,6 +285,7 @@ class SharpnessAware(TwoPasses):
                 "the first backward pass. Zeros that model.zero_grad(set_to_none=False) writes look the same"
             )
         check_by_hand(self)
+        check_no_autocast(self.autocast, "ascend()")
         self._require_gradients("ascend()", "the first backward pass")
         if self._sync.is_local and self._sync.has_averaged_last_pass and not self._has_warned_of_averaged:
             self._has_warned_of_averaged = True
@@ -337,6 +339,7 @@ class SharpnessAware(TwoPasses):
         self._refuse_while_perturbed("step()")
         closures = [closure] if callable(closure) else as_closures(closure)
         check_sees_batch(self, "step(closure)")
+        check_no_autocast(self.autocast, "a closure")
         return [Given(closures, in_pieces=not callable(closure))]
 
     def work_of_batch(self, x: Any, y: Tensor, *, accumulate: int = 1) -> Sequence[Work]:
@@ -352,27 +355,26 @@ class SharpnessAware(TwoPasses):
             raise ValueError(f"the batch is empty: y has shape {tuple(y.shape)}")
         if not self._sync.averages and not self._sync.has_warned_of_separate_models:
             self._sync.has_warned_of_separate_models = True
-            warnings.warn(
+            warn_caller(
                 f"minimize() runs the model that this optimizer was given, which is neither wrapped by "
                 f"DistributedDataParallel nor sharded: each of the {ranks()} ranks trains a model of its own. To train "
-                "one together, wrap it and set optimizer.model",
-                stacklevel=4,
+                "one together, wrap it and set optimizer.model"
             )
         self._refuse_while_perturbed("minimize()")
         scaled = partial(scaling.scaled, self.scaler)
         runner = Runner(self.model, self.criterion, self.plan, self.autocast, scaled, self._buffers.save_early)
         size = self.micro_batch if self.micro_batch is not None and self._turn() is Turn.PERTURBED else None
         micro_batches = Batch(x, y).cut(len(y) if size is None else size)
-        shares = [1.0 if len(micro_batches) == 1 else share(self.criterion.descent, b.y, y) for b in micro_batches]
+        weights = shares(self.criterion.descent, [batch.y for batch in micro_batches])
         is_whole = size is None
-        return [Planned(runner, b, accumulate, part, is_whole) for b, part in zip(micro_batches, shares, strict=True)]
+        return [Planned(runner, b, accumulate, own, is_whole) for b, own in zip(micro_batches, weights, strict=True)]
 
     def run(self, work: Sequence[Work], *, update: bool = True) -> Any:
         """The step on this work, or its passes alone. Returns the loss, as `step` does."""
         values = self._run(work, update=update)
         if not isinstance(work[0], Given):
             return self.observed_loss
-        value = _mean(values)
+        value = values[0]
         if not self.criterion.bilevel and value is not None:
             return value
         loss = self.observed_loss
@@ -428,13 +430,3 @@ def _own_gradients(params: list[Tensor]) -> Gradients:
 def _is_shown(name: str, value: Any) -> bool:
     """Whether an attribute of a part is one of its options: a number, as β of ESAM."""
     return numbers.is_number(value) and not name.startswith("_")
-
-
-def _mean(values: Sequence[Any]) -> Any:
-    """The mean of what the closures of a list returned; the first of them where they cannot be added up."""
-    if len(values) == 1 or values[0] is None:
-        return values[0]
-    try:
-        return sum(values) / len(values)
-    except TypeError:
-        return values[0]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bisam.engine.batch import Planned, are_equal_batches, precision
+from bisam.engine.batch import Planned, Work, are_equal_batches, precision
 from bisam.engine.checks import (
     FRAMEWORKS,
     Closure,
@@ -32,11 +32,11 @@ from bisam.engine.closure_weights import ClosureWeights
 from bisam.engine.criterion import Pass
 from bisam.engine.moves import Moves
 from bisam.engine.vectorized import Vectorized
-from bisam.engine.work import Given, Work
+from bisam.engine.work import Given
 from bisam.merge import Turn
 from bisam.tensors import gradients, scaling
 from bisam.tensors.gradients import Gradients
-from bisam.tensors.snapshot import BufferSnapshot, RandomState, forget_derived
+from bisam.tensors.snapshot import BufferSnapshot, RandomState, forget_derived, modules_of
 
 
 class TwoPasses(Moves):
@@ -107,7 +107,7 @@ class TwoPasses(Moves):
         self.criterion.begin(most_calls=math.inf)  # the step ends them
         forget_derived()  # under an autocast of the user's: of the step before
         if gradients.present(params):
-            are_cleared = isinstance(work[0], Planned) or gradients.are_cleared(params) or gradients.are_zero(params)
+            are_cleared = isinstance(work[0], Planned) or gradients.are_cleared(params)
             found = gradients.take(params)
             self._stale = None if are_cleared else found
 
@@ -124,8 +124,7 @@ class TwoPasses(Moves):
     def _plain_step(self, work: Sequence[Work], params: list[Tensor], turn: Turn) -> list[Any]:
         """Leave the gradient of a step that does not perturb in `.grad`."""
         self.criterion.current = Pass.PLAIN
-        closures = [closure for part in work for closure in part.plain()]
-        found, values = self._pass(work[0], closures, params, of_others=True)
+        found, values = self._pass(work[0], work[0].plain(), params, of_others=True)
         gradients.put([*params, *self._others], found)
         if turn is Turn.BETWEEN:
             with torch.no_grad():
@@ -294,7 +293,7 @@ class TwoPasses(Moves):
             if closure_weights is not None:
                 closure_weights.begin_closure()
             with self._sync.during(averaged=during) if replicas else nullcontext():
-                values.append(_value_of(closure))
+                values.append(_value_of(closure, moved=self.perturbed))
             self._check_closure(is_of_list=closure_weights is not None)
             if total is not None and before != gradients.versions(total):
                 raise RuntimeError(
@@ -319,12 +318,15 @@ class TwoPasses(Moves):
     def _check_closure(self, *, is_of_list: bool) -> None:
         """Raise if gradients from before the closure are left in `.grad`, or a closure of a list unscaled its own."""
         if self._stale is not None:
-            raise RuntimeError(
-                "step() found gradients from before it, and the closure did not clear them by optimizer.zero_grad(). "
-                "Gradients cannot be accumulated outside, because the second pass would miss them: give step() a list "
-                "of closures, one for each micro-batch, or use minimize(x, y, accumulate=n). If they are left over, "
-                f"call zero_grad() first. Inside of a framework that accumulates see {FRAMEWORKS}"
-            )
+            if not gradients.are_zero(self._stale):
+                raise RuntimeError(
+                    "step() found gradients from before it, and the closure did not clear them by "
+                    "optimizer.zero_grad(). Gradients cannot be accumulated outside, because the second pass would "
+                    "miss them: give step() a list of closures, one for each micro-batch, or use minimize(x, y, "
+                    "accumulate=n). If they are left over, call zero_grad() first. Inside of a framework that "
+                    f"accumulates see {FRAMEWORKS}"
+                )
+            self._stale = None
         if is_of_list and scaling.is_unscaled(self.scaler, self):
             raise RuntimeError(
                 "a closure of a list has called scaler.unscale_(optimizer), which reaches its own gradients only. "
@@ -361,18 +363,18 @@ class TwoPasses(Moves):
         return [None]
 
 
-def _value_of(closure: Closure) -> Any:
-    """What the closure returned, without its graph."""
+def _value_of(closure: Closure, *, moved: bool) -> Any:
+    """What the closure returned, without its graph. `moved` is whether the weights are at w + ε."""
     try:
         with torch.enable_grad():
             value = closure()
     except RuntimeError as error:
-        explain_graph_of_first_pass(error)
+        if moved:
+            explain_graph_of_first_pass(error)
         raise
     return value.detach() if isinstance(value, Tensor) else value
 
 
 def _is_compiled(model: nn.Module | None) -> bool:
     """Whether torch.compile was applied to the model or to any module in it."""
-    modules = model.modules() if model is not None else ()
-    return any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in modules)
+    return any("_orig_mod" in each._modules or each._compiled_call_impl is not None for each in modules_of(model))

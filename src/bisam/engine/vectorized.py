@@ -46,7 +46,9 @@ class Vectorized:
         axes = {name: 0 if name in epsilon else None for name in self.params}
         descent = self._gradients(self.criterion.descent, {**self.params, **epsilon}, axes)
         with torch.autocast(self.y.device.type, enabled=False):  # which would sum them up in low precision
-            return {name: torch.tensordot(_stacked(shares, each), each, 1) for name, each in descent.items()}
+            kinds = {each.dtype for each in descent.values()}
+            weights = {dtype: _stacked(shares, dtype, self.y.device) for dtype in kinds}
+            return {name: torch.tensordot(weights[each.dtype], each, 1) for name, each in descent.items()}
 
     def _gradients(self, objective: Objective, params: PerMicroBatch, axes: dict[str, int | None]) -> PerMicroBatch:
         """The gradient of each micro-batch. The parameters with axis 0 are its own, the others are shared."""
@@ -80,8 +82,8 @@ class Vectorized:
         return {name: gradient.contiguous() for name, gradient in gradients.items() if gradient.stride(0) != 0}
 
 
-def _stacked(shares: Sequence[float | Tensor], like: Tensor) -> Tensor:
-    return torch.stack([torch.as_tensor(share, dtype=like.dtype, device=like.device) for share in shares])
+def _stacked(shares: Sequence[float | Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.stack([torch.as_tensor(share, dtype=dtype, device=device) for share in shares])
 
 
 def _call(model: nn.Module, weights: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:

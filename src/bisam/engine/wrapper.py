@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bisam.engine.checks import check_group
+from bisam.engine.checks import Start, check_group, warn_caller
 from bisam.engine.combined import Combined, leaves
 from bisam.engine.loading import load
 from bisam.merge import Merge
 from bisam.numbers import is_of_numpy
 from bisam.perturbation import Perturbation
 from bisam.tensors.memory import Memory
+from bisam.tensors.snapshot import Snapshot
 
 
 class Wrapper(torch.optim.Optimizer):
@@ -25,6 +25,13 @@ class Wrapper(torch.optim.Optimizer):
     base: torch.optim.Optimizer
     perturbation: Perturbation
     merge: Merge
+    every: int
+    start: Start
+    stop: int | None
+    _weights: Snapshot
+    """The weights at w, while they are perturbed."""
+    _running: bool
+    """Whether `step` or `minimize` is running: closures cannot begin, end or give up another one."""
 
     def __init__(self, base: torch.optim.Optimizer) -> None:
         self.base = base
@@ -38,12 +45,12 @@ class Wrapper(torch.optim.Optimizer):
     @property
     def perturbed(self) -> bool:
         """Whether the weights are at w + ε now."""
-        raise NotImplementedError
+        return self._weights.originals is not None
 
     @property
     def skips_steps(self) -> bool:
         """Whether there may be steps that do not perturb."""
-        raise NotImplementedError
+        return self.every > 1 or self.start != 0 or self.stop is not None
 
     def _attach(self) -> None:
         """Tie the base optimizer to this one: its checkpoint hooks are shared."""
@@ -178,11 +185,13 @@ class Wrapper(torch.optim.Optimizer):
                 group.setdefault(name, value)
 
     def _complete_groups(self) -> None:
-        """Give each group the options that it does not set."""
-        raise NotImplementedError
+        """Give each group the options that it does not set: it may come from the base optimizer or its checkpoint."""
+        for group in self.base.param_groups:
+            for name, value in self.perturbation.defaults.items():
+                group.setdefault(name, value)
 
     def _parameters(self) -> list[Tensor]:
-        raise NotImplementedError
+        return [param for group in self.base.param_groups for param in group["params"]]
 
     def _parts_with_memory(self) -> dict[str, Any]:
         """The parts of this variant that remember, by name."""
@@ -225,10 +234,9 @@ class Wrapper(torch.optim.Optimizer):
     def _warn_without_steps(self, state_dict: dict[str, Any]) -> None:
         is_ours = any("rho" in group for group in state_dict["param_groups"])
         if self.skips_steps and is_ours and "sharpness" not in state_dict:
-            warnings.warn(
+            warn_caller(
                 "the checkpoint is of an optimizer without start=, stop= and every=, and has no number of steps: they "
-                "count from 0 here, so that start= and stop= are counted from this checkpoint on",
-                stacklevel=3,
+                "count from 0 here, so that start= and stop= are counted from this checkpoint on"
             )
 
     def _refuse_two_step_class(self, state_dict: dict[str, Any]) -> None:
@@ -240,7 +248,11 @@ class Wrapper(torch.optim.Optimizer):
             )
 
     def _refuse_inside_step(self, method: str) -> None:
-        raise NotImplementedError
+        if self._running:
+            raise RuntimeError(
+                f"{method} called by a closure, inside of a running step. The step runs both passes and the update: a "
+                "closure computes the loss, calls backward() and returns it"
+            )
 
     def _refuse_while_perturbed(self, method: str) -> None:
         if self.perturbed:
