@@ -102,6 +102,7 @@ def test_a_checkpoint_resumes_bitwise_and_a_scheduler_reaches_the_base():
         torch.manual_seed(0)
         model = ConvNet()
         optimizer = SAM(model.parameters(), torch.optim.Adam, lr=1e-2)
+        optimizer.model = model
         return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
 
     whole = fresh()

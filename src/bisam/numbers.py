@@ -17,8 +17,12 @@ def is_of_numpy(value: Any) -> bool:
     return isinstance(value, numbers.Number) and hasattr(value, "item")
 
 
+def is_whole(value: Any, *, least: int) -> bool:
+    return is_number(value) and isinstance(value, numbers.Integral) and int(value) >= least
+
+
 def is_count(value: Any) -> bool:
-    return is_number(value) and isinstance(value, numbers.Integral) and int(value) >= 1
+    return is_whole(value, least=1)
 
 
 def non_negative(name: str, value: Any) -> float:

@@ -62,6 +62,12 @@ class Batch:
         """Some of the samples."""
         if isinstance(self.x, PackedSequence):
             raise TypeError("a PackedSequence cannot be cut into parts: give padded sequences, and pack in the model")
+        if not _any(self.per_sample):
+            raise TypeError(
+                f"the batch cannot be cut into parts: no tensor of x ({type(self.x).__name__}) has {len(self)} rows, "
+                "as y has. Give a tensor, a tuple or a dict of tensors, or use step() with a list of closures, "
+                "one for each part"
+            )
         try:
             return Batch(_rows(self.x, rows, self.per_sample), self.y[rows], self.per_sample)
         except RuntimeError as error:  # NotImplementedError is one
@@ -148,6 +154,13 @@ def _rows(x: Any, rows: slice | Tensor, per_sample: Any) -> Any:
     if are_several(x):
         return tuple(_rows(value, rows, mark) for value, mark in zip(x, per_sample, strict=True))
     return x[rows] if per_sample else x
+
+
+def _any(per_sample: Any) -> bool:
+    """Whether any of the inputs has a row for each sample."""
+    if isinstance(per_sample, Mapping):
+        return any(map(_any, per_sample.values()))
+    return any(map(_any, per_sample)) if isinstance(per_sample, tuple) else bool(per_sample)
 
 
 def _per_sample(x: Any, size: int) -> Any:

@@ -9,6 +9,8 @@ from torch.nn.utils import parametrize
 
 from family import BASES, VARIANTS, assert_close, assert_identical, batch, build, mlp, over_plain_pairs, tensors
 
+pytestmark = pytest.mark.filterwarnings("ignore:the weights are in torch.*float16 and cannot move")
+
 
 def scaled_closure(model, optimizer, x, y, spoil=None):
     def closure():

@@ -529,6 +529,7 @@ WORDS, ROWS = 2**13, 4 * trainer_by_hand.TOKENS * 16
 """Of a vocabulary large enough for its logits to be most of what a step allocates."""
 
 
+@pytest.mark.filterwarnings("ignore:the weights are in torch.bfloat16")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_q_over_a_vocabulary_needs_no_more_memory_than_cross_entropy(dtype, tmp_path):
     draws = torch.Generator().manual_seed(0)

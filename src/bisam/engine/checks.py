@@ -7,7 +7,7 @@ import inspect
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bisam.engine.criterion import Criterion, Pass
+from bisam.engine.objective_options import setting
 from bisam.merge import Merge
-from bisam.numbers import is_count, is_number
+from bisam.numbers import is_count, is_number, is_whole
 from bisam.objectives import LowerBound
 from bisam.perturbation import Perturbation
 from bisam.plan import Plan
@@ -170,23 +171,25 @@ def check_options(clip_norm: Any, scaler: Any, autocast: Any, micro_batch: Any, 
 def check_stop(stop: Any, start: Start) -> int | None:
     if stop is None:
         return None
-    if not (isinstance(stop, int) and is_number(stop) and stop >= 0):
+    if not is_whole(stop, least=0):
         raise ValueError(
             f"stop must be the number of a step, from 0 on, or None, got {stop!r}. To perturb in the first half of a "
             "training, give stop=int(0.5 * steps)"
         )
     if not callable(start) and stop <= start:
         raise ValueError(f"no step would perturb: stop must come after start, got start={start} and stop={stop}")
-    return stop
+    return int(stop)
 
 
 def check_start(start: Any) -> Start:
-    if not (callable(start) or (isinstance(start, int) and is_number(start) and start >= 0)):
+    if callable(start):
+        return start
+    if not is_whole(start, least=0):
         raise ValueError(
             f"start must be the number of a step, from 0 on, or a function of that number, got {start!r}. To perturb "
             "in the last quarter of a training, give start=int(0.75 * steps)"
         )
-    return start
+    return int(start)
 
 
 def check_ascent(perturbation: Perturbation, name: str, ascent: Any, micro_batch: Any) -> None:
@@ -255,6 +258,27 @@ def check_by_hand(variant: Variant) -> None:
         )
 
 
+def warn_of_rounding(dtypes: Iterable[torch.dtype]) -> None:
+    """Warn of weights that round away small perturbations."""
+    short = ", ".join(sorted(str(dtype) for dtype in dtypes if dtype.is_floating_point and dtype.itemsize < 4))
+    if short:
+        warn_caller(
+            f"the weights are in {short} and cannot move by less than their rounding: most of a small perturbation is "
+            "lost. Keep the weights in float32, and run the model under torch.autocast, as with "
+            "autocast=torch.bfloat16. Hugging Face: from_pretrained(…, dtype=torch.float32)"
+        )
+
+
+def warn_of_labels_ignored_once(criterion: Criterion) -> None:
+    """Warn if the descent ignores another label than Q, such as that of padding, which Q would count."""
+    ignored = setting(criterion.descent, "ignore_index")
+    if isinstance(criterion.ascent, LowerBound) and ignored not in (None, criterion.ascent.ignore_index):
+        warn_caller(
+            f"the descent ignores the label {ignored}, and the ascent {criterion.ascent.ignore_index}: give "
+            f"ascent=bisam.LowerBound(ignore_index={ignored}). Class weights, too, go to both"
+        )
+
+
 def warn_of_averaged_ascent() -> None:
     warn_caller(
         "the first pass has averaged its gradients over the ranks, so all are perturbed alike. To perturb each rank by "
@@ -300,14 +324,18 @@ def has_no_reentrant_checkpoint(loss: Tensor) -> bool:
 
 
 class WatchBuffers:
-    """Which modules with batch statistics run in the first step of an optimizer that has no model."""
+    """Which modules with batch statistics run in the first step of an optimizer that has no model.
+
+    A momentum of 0, by which some loops keep the second pass from updating them, is no reason to warn.
+    """
 
     def __init__(self) -> None:
         self._found: set[str] = set()
         self._handle = register_module_forward_pre_hook(self._look)
 
     def _look(self, module: nn.Module, _: Any) -> None:
-        may_update = module.training and not isinstance(module, _WITH_CLASS_WEIGHTS)
+        frozen = getattr(module, "momentum", None) == 0.0
+        may_update = module.training and not frozen and not isinstance(module, _WITH_CLASS_WEIGHTS)
         if may_update and any(buffer.is_floating_point() for buffer in module.buffers(recurse=False)):
             self._found.add(type(module).__name__)
 
@@ -315,7 +343,8 @@ class WatchBuffers:
         if self._found:
             warn_caller(
                 f"{', '.join(sorted(self._found))} may update buffers (batch statistics) in both passes of a step, and "
-                f"without the model {name} cannot bring them back: give it, as in {name}(base, model)"
+                f"without the model {name} cannot bring them back: give it, as in {name}(base, model), or set "
+                "optimizer.model"
             )
 
     def stop(self) -> None:

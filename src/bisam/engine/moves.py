@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bisam.engine.checks import warn_caller
+from bisam.engine.checks import warn_caller, warn_of_rounding
 from bisam.engine.combined import leaves
 from bisam.engine.criterion import Criterion, Pass
 from bisam.engine.telemetry import Telemetry
@@ -43,6 +43,8 @@ class Moves(Wrapper):
     """Parameters of the model that another optimizer may step, as of the beginning of the step."""
     _has_warned_of_scaled = False
     _has_warned_of_averaged: bool
+    _has_looked_at_rounding: bool
+    """Whether the types of the weights were looked at, in the first perturbed step."""
     _start_key: tuple[Callable[[int], bool], int] | None = None
     """The function given as `start` and the step that `_start_result` is of."""
     _start_result = False
@@ -82,6 +84,9 @@ class Moves(Wrapper):
 
     @torch.no_grad()
     def _save(self, buckets: list[Bucket]) -> None:
+        if not self._has_looked_at_rounding:
+            self._has_looked_at_rounding = True
+            warn_of_rounding({param.dtype for bucket in buckets for param in bucket.params})
         self._weights.save(
             [param for bucket in buckets for param in bucket.params],
             [owner for bucket in buckets for owner in bucket.owners],

@@ -114,7 +114,7 @@ def shares(objective: Objective, parts: Sequence[Tensor]) -> list[float | Tensor
 
 
 def per_sample(objective: Objective, logits: Tensor, target: Tensor) -> Tensor:
-    """The objective's value for each sample of the batch.
+    """The objective's value for each sample of the batch: the mean over its labels, without those that are ignored.
 
     >>> per_sample(torch.nn.CrossEntropyLoss(), torch.zeros(3, 2), torch.tensor([0, 1, 1])).shape
     torch.Size([3])
@@ -125,7 +125,13 @@ def per_sample(objective: Objective, logits: Tensor, target: Tensor) -> Tensor:
             f"{objective!r}"
         )
     values = _unreduced(objective)(logits, target)
-    return values.flatten(1).mean(1) if values.dim() > 1 else values
+    if values.dim() == 1:
+        return values
+    ignore_index = setting(objective, "ignore_index")
+    if ignore_index is None or target.is_floating_point():
+        return values.flatten(1).mean(1)
+    counts = (as_target(target) != ignore_index).flatten(1).sum(1)
+    return values.flatten(1).sum(1) / counts.clamp(min=1)
 
 
 def _unreduced(objective: Any) -> Objective:

@@ -19,6 +19,7 @@ from bisam.engine.batch import Planned, Runner, Work
 from bisam.engine.checks import (
     Closure,
     Start,
+    WatchBuffers,
     as_closures,
     check_ascent,
     check_base,
@@ -34,6 +35,7 @@ from bisam.engine.checks import (
     refusing_third_pass,
     warn_caller,
     warn_of_averaged_ascent,
+    warn_of_labels_ignored_once,
     warn_unless_criterion,
 )
 from bisam.engine.combined import Base, combine, leaves
@@ -123,17 +125,18 @@ class SharpnessAware(TwoPasses):
         same_dropout: bool = False,
         **unknown: Any,
     ) -> None:
-        if unknown:
-            refuse_unknown_options(type(self), unknown)
         self.perturbation: Perturbation = Ball() if perturbation is None else perturbation
         self.plan: Plan = Plan() if plan is None else plan
         self.merge: Merge = Merge() if merge is None else merge
         combined: torch.optim.Optimizer = combine(base)
         for one in leaves(combined):
             check_base(one, self.perturbation)
+        if unknown:
+            refuse_unknown_options(type(self), unknown)
         check_options(clip_norm, scaler, autocast, micro_batch, {"vectorize": vectorize, "same_dropout": same_dropout})
         check_ascent(self.perturbation, type(self).__name__, ascent, micro_batch)
         self.criterion = Criterion(ascent, descent)
+        warn_of_labels_ignored_once(self.criterion)
         self.micro_batch = micro_batch
         self.vectorize = vectorize
         self.every = numbers.count("every", every, "steps")
@@ -154,6 +157,8 @@ class SharpnessAware(TwoPasses):
         self._has_perturbed = self._has_looked_for_replicas = self._has_warned_of_averaged = False
         self._may_freeze = True
         self._fixed_radii = None
+        self._buffer_watch: WatchBuffers | None = None
+        self._has_watched_buffers = self._has_looked_at_rounding = False
         super().__init__(combined)
 
     @property
@@ -294,6 +299,8 @@ class SharpnessAware(TwoPasses):
         if self.criterion.current is Pass.NONE:
             self.criterion.begin()
         self._ascend(_own_gradients(params))
+        if self.model is None and not self._has_watched_buffers:
+            self._has_watched_buffers, self._buffer_watch = True, WatchBuffers()  # of the second pass
         self._others = self._parameters_of_others()
         gradients.take([*params, *self._others])  # another optimizer steps with those of the descent
 
@@ -309,6 +316,7 @@ class SharpnessAware(TwoPasses):
             self._bring_back()
         finally:
             self.criterion.finish()
+            self._end_buffer_watch(warn=True)
         self._require_gradients("descend()", "the second backward pass")
         params = self._parameters()
         gradients.put(params, _own_gradients(params))  # to be unscaled and clipped in place
@@ -324,8 +332,16 @@ class SharpnessAware(TwoPasses):
                 self._bring_back()
             finally:
                 self.criterion.finish()
+                self._end_buffer_watch(warn=False)
                 scaling.take_unscaled_state(self.scaler, self)
                 self.zero_grad()
+
+    def _end_buffer_watch(self, *, warn: bool) -> None:
+        watch, self._buffer_watch = self._buffer_watch, None
+        if watch is not None:
+            watch.stop()
+            if warn:
+                watch.warn(type(self).__name__)
 
     @property
     def phase(self) -> Phase:
@@ -417,6 +433,7 @@ class SharpnessAware(TwoPasses):
             **state,
             "_weights": Snapshot(),
             "_buffers": BufferSnapshot(self.model),
+            "_buffer_watch": None,
             "_stale": None,
             "_running": False,
         }
