@@ -8,7 +8,7 @@ from bisam.lab.data import cache as caching
 
 
 @pytest.fixture
-def told():
+def lines():
     return []
 
 
@@ -41,25 +41,25 @@ def same(a, b):
     )
 
 
-def test_images_are_decoded_once(tiny, cache, told, no_decoding):
-    first = load("tiny", tiny, cache, told.append)
+def test_images_are_decoded_only_once(tiny, cache, lines, no_decoding):
+    first = load("tiny", tiny, cache, lines.append)
     no_decoding()
-    again = load("tiny", tiny, cache, told.append)
+    again = load("tiny", tiny, cache, lines.append)
     assert same(first, again)
     assert first.checksum == again.checksum
-    assert len(told) == 3  # a line for each file, the first time
+    assert len(lines) == 3  # one for each file, only the first time
 
 
-def test_a_cache_is_enough_without_its_folder(tiny, cache, told, no_decoding):
-    first = load("tiny", tiny, cache, told.append)
+def test_a_cached_data_set_loads_without_its_original_files(tiny, cache, lines, no_decoding):
+    first = load("tiny", tiny, cache, lines.append)
     no_decoding()
     for path in tiny.iterdir():
         path.unlink()
-    assert same(first, load("tiny", cache=cache, log=told.append))
+    assert same(first, load("tiny", cache=cache, log=lines.append))
 
 
-def test_the_sidecar_says_what_and_from_where(tiny, cache, told):
-    data = load("tiny", tiny, cache, told.append)
+def test_the_sidecar_file_records_contents_checksum_and_source_files(tiny, cache, lines):
+    data = load("tiny", tiny, cache, lines.append)
     about = json.loads((cache / "tiny" / "train.json").read_text())
     assert about["sha256"] == data.train.checksum
     assert (about["name"], about["split"], about["samples"]) == ("tiny", "train", 24)
@@ -67,13 +67,13 @@ def test_the_sidecar_says_what_and_from_where(tiny, cache, told):
     assert [file["bytes"] for file in about["files"]] == [path.stat().st_size for path in sorted(tiny.glob("train*"))]
 
 
-def test_nothing_but_whole_files_is_left(tiny, cache, told):
-    load("tiny", tiny, cache, told.append)
+def test_loading_leaves_only_complete_files_in_the_cache(tiny, cache, lines):
+    load("tiny", tiny, cache, lines.append)
     names = sorted(path.name for path in (cache / "tiny").iterdir())
     assert names == ["test.json", "test.safetensors", "train.json", "train.safetensors"]
 
 
-def test_a_write_that_breaks_off_leaves_nothing(tmp_path):
+def test_an_interrupted_write_keeps_the_old_file_and_leaves_no_draft(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
 
@@ -88,19 +88,19 @@ def test_a_write_that_breaks_off_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_part_of_a_data_set_has_a_cache_of_its_own(tiny, cache, told):
-    load("tiny", tiny, cache, told.append, partial=True)
+def test_a_partial_data_set_has_a_cache_of_its_own(tiny, cache, lines):
+    load("tiny", tiny, cache, lines.append, partial=True)
     assert [path.name for path in cache.iterdir()] == ["part-of-tiny"]
 
 
-def test_the_checksum_depends_on_contents_not_on_files(tmp_path, hub_layout, register, told):
+def test_the_checksum_depends_on_the_contents_and_not_on_the_files(tmp_path, hub_layout, register, lines):
     register(hub_layout.dataset)
     checksums = set()
     for shards, kind in ((1, "PNG"), (3, "WEBP")):
         folder = tmp_path / kind
         for split in ("train", "test"):
             hub_layout.write_split(folder, split, shards, kind)
-        checksums.add(load("tiny", folder, tmp_path / f"{kind} cache", told.append).checksum)
+        checksums.add(load("tiny", folder, tmp_path / f"{kind} cache", lines.append).checksum)
     assert len(checksums) == 1
 
 
@@ -122,59 +122,59 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_cache_is_told_and_made_again(tiny, cache, told, no_decoding, damage):
+def test_a_damaged_cache_is_reported_and_rebuilt(tiny, cache, lines, no_decoding, damage):
     file, harm, message = DAMAGE[damage]
-    first = load("tiny", tiny, cache, told.append)
+    first = load("tiny", tiny, cache, lines.append)
     harm(cache / "tiny" / file)
-    told.clear()
-    assert same(first, load("tiny", tiny, cache, told.append))
+    lines.clear()
+    assert same(first, load("tiny", tiny, cache, lines.append))
     if message is not None:
-        assert "train.safetensors" in told[0]
-        assert message in told[0]
-        assert "decoded again" in told[0]
-    assert sum("decoding" in line for line in told) == 2  # the other split was fine
+        assert "train.safetensors" in lines[0]
+        assert message in lines[0]
+        assert "decoded again" in lines[0]
+    assert sum("decoding" in line for line in lines) == 2  # its two files, and not that of the undamaged split
     no_decoding()
-    assert same(first, load("tiny", tiny, cache, told.append))
+    assert same(first, load("tiny", tiny, cache, lines.append))
 
 
-def test_a_damaged_cache_is_made_again_of_the_folder_that_it_came_from(tiny, cache, told, no_hub):
-    first = load("tiny", tiny, cache, told.append)
+def test_a_damaged_cache_is_rebuilt_from_its_original_folder(tiny, cache, lines, no_hub):
+    first = load("tiny", tiny, cache, lines.append)
     flip_a_bit(cache / "tiny" / "test.safetensors")
-    assert same(first, load("tiny", cache=cache, log=told.append))
+    assert same(first, load("tiny", cache=cache, log=lines.append))
 
 
-def test_a_damaged_cache_without_a_source_is_refused(tiny, cache, told, no_hub):
-    load("tiny", tiny, cache, told.append)
+def test_a_damaged_cache_without_a_source_is_refused(tiny, cache, lines, no_hub):
+    load("tiny", tiny, cache, lines.append)
     tiny.rename(tiny.with_name("elsewhere"))
     flip_a_bit(cache / "tiny" / "test.safetensors")
     with pytest.raises(DataError, match=r"test\.safetensors is damaged.*are not there: nobody/tiny could not be"):
-        load("tiny", cache=cache, log=told.append)
+        load("tiny", cache=cache, log=lines.append)
 
 
-def test_no_cache_and_no_source_is_refused(tiny, cache, told, no_hub):
+def test_loading_without_a_cache_and_without_a_source_is_refused(tiny, cache, lines, no_hub):
     with pytest.raises(DataError, match=r"^nobody/tiny could not be downloaded"):
-        load("tiny", cache=cache, log=told.append)
+        load("tiny", cache=cache, log=lines.append)
 
 
-def test_other_files_in_the_folder_are_noticed(tiny, cache, told, hub_layout):
-    first = load("tiny", tiny, cache, told.append)
+def test_changed_source_files_are_decoded_again(tiny, cache, lines, hub_layout):
+    first = load("tiny", tiny, cache, lines.append)
     pixels, labels = hub_layout.contents("test")
     images = [hub_layout.encoded(image) for image in pixels[::-1]]
     hub_layout.write_file(tiny / "test-00000-of-00001.parquet", images, labels)
-    told.clear()
-    second = load("tiny", tiny, cache, told.append)
-    assert "was made of other files: its files are decoded again" in told[0]
+    lines.clear()
+    second = load("tiny", tiny, cache, lines.append)
+    assert "was made of other files: its files are decoded again" in lines[0]
     assert torch.equal(second.test.pixels, first.test.pixels.flip(0))
     assert first.checksum != second.checksum
 
 
-def test_a_cache_that_cannot_be_written_is_told_and_the_images_are_there(tiny, tmp_path, told):
+def test_a_cache_that_cannot_be_written_is_reported_and_the_images_are_loaded(tiny, tmp_path, lines):
     (tmp_path / "file").write_text("")
-    assert len(load("tiny", tiny, tmp_path / "file", told.append).train) == 24
-    assert any("cannot be written" in line for line in told)
+    assert len(load("tiny", tiny, tmp_path / "file", lines.append).train) == 24
+    assert any("cannot be written" in line for line in lines)
 
 
-def test_where_the_cache_is(monkeypatch, tmp_path):
+def test_the_cache_folder_is_bisam_cache_or_else_in_xdg_cache_home_or_else_in_home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("BISAM_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -185,25 +185,25 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     assert caching.default_folder() == tmp_path / "here"
 
 
-def test_load_uses_that_cache_and_tells_on_stderr(tiny, monkeypatch, tmp_path, capsys):
+def test_load_uses_the_default_cache_and_logs_to_stderr(tiny, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("BISAM_CACHE", str(tmp_path / "here"))
     load("tiny", tiny)
     assert (tmp_path / "here" / "tiny" / "train.safetensors").exists()
     assert "decoding train-00000-of-00002.parquet" in capsys.readouterr().err
 
 
-# Of a data set of which we know what it decodes to.
+# Data sets whose checksum is known.
 
 
 @pytest.fixture
-def known_sum(tiny, cache, told, register, hub_layout):
-    return register(hub_layout.dataset, checksum=load("tiny", tiny, cache, told.append).checksum)
+def known_sum(tiny, cache, lines, register, hub_layout):
+    return register(hub_layout.dataset, checksum=load("tiny", tiny, cache, lines.append).checksum)
 
 
-def test_the_very_data_set_is_taken(tiny, cache, told, known_sum, no_decoding):
-    assert load("tiny", tiny, cache / "new", told.append).checksum == known_sum.checksum
+def test_data_with_the_known_checksum_are_accepted_from_files_and_cache(tiny, cache, lines, known_sum, no_decoding):
+    assert load("tiny", tiny, cache / "new", lines.append).checksum == known_sum.checksum
     no_decoding()
-    assert load("tiny", cache=cache, log=told.append).checksum == known_sum.checksum
+    assert load("tiny", cache=cache, log=lines.append).checksum == known_sum.checksum
 
 
 def one_bit(pixels, labels):
@@ -216,7 +216,7 @@ def two_swapped(pixels, labels):
 
 @pytest.mark.parametrize("damage", [one_bit, two_swapped])
 def test_damaged_or_reordered_data_are_refused_from_files_and_from_a_cache(
-    damage, tiny, cache, told, known_sum, hub_layout
+    damage, tiny, cache, lines, known_sum, hub_layout
 ):
     pixels, labels = hub_layout.contents("train")
     damage(pixels, labels)
@@ -225,8 +225,8 @@ def test_damaged_or_reordered_data_are_refused_from_files_and_from_a_cache(
     hub_layout.write_file(tiny / "train-00000-of-00001.parquet", [*map(hub_layout.encoded, pixels)], labels)
     for folder, where in ((tiny, str(tiny)), (None, "nobody/tiny")):
         with pytest.raises(DataError) as raised:
-            load("tiny", folder, cache, told.append)
+            load("tiny", folder, cache, lines.append)
         assert str(raised.value).startswith(f"{where}: the decoded contents have the sha256 ")
         assert f"those of tiny have {known_sum.checksum[:12]}…: images or labels are damaged" in str(raised.value)
         assert f"remove the cache {cache / 'tiny'}" in str(raised.value)
-    assert load("tiny", tiny, cache, told.append, partial=True)  # to try things out
+    assert load("tiny", tiny, cache, lines.append, partial=True)  # partial data are not compared

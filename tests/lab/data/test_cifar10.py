@@ -13,7 +13,7 @@ def cifar10(tmp_path_factory):
     return load("cifar10", os.environ["BISAM_CIFAR10"], tmp_path_factory.mktemp("cache"))
 
 
-def test_the_images_are_the_published_ones(cifar10):
+def test_the_images_have_the_published_shapes_and_class_counts(cifar10):
     assert cifar10.train.pixels.shape == (50_000, 3, 32, 32)
     assert cifar10.test.pixels.shape == (10_000, 3, 32, 32)
     assert cifar10.train.labels.bincount().tolist() == [5000] * 10

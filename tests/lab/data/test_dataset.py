@@ -12,7 +12,7 @@ from bisam.lab.recipes import RECIPES, table
 
 
 def blobs(train=6, test=4, size=5, classes=2):
-    """Random images of two classes, which no digit looks like."""
+    """Random images of two classes, none of which equals a digit."""
 
     def images(count, seed):
         draws = torch.Generator().manual_seed(seed)
@@ -37,12 +37,12 @@ def test_a_data_set_loads_its_own_images_and_not_those_of_another(register):
 
 
 @pytest.mark.parametrize(("hub", "source", "found"), [(None, None, "neither"), ("a/b", blobs, "both")])
-def test_a_data_set_needs_one_source(hub, source, found):
+def test_a_data_set_needs_exactly_one_source(hub, source, found):
     with pytest.raises(ValueError, match=rf"'blobs' needs a source, either load= .* or hub= .*, got {found}"):
         replace(BLOBS, hub=hub, load=source)
 
 
-def test_what_is_loaded_into_memory_has_a_size():
+def test_a_data_set_loaded_into_memory_needs_an_image_size():
     with pytest.raises(ValueError, match="'blobs' is loaded into memory: give size="):
         replace(BLOBS, size=None)
 
@@ -57,7 +57,7 @@ def test_what_is_loaded_into_memory_has_a_size():
         ({"classes": 1}, r"train labels 0 … 1 .* has 1 classes"),
     ],
 )
-def test_images_that_a_data_set_does_not_describe_are_refused(register, changes, message):
+def test_loaded_images_that_do_not_match_the_description_are_refused(register, changes, message):
     register(BLOBS, **changes)
     with pytest.raises(DataError, match=f"blobs: load.. returned .*{message}"):
         load("blobs")
@@ -70,7 +70,7 @@ def test_a_data_set_that_is_not_read_from_files_refuses_a_folder(register, tmp_p
 
 
 @pytest.mark.parametrize("data", ["blobs", "registered-nowhere"])
-def test_list_shows_a_recipe_of_any_data_set(register, monkeypatch, data):
+def test_bisam_list_shows_recipes_even_if_their_data_set_is_unknown(register, monkeypatch, data):
     register(BLOBS)
 
     def recipe():
@@ -83,5 +83,5 @@ def test_list_shows_a_recipe_of_any_data_set(register, monkeypatch, data):
     assert "Blobs" in done.output
 
 
-def test_every_data_set_has_a_mean_and_a_deviation_for_each_channel():
+def test_every_data_set_has_as_many_means_as_standard_deviations():
     assert all(len(dataset.mean) == len(dataset.std) for dataset in DATA_SETS.values())

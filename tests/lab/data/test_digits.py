@@ -9,7 +9,7 @@ def digits():
     return load("digits")
 
 
-def test_all_digits_are_in_one_of_the_two_splits(digits):
+def test_every_digit_is_in_exactly_one_of_the_two_splits(digits):
     from sklearn.datasets import load_digits
 
     assert digits.train.pixels.shape == (1197, 1, 8, 8)
@@ -22,7 +22,7 @@ def test_all_digits_are_in_one_of_the_two_splits(digits):
     assert rows == sorted([*row, int(label)] for row, label in zip(scaled, original.target, strict=True))
 
 
-def test_grey_levels_stay_apart(digits):
+def test_all_17_grey_levels_remain_distinct(digits):
     levels = digits.train.pixels.unique()
     assert (len(levels), int(levels.min()), int(levels.max())) == (17, 0, 255)
 
@@ -42,6 +42,6 @@ def test_the_statistics_are_those_of_the_training_digits(digits):
     assert (round(pixels.mean().item(), 4), round(pixels.std().item(), 4)) == (*digits.mean, *digits.std)
 
 
-def test_digits_are_not_read_from_files(tmp_path):
+def test_a_folder_given_for_the_digits_is_refused(tmp_path):
     with pytest.raises(ValueError, match="digits is not read from files: remove --data"):
         load("digits", tmp_path)

@@ -7,8 +7,8 @@ import torch
 from bisam.lab.data import DataError, Stream, load
 
 
-def test_a_name_of_the_hub_is_downloaded_and_decoded(tiny, register, hub_layout, tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")  # which takes a folder for the name of one of its data sets
+def test_a_data_set_of_the_hub_is_downloaded_and_decoded(tiny, register, hub_layout, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")  # it accepts a folder in place of a name of the hub
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
     register(hub_layout.dataset, hub=str(tiny))
     data = load("tiny", cache=tmp_path / "cache", log=lambda _: None)
@@ -18,13 +18,13 @@ def test_a_name_of_the_hub_is_downloaded_and_decoded(tiny, register, hub_layout,
     assert len(stream) == 6
 
 
-def test_without_the_package_its_name_and_the_way_around_are_told(tiny, tmp_path, monkeypatch):
+def test_without_the_datasets_package_the_error_names_it_and_an_alternative(tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"nobody/tiny .*package datasets.*pip install datasets, or give a folder"):
         load("tiny", cache=tmp_path / "cache")
 
 
-def test_a_download_that_fails_says_why(tiny, tmp_path, monkeypatch):
+def test_a_failed_download_is_reported_with_its_cause(tiny, tmp_path, monkeypatch):
     def fail(name):
         raise ConnectionError("no route")
 

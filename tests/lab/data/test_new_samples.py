@@ -19,8 +19,8 @@ COLUMNS = TableReading(TableInputs((NumberColumn("x", 0.0, is_marked=False),)), 
 PETS = Preparation("rows", ("cat", "dog"), COLUMNS, features=1)
 
 
-def test_labels_with_names_in_the_file_are_found_by_name(tmp_path):
-    """The hub's files number classes in an order of their own."""
+def test_numbered_labels_with_class_names_in_the_file_are_matched_by_name(tmp_path):
+    """Files of the hub number the classes in their own order."""
     features = {"label": {"names": ["dog", "horse", "cat"], "_type": "ClassLabel"}}
     table = pa.table({"x": [1.0, 2.0, 3.0], "label": [0, 2, 1]})
     metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
@@ -29,18 +29,18 @@ def test_labels_with_names_in_the_file_are_found_by_name(tmp_path):
     assert (found.labels.tolist(), found.unknown) == ([1, 0, -1], ("horse",))
 
 
-def test_whole_numbers_are_the_same_label_with_and_without_a_fraction(tmp_path):
+def test_whole_numbers_stored_as_floats_match_the_integer_class_names(tmp_path):
     pq.write_table(pa.table({"x": [1.0, 2.0, 3.0], "label": [3.0, None, 7.0]}), tmp_path / "t.parquet")
     found = open_new(str(tmp_path / "t.parquet"), Preparation("rows", ("3", "7"), COLUMNS, features=1))
     assert (found.labels.tolist(), found.unknown, found.names) == ([0, -1, 1], (), ["0", "1", "2"])
 
 
-def test_labels_that_are_all_missing_are_none(tmp_path):
+def test_a_label_column_without_values_gives_no_labels(tmp_path):
     pq.write_table(pa.table({"x": [1.0], "label": pa.array([None], pa.string())}), tmp_path / "t.parquet")
     assert open_new(str(tmp_path / "t.parquet"), PETS).labels is None
 
 
-def test_images_of_a_table_are_found_beside_it_and_named_if_they_are_broken(tmp_path):
+def test_image_paths_of_a_table_are_relative_to_it_and_broken_images_are_reported(tmp_path):
     Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / "one.png")
     like = Preparation("image", ("cat", "dog"), TableReading(("path",), "label"), **PIXELS)
     (tmp_path / "t.jsonl").write_text('{"path": "one.png", "label": "dog"}\n')
@@ -57,7 +57,7 @@ def test_images_of_a_table_are_found_beside_it_and_named_if_they_are_broken(tmp_
         open_new(str(tmp_path / "t.jsonl"), like)
 
 
-def test_a_column_without_texts_is_refused_with_a_remedy_that_prediction_has(tmp_path):
+def test_numbers_in_a_text_column_are_refused_with_a_remedy_for_predictions(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"said": 3}\n')
     like = Preparation("text", ("cat", "dog"), TableReading(("said",), "label"), length=6)
     with pytest.raises(DataError, match=r"has int64, not texts: give what it had in the training$"):
@@ -65,14 +65,14 @@ def test_a_column_without_texts_is_refused_with_a_remedy_that_prediction_has(tmp
 
 
 @pytest.mark.parametrize("part", ["", "_test", "_train"])
-def test_arrays_of_a_part_have_their_own_labels(tmp_path, part):
+def test_the_arrays_of_a_part_are_paired_with_the_labels_of_that_part(tmp_path, part):
     arrays = {"x_train": np.zeros((2, 1)), "y_train": ["cat", "cat"], f"x{part}": np.ones((2, 1))}
     np.savez(tmp_path / "a.npz", **{**arrays, f"y{part}": ["dog", "cat"]})
     found = open_new(str(tmp_path / "a.npz"), Preparation("rows", ("cat", "dog"), features=1))
     assert (found.labels.tolist(), found.inputs.tolist()) == ([1, 0], [[1.0], [1.0]])
 
 
-def test_values_that_the_training_never_had_are_counted(tmp_path):
+def test_missing_values_and_categories_unseen_in_training_are_counted_in_the_notes(tmp_path):
     age, city = NumberColumn("age", 39.6, is_marked=False), CategoryColumn("city", ("Bern", "Oslo"))
     port, code = CategoryColumn("port", ("C", "S", None)), CategoryColumn("code", ("007", "x"))
     like = Preparation("rows", ("cat", "dog"), TableReading(TableInputs((age, city, port, code)), "label"), features=8)
@@ -92,7 +92,7 @@ def test_values_that_the_training_never_had_are_counted(tmp_path):
     assert open_new(str(tmp_path / "t.parquet"), like).notes == []
 
 
-def test_folders_of_parts_are_no_classes_and_folders_below_classes_are_not_either(tmp_path):
+def test_part_folders_and_folders_within_class_folders_are_not_classes(tmp_path):
     for place in ("test/cat/indoors", "test/dog", "other"):
         (tmp_path / place).mkdir(parents=True)
         Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / place / "1.png")

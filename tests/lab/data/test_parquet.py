@@ -26,7 +26,7 @@ def read(tmp_path):
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
 @pytest.mark.parametrize("subfolder", [".", "data", "plain_text", "tiny"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_decoded_images_are_those_that_were_encoded(tmp_path, hub_layout, register, read, kind, subfolder, shards):
+def test_decoded_images_equal_the_encoded_ones(tmp_path, hub_layout, register, read, kind, subfolder, shards):
     register(hub_layout.dataset)
     for split in ("train", "test"):
         hub_layout.write_split(tmp_path / subfolder, split, shards, kind)
@@ -39,7 +39,7 @@ def test_decoded_images_are_those_that_were_encoded(tmp_path, hub_layout, regist
     assert (data.name, data.classes, data.mean, data.std) == ("tiny", 4, (0.5,) * 3, (0.25,) * 3)
 
 
-def test_of_data_sets_side_by_side_the_named_one_is_read(tmp_path, hub_layout, register, read):
+def test_the_named_data_set_is_read_from_a_folder_with_several(tmp_path, hub_layout, register, read):
     register(hub_layout.dataset)
     for split in ("train", "test"):
         hub_layout.write_split(tmp_path / "cifar100", split, label="fine_label")
@@ -47,14 +47,14 @@ def test_of_data_sets_side_by_side_the_named_one_is_read(tmp_path, hub_layout, r
     assert len(read(tmp_path).train) == len(hub_layout.contents("train")[1])
 
 
-def test_columns_may_have_other_names(tmp_path, hub_layout, register, read):
+def test_image_and_label_columns_may_have_other_names(tmp_path, hub_layout, register, read):
     register(hub_layout.dataset, image="image", label="fine_label")
     for split in ("train", "test"):
         hub_layout.write_split(tmp_path, split, image="image", label="fine_label")
     assert torch.equal(read(tmp_path).train.labels, torch.from_numpy(hub_layout.contents("train")[1]))
 
 
-def test_the_split_for_the_test_may_be_called_validation(tmp_path, hub_layout, register, read):
+def test_the_test_split_may_be_stored_as_validation(tmp_path, hub_layout, register, read):
     register(hub_layout.dataset, files={"train": "train", "test": "validation"})
     hub_layout.write_split(tmp_path, "train")
     hub_layout.write_split(tmp_path, "test")
@@ -62,14 +62,14 @@ def test_the_split_for_the_test_may_be_called_validation(tmp_path, hub_layout, r
     assert len(read(tmp_path).test) == 8
 
 
-def test_decoding_is_told_file_by_file(tiny, tmp_path):
+def test_decoding_is_reported_file_by_file(tiny, tmp_path):
     lines = []
     load("tiny", tiny, tmp_path / "cache", lines.append)
     assert len(lines) == 3
     assert "train-00001-of-00002.parquet, 12 images, file 2 of 2" in lines[1]
 
 
-# What is refused, each with the file and what to do.
+# Bad input: each error names the file and the remedy.
 
 
 def refused(read, folder, message):
@@ -103,7 +103,7 @@ def test_a_truncated_file_is_refused(tiny, read, kept):
     refused(read, tiny, "train-00001-of-00002.parquet is not a complete Parquet file .*get it again")
 
 
-def test_a_file_of_something_else_is_refused(tiny, read):
+def test_a_file_that_is_not_parquet_is_refused(tiny, read):
     (tiny / "test-00000-of-00001.parquet").write_text("<html>not found</html>" * 100)
     refused(read, tiny, "test-00000-of-00001.parquet is not a complete Parquet file")
 
@@ -172,7 +172,7 @@ def test_a_damaged_image_is_refused(tiny, hub_layout, read, damage, message):
 
 
 @pytest.mark.parametrize("kind", ["EPS", "BMP", "TIFF", "GIF"])
-def test_other_formats_are_refused_before_they_are_decoded(kind, tiny, hub_layout, read, monkeypatch):
+def test_other_image_formats_are_refused_before_decoding(kind, tiny, hub_layout, read, monkeypatch):
     pixels, labels = hub_layout.contents("test")
     images, buffer = [hub_layout.encoded(image) for image in pixels], io.BytesIO()
     Image.fromarray(pixels[5].transpose(1, 2, 0)).save(buffer, format=kind)
@@ -184,8 +184,8 @@ def test_other_formats_are_refused_before_they_are_decoded(kind, tiny, hub_layou
     assert started == []
 
 
-@pytest.mark.parametrize(("side", "told"), [(6, "those of tiny are 6×6"), (None, "at most 89,000,000 pixels are")])
-def test_the_size_of_an_image_is_checked_before_it_is_decoded(side, told, hub_layout, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("side", "message"), [(6, "those of tiny are 6×6"), (None, "at most 89,000,000 pixels are")])
+def test_the_size_of_an_image_is_checked_before_it_is_decoded(side, message, hub_layout, tmp_path, monkeypatch):
     path = tmp_path / "test.parquet"
     head = struct.pack(">IIBBBBB", 13_000, 13_000, 8, 2, 0, 0, 0)
     parts = [(b"IHDR", head), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
@@ -195,18 +195,18 @@ def test_the_size_of_an_image_is_checked_before_it_is_decoded(side, told, hub_la
     hub_layout.write_file(path, [b"\x89PNG\r\n\x1a\n" + b"".join(chunks)], [0])
     monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("it was decoded"))
     shard = ParquetShard(path, replace(hub_layout.dataset, size=side))
-    with pytest.raises(DataError, match=f"row 0: the image is 13000×13000.*{told}"):
+    with pytest.raises(DataError, match=f"row 0: the image is 13000×13000.*{message}"):
         next(shard.samples(0))
 
 
-def test_labels_of_something_else_are_refused(tiny, hub_layout, read):
+def test_labels_that_are_not_balanced_as_described_are_refused(tiny, hub_layout, read):
     pixels, labels = hub_layout.contents("test")
     images = [hub_layout.encoded(image) for image in pixels]
     hub_layout.write_file(tiny / "test-00000-of-00001.parquet", images, labels // 2)
     refused(read, tiny, "class 0 has 4 samples in the test split and tiny has 2 of each")
 
 
-def test_pixels_of_something_else_are_refused(tiny, hub_layout, read):
+def test_pixels_whose_means_are_not_as_described_are_refused(tiny, hub_layout, read):
     pixels, labels = hub_layout.contents("test")
     images = [hub_layout.encoded(image // 2) for image in pixels]
     hub_layout.write_file(tiny / "test-00000-of-00001.parquet", images, labels)

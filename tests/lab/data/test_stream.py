@@ -74,18 +74,18 @@ def pixels_of(x):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:.*worker processes:UserWarning")
-def test_workers_change_nothing(stream):
-    alone, helped = stream(), stream(workers=2)
-    expected = list(alone.epoch(1))
+def test_worker_processes_do_not_change_the_batches(stream):
+    without_workers, with_workers = stream(), stream(workers=2)
+    expected = list(without_workers.epoch(1))
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    assert equal(expected, list(helped.epoch(1)))
-    assert equal(expected[3:], list(helped.epoch(1, start=3)))
+    assert equal(expected, list(with_workers.epoch(1)))
+    assert equal(expected[3:], list(with_workers.epoch(1, start=3)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:.*worker processes:UserWarning")
-def test_a_damaged_image_is_told_from_a_worker_with_its_file_and_row(folder, hub_layout, stream):
+def test_a_damaged_image_is_reported_by_a_worker_with_its_file_and_row(folder, hub_layout, stream):
     images = [hub_layout.encoded(picture(number), kind(number)) for number in range(9)]
     images[7] = images[7][:100]
     path = folder / "data" / "validation-00000-of-00001.parquet"
@@ -94,7 +94,7 @@ def test_a_damaged_image_is_told_from_a_worker_with_its_file_and_row(folder, hub
         list(stream(split="test", augment=False, drop_last=False, workers=2).epoch(0))
 
 
-def test_every_sample_comes_once_with_its_label(stream):
+def test_every_sample_appears_once_per_epoch_with_its_label(stream):
     made = stream(drop_last=False)
     order = made.order(0)
     assert sorted(order.tolist()) == list(range(41))
@@ -110,19 +110,19 @@ def test_a_batch_reads_few_row_groups(stream):
     first = torch.tensor(made.samples.first)
     for rows in order[:40].view(10, 4):
         groups = torch.searchsorted(first, rows, right=True).unique()
-        assert len(groups) <= 4  # two that are mixed, and two where one mix ends and the next begins
+        assert len(groups) <= 4  # two that are mixed, and two more where one mix ends and the next begins
     assert made.samples.first == [0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 41]
     assert not torch.equal(order, made.order(1))
 
 
-def test_an_epoch_is_a_function_of_seed_and_number(stream):
+def test_an_epoch_depends_only_on_the_seed_and_its_number(stream):
     first = list(stream().epoch(2))
     assert equal(first, list(stream().epoch(2)))
     assert not equal(first, list(stream().epoch(3)))
     assert not equal(first, list(stream(seed=1).epoch(2)))
 
 
-def test_an_epoch_goes_on_from_any_batch(stream):
+def test_an_epoch_can_be_resumed_from_any_batch(stream):
     made = stream(drop_last=False)
     whole = list(made.epoch(4))
     for start in range(len(made) + 1):
@@ -132,8 +132,8 @@ def test_an_epoch_goes_on_from_any_batch(stream):
 
 
 @pytest.mark.parametrize("steps", [None, 2, 9])
-def test_epochs_of_a_run_have_the_steps_that_were_chosen(folder, steps, monkeypatch):
-    """Two epochs of 2 steps are the first 4 of 6 batches; 9 begin the data again."""
+def test_epochs_have_the_configured_number_of_steps(folder, steps, monkeypatch):
+    """Two epochs of 2 steps are the first 4 of 6 batches; one of 9 steps continues with the next pass over the data."""
     monkeypatch.setattr(sources, "Stream", partial(Stream, size=SIZE, workers=0))
     config = Config(data="tinynet", batch=6, validation=0.1, padding=0, epoch_steps=steps)
     loaders = sources.OnDisk("tinynet", folder).loaders(config, torch.device("cpu"))
@@ -144,7 +144,7 @@ def test_epochs_of_a_run_have_the_steps_that_were_chosen(folder, steps, monkeypa
     assert equal(found, expected[: 2 * (steps or 6)])
 
 
-def test_the_view_of_a_sample_depends_on_seed_epoch_and_row_not_on_its_batch(stream):
+def test_the_augmentation_of_a_sample_depends_on_seed_epoch_and_row_but_not_on_its_batch(stream):
     def views(number=0, **options):
         made = stream(drop_last=False, **options)
         pixels = torch.cat([x for x, _ in made.epoch(number)])
@@ -163,7 +163,7 @@ def test_the_order_depends_on_seed_and_epoch_and_not_on_the_order_of_the_rows(st
     assert torch.equal(order, stream(rows=torch.arange(41).flip(0)).order(0))
 
 
-def test_ranks_share_each_batch(stream):
+def test_the_shards_of_two_ranks_make_up_each_batch(stream):
     whole, ranks = stream(), [stream(), stream()]
     for number, made in enumerate(ranks):
         made.shard = Shard(number, 2)
@@ -172,7 +172,7 @@ def test_ranks_share_each_batch(stream):
         assert equal([(x, y)], [tuple(map(torch.cat, zip(*parts, strict=True)))])
 
 
-def test_evaluation_is_in_order_scaled_and_centred(stream):
+def test_evaluation_images_are_in_order_scaled_and_centre_cropped(stream):
     made = stream(split="test", augment=False, drop_last=False)
     x, y = (torch.cat(parts) for parts in zip(*made.epoch(0), strict=True))
     assert y.tolist() == [number % 3 for number in range(9)]
@@ -186,7 +186,7 @@ def rgb(number):
     return Image.open(buffer).convert("RGB")
 
 
-def test_pictures_of_every_mode_have_three_channels(stream):
+def test_images_of_every_colour_mode_get_three_channels(stream):
     modes = {picture(number).mode for number in range(9)}
     assert modes == {"RGB", "L", "RGBA", "CMYK"}
     x, _ = next(stream(split="test", augment=False, batch=9).epoch(0))
@@ -196,7 +196,7 @@ def test_pictures_of_every_mode_have_three_channels(stream):
     assert torch.equal(grey[..., 0], grey[..., 2])
 
 
-def test_the_centre_is_that_of_an_image_whose_shorter_side_is_eight_sevenths():
+def test_the_centre_crop_is_seven_eighths_of_the_shorter_side():
     image = Image.fromarray(np.arange(512 * 256 * 3, dtype=np.uint32).astype(np.uint8).reshape(256, 512, 3))
     found = np.asarray(centre(image, 224))  # 256 is its shorter side already
     assert np.array_equal(found, np.asarray(image)[16:240, 144:368])
@@ -204,13 +204,13 @@ def test_the_centre_is_that_of_an_image_whose_shorter_side_is_eight_sevenths():
 
 
 @given(width=st.integers(1, 600), height=st.integers(1, 600), seed=st.integers(0, 10**6))
-def test_a_random_box_is_inside_and_not_empty(width, height, seed):
+def test_a_random_crop_box_is_inside_the_image_and_not_empty(width, height, seed):
     left, top, right, bottom = random_box(width, height, random.Random(seed))
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
 
 
-def test_random_boxes_have_the_promised_areas_and_shapes():
+def test_random_crop_boxes_have_the_specified_areas_and_aspect_ratios():
     draws = random.Random(0)
     boxes = np.array([random_box(500, 400, draws) for _ in range(4000)])
     width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
@@ -219,7 +219,7 @@ def test_random_boxes_have_the_promised_areas_and_shapes():
     assert 0.95 < area.max() <= 1
     assert 0.74 < aspect.min() < 0.76
     assert 1.32 < aspect.max() < 1.345
-    small = area < 0.4  # which fit at the first attempt, whatever their shape
+    small = area < 0.4  # these fit at the first attempt, whatever their shape
     assert area[small].mean() == pytest.approx(0.24, abs=0.01)
     assert np.log(aspect[small]).mean() == pytest.approx(0, abs=0.02)
     free = (500 - width[small], 400 - height[small])
@@ -230,7 +230,7 @@ def test_random_boxes_have_the_promised_areas_and_shapes():
 @pytest.mark.parametrize(
     ("size", "box"), [((1000, 10), (493, 0, 506, 10)), ((10, 1000), (0, 493, 10, 506))], ids=["wide", "tall"]
 )
-def test_of_an_image_too_long_for_any_part_the_centre_is_taken(size, box):
+def test_an_image_too_elongated_for_a_random_crop_is_centre_cropped(size, box):
     class Largest(random.Random):
         def random(self):
             return 1.0
@@ -238,14 +238,14 @@ def test_of_an_image_too_long_for_any_part_the_centre_is_taken(size, box):
     assert random_box(*size, Largest()) == box
 
 
-def test_half_of_the_parts_are_mirrored():
+def test_half_of_the_random_crops_are_mirrored():
     image = Image.fromarray(np.tile(np.arange(256, dtype=np.uint8)[None, :, None], (256, 1, 3)))
     parts = [np.asarray(random_part(image, 8, random.Random(seed))).astype(int) for seed in range(400)]
     mirrored = sum(part[0, 0, 0] > part[0, -1, 0] for part in parts)
     assert 160 < mirrored < 240  # four standard deviations
 
 
-def test_a_part_of_the_rows_is_enough(stream):
+def test_a_stream_can_be_restricted_to_some_of_the_rows(stream):
     train, validation = split(range(41), 0.25, seed=0)
     both = [stream(rows=rows, drop_last=False) for rows in (train, validation)]
     orders = [made.order(0) for made in both]
@@ -255,7 +255,7 @@ def test_a_part_of_the_rows_is_enough(stream):
     assert torch.equal(labels, orders[1] % 3)
 
 
-def test_memory_format_and_type_are_as_asked(stream):
+def test_memory_format_and_dtype_are_as_requested(stream):
     usual, _ = next(stream().epoch(0))
     assert usual.dtype == torch.float32
     assert usual.is_contiguous(memory_format=torch.channels_last)
@@ -269,7 +269,7 @@ def test_every_device_has_the_same_batches(stream, device):
     assert equal(list(stream().epoch(0)), found)
 
 
-def test_samples_travel_to_processes_that_are_not_forked(stream):
+def test_samples_can_be_pickled_for_processes_that_are_not_forked(stream):
     samples = stream().samples
     expected = samples[0, [3, 30]]
     again = pickle.loads(pickle.dumps(samples))
@@ -285,7 +285,7 @@ def test_samples_travel_to_processes_that_are_not_forked(stream):
         ({"rows": torch.tensor([3, 41])}, "rows must be in 0 … 40, got 3 … 41"),
     ],
 )
-def test_what_makes_no_sense_is_refused(stream, options, message):
+def test_invalid_options_are_refused(stream, options, message):
     with pytest.raises(ValueError, match=message):
         stream(**options)
 

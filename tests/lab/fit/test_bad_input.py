@@ -1,4 +1,4 @@
-"""Input that cannot be used: one line with the remedy, and no run that counts."""
+"""Unusable input: a one-line error with the remedy, and no record of a run."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ def table(path, columns):
 
 @pytest.fixture
 def refused(bisam, tmp_path):
-    """Runs the command, which must refuse in one line and leave no record; returns that line."""
+    """Runs the command, which must fail with a one-line error and leave no record; returns that line."""
 
     def run(*arguments, options=()):
         done = bisam(
@@ -52,51 +52,51 @@ def refused(bisam, tmp_path):
 NUMBERS = [float(number) for number in range(12)]
 
 
-def test_one_class_only(refused, tmp_path):
+def test_a_training_part_with_a_single_class_is_refused(refused, tmp_path):
     line = refused(table(tmp_path / "a.csv", {"x": NUMBERS, "label": ["yes"] * 12}))
     assert "the training part has 1 class: all labels are 'yes'. Two classes or more are needed" in line
 
 
 @pytest.mark.parametrize("word", ["NA", "None", "null"])
-def test_a_class_by_a_word_that_is_read_as_missing(word, refused, tmp_path):
+def test_a_class_named_na_none_or_null_is_refused_as_missing_labels(word, refused, tmp_path):
     line = refused(table(tmp_path / "a.csv", {"x": NUMBERS, "label": [word, "yes"] * 6}))
     assert "the label is missing in 6 rows, the first is row 0 (counted from 0)" in line
     assert "the words NA, None and null are read as missing: write another word for such a class" in line
 
 
-def test_a_class_with_one_sample(refused, tmp_path):
+def test_a_class_with_one_sample_is_refused(refused, tmp_path):
     line = refused(table(tmp_path / "a.csv", {"x": NUMBERS, "label": ["a"] * 6 + ["b"] * 5 + ["c"]}))
     assert "class 'c' has one sample" in line
     assert "add samples, or remove the class" in line
 
 
-def test_a_class_with_one_image(refused, images):
+def test_a_class_with_one_image_is_refused(refused, images):
     shutil.copytree(images / "red", images / "rare")
     for path in sorted((images / "rare").iterdir())[1:]:
         path.unlink()
     assert "class 'rare' has one sample" in refused(images)
 
 
-def test_labels_with_many_fractions_are_regression(refused, tmp_path):
+def test_labels_with_many_fractional_values_are_refused_as_regression(refused, tmp_path):
     values = [number / 7 for number in range(40)]
     line = refused(table(tmp_path / "a.csv", {"x": range(40), "label": values}))
     assert "40 different values. That is regression" in line
     assert "--label" in line
 
 
-def test_whole_numbers_that_occur_once_are_regression(refused, tmp_path):
+def test_labels_of_mostly_unique_whole_numbers_are_refused_as_regression(refused, tmp_path):
     line = refused(table(tmp_path / "a.csv", {"x": range(40), "label": range(0, 120, 3)}))
     assert "the labels are numbers, most of which occur once. That is regression" in line
 
 
-def test_few_numbers_with_fractions_are_classes(tmp_path):
+def test_a_few_fractional_label_values_are_accepted_as_classes(tmp_path):
     from bisam.lab.data.own import open_dataset
 
     dataset = open_dataset(str(table(tmp_path / "a.csv", {"x": NUMBERS * 2, "label": [0.5, 1.5] * 12})))
     assert dataset.classes == ["0.5", "1.5"]
 
 
-def test_text_without_a_tokenizer(refused, reviews, tmp_path):
+def test_text_is_refused_for_models_without_a_tokenizer(refused, reviews, tmp_path):
     columns = (reviews, "--text", "review", "--label", "stars")
     assert "text needs a pretrained model: pip install 'bisam[transformers]'" in refused(*columns)
     assert "and resnet20 has none: give --model transformers:" in refused(*columns, "--model", "resnet20")
@@ -107,7 +107,7 @@ def test_text_without_a_tokenizer(refused, reviews, tmp_path):
     assert "give a folder with config.json" in line
 
 
-def test_images_that_do_not_decode_are_named_counted_and_refused(refused, images):
+def test_several_undecodable_images_are_refused_with_their_names_and_number(refused, images):
     for name in ("3.png", "4.png"):
         (images / "red" / name).write_bytes(b"not an image")
     line = refused(images)
@@ -116,7 +116,7 @@ def test_images_that_do_not_decode_are_named_counted_and_refused(refused, images
     assert "At most one is left out: repair or remove them" in line
 
 
-def test_a_broken_image_among_many_is_left_out_with_a_note(tmp_path):
+def test_one_broken_image_among_many_is_excluded_with_a_note(tmp_path):
     from PIL import Image
 
     from bisam.lab.data.own import open_dataset
@@ -141,7 +141,7 @@ def test_a_broken_image_among_many_is_left_out_with_a_note(tmp_path):
         ),
     ],
 )
-def test_a_network_whose_outputs_are_no_logits_of_the_classes(network, words, refused, tmp_path, breast_cancer):
+def test_a_network_that_does_not_return_logits_is_refused(network, words, refused, tmp_path, breast_cancer):
     nets = tmp_path / "nets.py"
     nets.write_text(f"from torch import nn\ndef net():\n    return {network}\n")
     line = refused(breast_cancer, "--model", f"{nets}:net")
@@ -152,10 +152,10 @@ def test_a_network_whose_outputs_are_no_logits_of_the_classes(network, words, re
     "network",
     [
         "nn.Sequential(nn.Linear(30, 2), nn.LogSoftmax(1))",
-        "Half()",  # a head of zeros, whose bias looks like probabilities
+        "Half()",  # a head of zeros with a bias that looks like probabilities
     ],
 )
-def test_networks_that_return_no_probabilities_are_taken(network, bisam, tmp_path, breast_cancer):
+def test_networks_whose_outputs_only_resemble_probabilities_are_accepted(network, bisam, tmp_path, breast_cancer):
     nets = tmp_path / "nets.py"
     nets.write_text(
         "import torch\nfrom torch import nn\nclass Half(nn.Linear):\n    def __init__(self):\n"
@@ -170,12 +170,12 @@ def test_networks_that_return_no_probabilities_are_taken(network, bisam, tmp_pat
     assert done.exit_code == 0, done.output
 
 
-def test_a_model_that_does_not_accept_the_data(refused, breast_cancer):
+def test_a_model_that_does_not_accept_the_inputs_is_refused(refused, breast_cancer):
     assert "resnet20 does not accept the inputs of" in refused(breast_cancer, "--model", "resnet20")
 
 
-def test_a_batch_that_does_not_fit_into_memory(refused, tmp_path, breast_cancer):
-    """The network asks for 64 TiB for more than ten samples: the real allocator refuses."""
+def test_a_batch_too_large_for_memory_is_refused_with_a_size_that_fits(refused, tmp_path, breast_cancer):
+    """For more than ten samples the network allocates 64 TiB, which the real allocator refuses."""
     nets = tmp_path / "nets.py"
     nets.write_text(
         "import torch\nfrom torch import nn\n"
@@ -190,12 +190,12 @@ def test_a_batch_that_does_not_fit_into_memory(refused, tmp_path, breast_cancer)
     assert "a batch of 64 does not fit into memory, and one of 8 does: give --batch 8" in line
 
 
-def test_no_training_sample_of_a_class_is_left(refused, tmp_path):
+def test_a_class_with_too_few_samples_for_all_parts_is_refused(refused, tmp_path):
     line = refused(table(tmp_path / "a.csv", {"x": NUMBERS, "label": ["a"] * 10 + ["b"] * 2}))
     assert "of class 'b' no training sample is left beside those for validation and test" in line
 
 
-def test_an_empty_validation_part(refused, tmp_path):
+def test_a_part_without_rows_for_validation_is_refused(refused, tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     table(folder / "train.csv", {"x": NUMBERS, "label": [0, 1] * 6})
@@ -252,11 +252,11 @@ def test_an_empty_validation_part(refused, tmp_path):
         ({"x": NUMBERS, "label": [0, 1] * 6}, ["--methods", "base"], "a comparison needs a method beside SGD"),
     ],
 )
-def test_columns_and_options(columns, options, message, refused, tmp_path):
+def test_unusable_columns_and_options_are_refused_with_a_remedy(columns, options, message, refused, tmp_path):
     assert message in refused(table(tmp_path / "a.csv", columns), *options)
 
 
-def test_a_column_that_is_named_and_cannot_be_an_input(refused, tmp_path):
+def test_named_columns_that_are_missing_or_cannot_be_inputs_are_refused(refused, tmp_path):
     columns = {
         "id": NUMBERS, "day": ["2020-01-01"] * 12, "age": [30, ""] * 6, "city": ["Bern", "Oslo"] * 6,
         "score": NUMBERS, "tier": ["gold", "silver"] * 6,
@@ -270,14 +270,14 @@ def test_a_column_that_is_named_and_cannot_be_an_input(refused, tmp_path):
     assert "give --columns or --text" in refused(path, "--label", "tier", "--columns", "score", "--text", "city")
 
 
-def test_the_last_of_many_columns_is_listed_for_it_may_be_the_label(refused, tmp_path):
+def test_of_many_columns_the_last_is_also_listed_because_it_may_be_the_label(refused, tmp_path):
     many = {f"c{number}": NUMBERS for number in range(60)}
     line = refused(table(tmp_path / "a.csv", {**many, "tier": ["gold", "silver"] * 6}))
     assert "c0, c1, c2" in line
     assert "c59, tier: name that of the classes by --label" in line
 
 
-def test_a_path_that_is_not_there_and_a_file_of_another_kind(refused, tmp_path):
+def test_missing_paths_unknown_file_types_and_folders_without_classes_are_refused(refused, tmp_path):
     assert "nowhere.csv does not exist: give a folder of class folders" in refused(tmp_path / "nowhere.csv")
     (tmp_path / "notes.log").touch()
     assert "notes.log is of a kind that cannot be read: give a folder of" in refused(tmp_path / "notes.log")
@@ -289,12 +289,12 @@ def test_a_path_that_is_not_there_and_a_file_of_another_kind(refused, tmp_path):
     assert "is not a complete Parquet file" in refused(tmp_path / "half.parquet")
 
 
-def test_a_table_without_columns(refused, tmp_path):
+def test_a_table_without_columns_is_refused(refused, tmp_path):
     pq.write_table(pa.table({}), tmp_path / "a.parquet")
     assert "a.parquet has no columns: give a column of labels" in refused(tmp_path / "a.parquet")
 
 
-def test_a_text_file_in_another_encoding(refused, tmp_path, monkeypatch):
+def test_a_text_file_in_another_encoding_is_refused(refused, tmp_path, monkeypatch):
     lines = []
     monkeypatch.setattr(logging.StreamHandler, "emit", lambda _, record: lines.append(record.getMessage()))
     (tmp_path / "a.csv").write_bytes("x,label\n1,grün\n2,rot\n".encode("latin1") * 6)
@@ -322,7 +322,7 @@ def test_a_wrong_option_is_refused_before_the_data_are_read(options, message, re
     assert message in refused(breast_cancer, options=options)
 
 
-def test_a_name_of_the_hub_without_a_connection(refused, monkeypatch):
+def test_a_data_set_of_the_hub_is_refused_without_a_connection(refused, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     line = refused("owner/nothing")
@@ -330,7 +330,7 @@ def test_a_name_of_the_hub_without_a_connection(refused, monkeypatch):
     assert "check the path, or the name and the connection" in line
 
 
-def test_labels_that_are_several_numbers(refused, tmp_path):
+def test_labels_of_several_numbers_per_sample_are_refused(refused, tmp_path):
     x = np.random.default_rng(0).normal(size=(12, 2))
     np.savez(tmp_path / "a.npz", x=x, y=np.eye(2)[np.arange(12) % 2])
     assert "labels of shape (12, 2), and each sample has one class: of one-hot labels give y.argmax(1)" in refused(
@@ -341,14 +341,14 @@ def test_labels_that_are_several_numbers(refused, tmp_path):
     assert "a label is [0, 0], and each sample has one class" in refused(tmp_path / "a.jsonl")
 
 
-def test_labels_of_shape_n_1_are_labels(tmp_path):
+def test_labels_of_shape_n_by_1_are_accepted(tmp_path):
     from bisam.lab.data.own import open_dataset
 
     np.savez(tmp_path / "a.npz", x=np.ones((12, 2)), y=np.arange(12).reshape(12, 1) % 2)
     assert open_dataset(str(tmp_path / "a.npz")).classes == ["0", "1"]
 
 
-def test_code_of_one_s_own_that_fails_is_one_line_with_its_place(refused, tmp_path, breast_cancer):
+def test_failing_user_code_is_a_one_line_error_with_file_and_line_number(refused, tmp_path, breast_cancer):
     code = tmp_path / "own.py"
     code.write_text("def data():\n    return {}['train']\n\ndef net(classes):\n    return undefined\n")
     assert f"{code}:data failed, in line 2 (KeyError: 'train'): correct it first" in refused(f"{code}:data")
@@ -362,7 +362,7 @@ def test_an_npz_with_objects_is_not_unpickled(refused, tmp_path):
     assert "cannot be read as .npz" in refused(tmp_path / "a.npz")
 
 
-def test_timm_that_does_not_import_has_a_remedy(refused, images):
+def test_timm_that_cannot_be_imported_is_refused_with_a_remedy(refused, images):
     try:
         import timm  # noqa: F401
     except (ImportError, RuntimeError):
@@ -373,7 +373,7 @@ def test_timm_that_does_not_import_has_a_remedy(refused, images):
         pytest.skip("timm imports here")
 
 
-def test_a_plan_that_was_damaged_has_a_remedy(bisam, breast_cancer, tmp_path):
+def test_a_damaged_plan_is_refused_with_a_remedy(bisam, breast_cancer, tmp_path):
     (tmp_path / "cancer").mkdir()
     (tmp_path / "cancer" / "plan.json").write_text(json.dumps({"format": 1}))
     done = bisam("fit", breast_cancer, "--runs", tmp_path, "--name", "cancer", "--device", "cpu")
@@ -383,26 +383,26 @@ def test_a_plan_that_was_damaged_has_a_remedy(bisam, breast_cancer, tmp_path):
 
 
 @pytest.mark.parametrize("kept", [0, 300])
-def test_an_npz_that_is_cut_short(kept, refused, tmp_path):
+def test_a_truncated_npz_is_refused(kept, refused, tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, x=np.ones((12, 20)), y=np.arange(12) % 2)
     path.write_bytes(path.read_bytes()[:kept])
     assert "cannot be read as .npz" in refused(path)
 
 
-def test_an_npz_that_is_an_npy(refused, tmp_path):
+def test_an_npy_renamed_to_npz_is_refused(refused, tmp_path):
     np.save(tmp_path / "a.npy", np.ones((12, 2)))
     (tmp_path / "a.npy").rename(tmp_path / "a.npz")
     assert "cannot be read as .npz (it has one array without a name)" in refused(tmp_path / "a.npz")
 
 
-def test_parts_with_samples_of_different_shapes(refused, tmp_path):
+def test_parts_with_samples_of_different_shapes_are_refused(refused, tmp_path):
     y = np.arange(12) % 2
     np.savez(tmp_path / "a.npz", x_train=np.ones((12, 4)), y_train=y, x_test=np.ones((12, 3)), y_test=y)
     assert "samples of different shapes, 4 in train, 3 in test: give the same inputs" in refused(tmp_path / "a.npz")
 
 
-def test_training_samples_cannot_be_tested(refused, tmp_path):
+def test_testing_the_training_part_is_refused(refused, tmp_path):
     columns = {"x": NUMBERS, "label": ["a", "b"] * 6}
     line = refused(table(tmp_path / "a.csv", columns), "--test", "train")
     assert "trains on its part 'train', which cannot be tested: remove --test, to hold out a fifth" in line
@@ -413,7 +413,7 @@ def test_training_samples_cannot_be_tested(refused, tmp_path):
     assert "which cannot be tested: give --test test" in refused(folder, "--test", "train")
 
 
-def test_a_parquet_file_without_rows_or_with_two_columns_of_one_name(refused, tmp_path):
+def test_a_parquet_file_without_rows_or_with_a_repeated_column_name_is_refused(refused, tmp_path):
     pq.write_table(
         pa.table({"x": pa.array([], pa.float32()), "label": pa.array([], pa.string())}), tmp_path / "a.parquet"
     )
@@ -423,7 +423,7 @@ def test_a_parquet_file_without_rows_or_with_two_columns_of_one_name(refused, tm
     assert "has two columns of the name 'x': rename or remove one" in refused(tmp_path / "b.parquet")
 
 
-def test_tables_of_a_folder_that_do_not_go_together(refused, tmp_path):
+def test_a_folder_of_unrelated_tables_or_of_mixed_formats_is_refused(refused, tmp_path):
     columns = {"x": NUMBERS, "label": ["a", "b"] * 6}
     folder = tmp_path / "tables"
     folder.mkdir()
@@ -437,6 +437,6 @@ def test_tables_of_a_folder_that_do_not_go_together(refused, tmp_path):
     assert "has the tables test.parquet, train.csv: write all of them in one format" in refused(folder)
 
 
-def test_a_configuration_of_what_is_not_of_the_hub(refused, tmp_path):
+def test_the_config_option_is_refused_for_data_that_are_not_from_the_hub(refused, tmp_path):
     path = table(tmp_path / "a.csv", {"x": NUMBERS, "label": ["a", "b"] * 6})
     assert "is no data set of the hub, of which --config chooses" in refused(path, "--config", "english")

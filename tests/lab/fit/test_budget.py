@@ -1,4 +1,4 @@
-"""What fits into a time: search, epochs and seeds, in the order in which they are given up."""
+"""Plans that fit into a given time: search, epochs and seeds, in the order in which they are given up."""
 
 from itertools import pairwise
 
@@ -12,29 +12,29 @@ SEARCHED = {"sam": COSTS["sam"]}
 WANTED = StudySize(epochs=20, seeds=5, grid=5, repeats=2)
 
 
-def test_seconds_are_those_of_all_trainings_and_of_the_search():
+def test_the_estimated_seconds_are_those_of_all_trainings_and_of_the_search():
     # five seeds of 20 epochs: 10 steps and a validation each; ten short trainings of 40 steps and a validation
     assert seconds(WANTED, COSTS, SEARCHED) == 5 * 20 * (12 + 22) + 10 * (40 * 2 + 2)
     eager = {"sam": Cost(2.0, 2.0, 10, once=7.0, searched_step=3.0)}  # once in each run, and not in the search
     assert seconds(WANTED, eager, eager) == 5 * (7 + 20 * 22) + 10 * (40 * 3 + 2)
-    assert StudySize(1, 2, 5, 1).search_steps(10) == 10  # at least
+    assert StudySize(1, 2, 5, 1).search_steps(10) == 10  # at least one epoch
 
 
-def test_nothing_is_given_up_where_all_fits():
+def test_nothing_is_given_up_if_everything_fits():
     limit = seconds(WANTED, COSTS, SEARCHED)
     assert planned(WANTED, COSTS, SEARCHED, limit) == WANTED
     assert given_up(WANTED, WANTED) == []
 
 
 @pytest.mark.parametrize("limit", [100, 200, 300, 700, 1000, 1500, 2000, 3000, 4000])
-def test_what_is_planned_fits(limit):
+def test_the_plan_fits_into_the_given_time(limit):
     found = planned(WANTED, COSTS, SEARCHED, limit)
     assert seconds(found, COSTS, SEARCHED) <= limit
     assert found.seeds >= 2
     assert given_up(WANTED, found)
 
 
-def test_more_time_never_buys_less():
+def test_more_time_never_reduces_epochs_seeds_or_the_grid():
     plans = [planned(WANTED, COSTS, SEARCHED, limit) for limit in range(100, 4000, 50)]
     for one, other in pairwise(plans):
         assert one.epochs <= other.epochs
@@ -42,7 +42,7 @@ def test_more_time_never_buys_less():
         assert one.grid <= other.grid
 
 
-def test_the_search_gets_shorter_then_the_training_and_seeds_are_kept_longest():
+def test_plans_shrink_first_in_the_search_then_in_epochs_and_last_in_seeds():
     found = [(one.epochs, one.seeds, one.grid, one.repeats) for one in _smaller(WANTED)]
     assert found == [
         (20, 5, 5, 2), (20, 5, 5, 1), (20, 5, 3, 1), (10, 5, 3, 1), (10, 4, 3, 1), (10, 3, 3, 1), (10, 3, 0, 0),
@@ -52,7 +52,7 @@ def test_the_search_gets_shorter_then_the_training_and_seeds_are_kept_longest():
     assert found == [(2, 3, 4, 1), (2, 3, 3, 1), (1, 3, 3, 1), (1, 3, 0, 0), (1, 2, 0, 0)]
 
 
-def test_all_that_is_given_up_is_named():
+def test_everything_given_up_is_listed():
     found = given_up(WANTED, StudySize(epochs=1, seeds=2, grid=3, repeats=1))
     assert found == [
         "1 epoch instead of 20",
@@ -63,7 +63,7 @@ def test_all_that_is_given_up_is_named():
 
 
 @pytest.mark.parametrize("least", [StudySize(1, 2, 0, 0), StudySize(1, 1, 0, 0)])
-def test_nothing_is_smaller_than_one_epoch_of_two_seeds_without_a_search(least):
+def test_one_epoch_of_two_seeds_without_a_search_is_not_made_smaller(least):
     assert list(_smaller(least)) == [least]
 
 
@@ -94,26 +94,26 @@ def test_a_range_is_in_seconds_below_a_minute_and_a_half(step, text):
     assert duration(StudySize(1, 1, 0, 0), {"sam": Cost(step, 0.0, 1, scatter=0.5)}, {}) == text
 
 
-def test_a_range_with_the_same_ends_is_one_number():
+def test_a_range_whose_rounded_ends_are_equal_is_one_number():
     """From 1.4 to 1.8 minutes: the whole minutes are 1 and 2; from 1.7 to 2.3 both are 2."""
     assert duration(StudySize(1, 1, 0, 0), {"sam": Cost(96.0, 0.0, 1, scatter=0.13)}, {}) == "1 to 2 minutes"
     assert duration(StudySize(1, 1, 0, 0), {"sam": Cost(120.0, 0.0, 1, scatter=0.15)}, {}) == "2 minutes"
 
 
 @pytest.mark.parametrize("epochs", [[3, 1], [2, 1], [4, 2, 1], [9, 4, 2, 1]])
-def test_few_epochs_are_halved_down_to_one_and_no_budget_comes_twice(epochs):
+def test_few_epochs_are_halved_down_to_one_and_no_budget_is_repeated(epochs):
     found = list(_smaller(StudySize(epochs[0], 3, 0, 0)))
     assert list(dict.fromkeys(one.epochs for one in found)) == epochs
     assert len(found) == len(set(found))
     assert [one.epochs for one in found if one.seeds == 3] == epochs[:3]  # a quarter comes before two seeds
 
 
-def test_a_search_of_three_values_is_not_made_shorter():
+def test_a_search_of_three_values_is_dropped_and_not_shortened():
     found = [(one.epochs, one.seeds, one.grid, one.repeats) for one in _smaller(StudySize(1, 2, 3, 1))]
     assert found == [(1, 2, 3, 1), (1, 2, 0, 0)]
 
 
-def test_without_a_search_none_is_given_up():
+def test_a_plan_without_a_search_does_not_report_a_dropped_search():
     assert given_up(StudySize(10, 3, 0, 0), StudySize(5, 3, 0, 0)) == ["5 epochs instead of 10"]
 
 

@@ -1,4 +1,4 @@
-"""`bisam compare` of runs that `bisam fit` left: their weights are diagnosed on one's own data."""
+"""`bisam compare` of runs of `bisam fit`: their weights are diagnosed on the data of the user."""
 
 import csv
 import re
@@ -43,7 +43,7 @@ def data():
 
 @pytest.fixture(autouse=True)
 def coarse(tmp_path, monkeypatch):
-    """The page is written to where the command is run, and the diagnoses are quick."""
+    """The command runs in the test's folder, where it writes its page, and the diagnoses are quick."""
     monkeypatch.setattr(cli_compare, "InspectionPlan", lambda **given: replace(SMALL, **given))
     monkeypatch.chdir(tmp_path)
 
@@ -67,7 +67,7 @@ def compared(bisam, runs, *options):
     return " ".join(done.output.replace("│", " ").split())
 
 
-def test_images_are_diagnosed(bisam, fitted, images, tmp_path):
+def test_runs_on_images_are_diagnosed(bisam, fitted, images, tmp_path):
     (tmp_path / "conv.py").write_text(CONV)
     runs = fitted(images, "--set", "size=8", "--model", tmp_path / "conv.py:net")
     found = compared(bisam, runs, "--run-code")
@@ -91,7 +91,7 @@ def small_bert(minilm, tmp_path):
     return tmp_path / "bert"
 
 
-def test_texts_are_diagnosed_through_the_tokenizer_of_the_model(bisam, fitted, reviews, small_bert):
+def test_runs_on_texts_are_diagnosed_with_the_tokenizer_of_the_model(bisam, fitted, reviews, small_bert):
     runs = fitted(reviews, "--text", "review", "--label", "stars", "--model", f"transformers:{small_bert}")
     (small_bert / "model.safetensors").unlink()  # its weights are the run's
     found = compared(bisam, runs)
@@ -101,7 +101,7 @@ def test_texts_are_diagnosed_through_the_tokenizer_of_the_model(bisam, fitted, r
     assert "trace" in found
 
 
-def test_rows_are_diagnosed_on_their_training_samples_with_the_labels_of_the_training(fitted, breast_cancer):
+def test_runs_on_rows_are_diagnosed_on_training_samples_with_their_noisy_labels(fitted, breast_cancer):
     """Against the table read by hand: loss and error at the weights, with noisy labels."""
     run, _ = fitted(breast_cancer, "--set", "noise=0.4")
     loaded = trained(run, lambda name, _: open_pool(name, False, folder=None, log=print))
@@ -131,7 +131,7 @@ def test_rows_are_diagnosed_on_their_training_samples_with_the_labels_of_the_tra
     assert 100 * (1 - found.test.error) == pytest.approx(run.result["test_accuracy"])
 
 
-def test_no_sample_for_validation_is_diagnosed(fitted, breast_cancer):
+def test_validation_samples_are_not_used_for_the_diagnosis(fitted, breast_cancer):
     run, _ = fitted(breast_cancer)
     config = recorded(run.config)
     pool = open_pool(config.data, False, folder=None, log=print)
@@ -141,7 +141,7 @@ def test_no_sample_for_validation_is_diagnosed(fitted, breast_cancer):
     assert {*map(tuple, validated.tolist())}.isdisjoint(map(tuple, diagnosed.tolist()))
 
 
-def test_data_that_are_gone_moved_or_changed_are_a_reason(bisam, fitted, breast_cancer, tmp_path):
+def test_missing_or_changed_data_are_reported_and_moved_data_can_be_named(bisam, fitted, breast_cancer, tmp_path):
     own = tmp_path / "own.csv"
     own.write_bytes(breast_cancer.read_bytes())
     runs = fitted(own)
@@ -152,7 +152,7 @@ def test_data_that_are_gone_moved_or_changed_are_a_reason(bisam, fitted, breast_
     assert "these are not the data that it was trained on" in compared(bisam, runs)
 
 
-def test_code_that_records_name_is_run_only_where_that_is_allowed(bisam, fitted, tmp_path):
+def test_code_named_in_records_is_run_only_with_the_run_code_option(bisam, fitted, tmp_path):
     net, data = tmp_path / "net.py", tmp_path / "own.py"
     net.write_text(NET)
     data.write_text(DATA)
@@ -172,7 +172,7 @@ def test_code_that_records_name_is_run_only_where_that_is_allowed(bisam, fitted,
     assert "parameters 134 134" in found
 
 
-def test_data_that_were_in_memory_are_a_reason(bisam, tmp_path):
+def test_data_that_were_only_in_memory_are_reported_as_the_reason_for_no_diagnosis(bisam, tmp_path):
     x, y = torch.randn(60, 4), torch.arange(60) % 2
     fit(lambda: torch.nn.Linear(4, 2), (x, y), methods=["sam"], rho=0.05, seeds=1, epochs=1, runs="kept", quiet=True)
     assert "they were in the memory of a program" in compared(bisam, records.find_records(tmp_path / "kept"))

@@ -1,4 +1,4 @@
-"""The settings of a training where none are given."""
+"""The default settings of a training."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def test_each_kind_of_data_and_model_has_its_own_defaults_and_shows_no_others(of
     assert (config.padding > 0, config.flip) == (of.kind == "image", of.kind == "image")
 
 
-def test_pretrained_networks_have_the_size_and_the_pixels_that_they_expect():
+def test_pretrained_networks_get_the_image_size_and_normalisation_that_they_expect():
     made = Expected(224, "imagenet")
     tuned, scratch = values(images(), "timm:a", made), values(images(), "timm:a", made, pretrained=False)
     assert (tuned["size"], tuned["padding"], tuned["pixels"]) == ("224", "28", "imagenet")
@@ -84,21 +84,21 @@ def test_pretrained_networks_have_the_size_and_the_pixels_that_they_expect():
 @pytest.mark.parametrize(
     ("of", "size", "padding"),
     [
-        (images(6, 9), 8, 1),  # at least
+        (images(6, 9), 8, 1),  # the smallest size
         (images(40, 100), 40, 5),
         (images(100, 48), 48, 6),
-        (images(600, 640), 600, 64),  # the largest padding of a configuration
+        (images(600, 640), 600, 64),  # the largest padding that a configuration may have
         (images(1200, 1300), 1024, 64),
         (ENCODED, 32, 4),
     ],
 )
-def test_images_have_the_size_of_the_shorter_side(of, size, padding):
+def test_the_image_size_is_the_shorter_side_within_limits(of, size, padding):
     found = values(of, "resnet20")
     assert (found["size"], found["padding"]) == (str(size), str(padding))
 
 
 @pytest.mark.parametrize("size", [512, 518, 600, 800])
-def test_large_pretrained_networks_have_a_padding_that_a_configuration_may_have(size):
+def test_the_padding_of_large_pretrained_networks_is_limited(size):
     found = values(images(), "timm:a", Expected(size, "imagenet"))
     assert (found["size"], found["padding"]) == (str(size), "64")
 
@@ -108,12 +108,12 @@ def test_a_batch_is_halved_until_an_epoch_has_four_steps(train, batch):
     assert values(rows(), train=train)["batch"] == str(batch)
 
 
-def test_few_validation_samples_do_not_choose_the_epoch_that_is_tested():
+def test_with_few_validation_samples_the_last_epoch_is_tested():
     assert values(rows(), validation=1000)["select"] == "best"
     assert values(rows(), validation=999)["select"] == "last"
 
 
-def test_unbalanced_classes_have_more_measures():
+def test_unbalanced_classes_have_more_measures_than_accuracy():
     assert values(rows(counts=(12, 8)))["measures"] == "accuracy"
     assert values(rows(counts=(13, 7)))["measures"] == "accuracy,balanced_accuracy,macro_f1"
 
@@ -122,13 +122,13 @@ def test_a_gpu_trains_in_bfloat16():
     assert values(rows(), device=torch.device("cuda"))["precision"] == "bf16"
 
 
-def test_the_part_for_validation_is_shown_where_the_data_have_none():
+def test_the_validation_fraction_is_shown_only_if_the_data_have_no_validation_part():
     own = DataSplit(torch.zeros(2, 4), torch.arange(2))
     assert "validation" in values(rows())
     assert "validation" not in values(rows(validation=own))
 
 
-def test_settings_that_were_changed_are_shown_and_those_that_have_no_effect_are_not():
+def test_changed_settings_are_shown_and_those_without_effect_are_not():
     changes = {"optimizer": "adamw", "schedule": "linear", "warmup": "0.25", "epoch_steps": "7", "lr": "0.001"}
     found = values(rows(), changes=changes)
     assert {name: found[name] for name in changes} == changes
@@ -138,7 +138,7 @@ def test_settings_that_were_changed_are_shown_and_those_that_have_no_effect_are_
     assert settings(rows(), "perceptron", ANY_SIZE, {"train": 100, "validation": 9}, CPU).config.epoch_steps is None
 
 
-def test_text_without_a_model_has_a_remedy():
+def test_rows_and_images_have_a_default_model_and_text_without_a_model_is_refused():
     assert (model_for(rows()), model_for(images())) == ("perceptron", "resnet20")
     with pytest.raises(ValueError, match=r"text needs a pretrained model: .* give --model transformers:NAME-OR-FOLDER"):
         model_for(TEXTS)

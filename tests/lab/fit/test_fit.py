@@ -1,4 +1,4 @@
-"""`bisam fit` from end to end: images, rows and texts; the answer against the records; resume."""
+"""`bisam fit` from end to end: images, rows and texts; the answer compared with the records; resuming."""
 
 import html
 import json
@@ -48,7 +48,7 @@ def rows(bisam, breast_cancer, tmp_path_factory):
     return root / "cancer", done, options
 
 
-def test_the_sentence_is_that_of_the_records(rows):
+def test_the_printed_answer_agrees_with_the_records(rows):
     folder, done, _ = rows
     found = results(folder)
     assert {method: [*seeds] for method, seeds in found.items()} == {
@@ -69,7 +69,7 @@ def test_the_sentence_is_that_of_the_records(rows):
     assert ("more seed" in sentence) == (not resolved)
 
 
-def test_unbalanced_classes_have_balanced_accuracy_and_macro_f1_beside_accuracy(rows):
+def test_unbalanced_classes_are_also_measured_by_balanced_accuracy_and_macro_f1(rows):
     folder, done, _ = rows
     assert "measures=accuracy,balanced_accuracy,macro_f1" in done.output
     for seeds in results(folder).values():
@@ -80,7 +80,7 @@ def test_unbalanced_classes_have_balanced_accuracy_and_macro_f1_beside_accuracy(
     assert "validation macro F1, per cent" in page
 
 
-def test_the_page_begins_with_the_answer_and_all_that_the_terminal_has(rows):
+def test_the_report_begins_with_the_answer_and_what_the_terminal_shows(rows):
     folder, done, _ = rows
     page = html.unescape((folder / "report.html").read_text())
     sentence = done.output.strip().splitlines()[-1]
@@ -114,7 +114,7 @@ def test_every_setting_is_shown_before_the_training(rows):
         assert shown in done.output
 
 
-def test_the_best_weights_are_written_and_fit_the_model(rows):
+def test_the_best_weights_are_saved_and_load_into_the_model(rows):
     folder, _, _ = rows
     build("perceptron", 2, features=30).load_state_dict(load_file(folder / "best.safetensors"))
     method = re.search(r"(\S+) = bisam\.(\w+)\(", (folder / "train.py").read_text())[2]
@@ -128,7 +128,7 @@ def test_the_best_weights_are_written_and_fit_the_model(rows):
     assert written == expected
 
 
-def test_the_lines_of_python_train(rows):
+def test_the_generated_python_code_trains_with_the_settings_of_the_run(rows):
     folder, done, _ = rows
     code = (folder / "train.py").read_text()
     assert len(code.splitlines()) == 8
@@ -145,7 +145,7 @@ def test_the_lines_of_python_train(rows):
     }
 
 
-def test_the_same_command_trains_nothing_again_and_more_seeds_only_those(rows, bisam, breast_cancer):
+def test_repeating_the_command_trains_nothing_and_more_seeds_train_only_the_new_ones(rows, bisam, breast_cancer):
     folder, done, options = rows
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")}
     again = bisam("fit", breast_cancer, *options)
@@ -162,7 +162,7 @@ def test_the_same_command_trains_nothing_again_and_more_seeds_only_those(rows, b
     assert "not compared here" not in again.output
 
 
-def test_a_method_that_is_added_gets_its_own_rho_and_the_others_keep_theirs(bisam, breast_cancer, tmp_path):
+def test_an_added_method_gets_its_own_rho_and_the_others_keep_theirs(bisam, breast_cancer, tmp_path):
     options = ["--runs", tmp_path, "--epochs", 1, "--seeds", "0", "--name", "cancer", "--device", "cpu"]
     plans = []
     for methods in ("sam", "sam,asam"):
@@ -176,7 +176,7 @@ def test_a_method_that_is_added_gets_its_own_rho_and_the_others_keep_theirs(bisa
     assert {**plans[1], "rho": 0, "search": 0} == {**plans[0], "rho": 0, "search": 0}
 
 
-def test_a_report_needs_nothing_but_the_records(rows, bisam, tmp_path):
+def test_a_report_needs_only_the_records(rows, bisam, tmp_path):
     folder, _, _ = rows
     done = bisam("report", folder, "--out", tmp_path / "page.html")
     assert done.exit_code == 0, done.output
@@ -184,7 +184,7 @@ def test_a_report_needs_nothing_but_the_records(rows, bisam, tmp_path):
     assert "of no recipe" not in done.output
 
 
-def test_the_answer_comes_without_the_libraries_for_charts(rows, bisam, breast_cancer, monkeypatch):
+def test_the_answer_is_printed_without_the_library_for_charts(rows, bisam, breast_cancer, monkeypatch):
     _, done, options = rows
     monkeypatch.setitem(sys.modules, "bisam.lab.report.report", None)  # as if it could not be imported
     again = bisam("fit", breast_cancer, *options)
@@ -202,7 +202,7 @@ def test_other_data_of_the_same_name_are_refused(rows, bisam, breast_cancer, tmp
     assert "was trained with other data: give another --name" in refused.output
 
 
-def test_a_folder_of_images(bisam, images, tmp_path):
+def test_a_fit_of_a_folder_of_images_prints_the_difference_of_its_records(bisam, images, tmp_path):
     root = tmp_path / "runs"
     done = bisam(
         "fit", images, "--methods", "sam", "--rho", 0.05, "--epochs", 1, "--batch", 8, "--set", "size=8", "--seeds",
@@ -220,7 +220,7 @@ def test_a_folder_of_images(bisam, images, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["pets", "digits"])
-def test_a_folder_comes_before_a_data_set_of_the_lab_of_the_same_name(bisam, images, tmp_path, monkeypatch, name):
+def test_a_folder_takes_precedence_over_a_data_set_of_the_same_name(bisam, images, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     images.rename(tmp_path / name)
     (tmp_path / "net.py").write_text(
@@ -236,7 +236,7 @@ def test_a_folder_comes_before_a_data_set_of_the_lab_of_the_same_name(bisam, ima
     assert {record.folder.parent.name.partition("-")[0] for record in found} == {name}
 
 
-def test_a_csv_of_text_with_a_pretrained_model(bisam, reviews, minilm, tmp_path):
+def test_a_fit_of_a_csv_of_texts_fine_tunes_a_pretrained_model(bisam, reviews, minilm, tmp_path):
     root = tmp_path / "runs"
     done = bisam(
         "fit", reviews, "--text", "review", "--label", "stars", "--model", minilm, "--methods", "sam", "--rho", 0.01,
@@ -250,10 +250,10 @@ def test_a_csv_of_text_with_a_pretrained_model(bisam, reviews, minilm, tmp_path)
     assert f"by {abs(gap):.2f} points" in sentence
     assert "two seeds or more" in sentence
     first = next(record for record in records.find_records(root) if record.config["method"] == "adamw").metrics[0]
-    assert first["loss"] < 0.8  # near log 2: a new head on a network that is loaded
+    assert first["loss"] < 0.8  # near log 2: a new head on a pretrained network
 
 
-def test_minutes_plan_what_fits_and_show_what_is_given_up(bisam, breast_cancer, tmp_path, monkeypatch):
+def test_the_minutes_option_plans_what_fits_and_shows_what_is_given_up(bisam, breast_cancer, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "rehearse", lambda *_: Cost(step=0.1, validation=0.1, steps=6))
     options = ["--methods", "sam", "--device", "cpu", "--together", 2]
     done = bisam("fit", breast_cancer, "--minutes", 0.2, "--runs", tmp_path, *options)
@@ -271,8 +271,8 @@ def test_minutes_plan_what_fits_and_show_what_is_given_up(bisam, breast_cancer, 
     assert "the least that can be compared" in refused.output
 
 
-def test_a_network_whose_code_changed_is_another_model(bisam, breast_cancer, tmp_path):
-    """With the same layers, whose weights another forward pass would take. Comments may change."""
+def test_a_network_whose_code_has_changed_is_refused(bisam, breast_cancer, tmp_path):
+    """The layers stay the same, so the weights would still load. Comments may change."""
     head = "from torch import nn\n\n\nclass Net(nn.Linear):\n"
     code = f"{head}    def __init__(self):\n        super().__init__(30, 2)\n\n"
     path = tmp_path / "net.py"

@@ -1,4 +1,4 @@
-"""`bisam fit` and `bisam sweep` on several ranks: one of them decides and writes, and a fit survives its ranks."""
+"""`bisam fit` and `bisam sweep` on several ranks: the first one plans and writes; a fit resumes after a rank died."""
 
 import json
 
@@ -36,7 +36,7 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def options(rows, tmp_path_factory):
-    """Of a fit with a model without batch norm, whose second rank dies once; and the folder where it does."""
+    """Options of a fit of a model without batch norm that kills its second rank once; and the folder of that model."""
     folder = tmp_path_factory.mktemp("net")
     (folder / "net.py").write_text(DYING_NET.format(folder=str(folder), inputs=6))
     model = ["--model", f"{folder / 'net.py'}:net", "--methods", "sam", "--seeds", "0", "--epochs", "2"]
@@ -65,7 +65,7 @@ def assert_alike(one, other):
             assert ours["validation_accuracy"] == theirs["validation_accuracy"]
 
 
-def test_a_fit_whose_rank_dies_is_started_again_and_ends_as_one_process(options, alone):
+def test_a_fit_restarted_after_a_rank_died_equals_a_fit_in_one_process(options, alone):
     given, folder = options
     done = torchrun(2, "fit", *given, "--perturb", "global", "--runs", folder / "runs", restarts=1, folder=folder)
     assert done.returncode == 0, done.stderr
@@ -79,21 +79,21 @@ def test_a_fit_whose_rank_dies_is_started_again_and_ends_as_one_process(options,
 
 
 def command(*arguments):
-    """A command in every rank: its exit code and output."""
+    """Runs a command in a rank; returns its exit code and output."""
     with ranks.launched():
         done = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
     return done.exit_code, done.output
 
 
 @on_cpu
-def test_a_fit_of_shards_ends_as_one_process(options, alone, tmp_path):
+def test_a_sharded_fit_equals_a_fit_in_one_process(options, alone, tmp_path):
     (first, text), (second, other) = ranks.run(command, "fit", *options[0], "--shard", "--runs", tmp_path)
     assert (first, second, other) == (0, 0, ""), text
     assert_alike(alone, next(tmp_path.iterdir()))
 
 
-def decide_apart(rows, root):
-    """Ranks whose clocks and folders differ: the second one is far slower, and its own folder stays empty."""
+def decide_by_different_clocks(rows, root):
+    """Plans on ranks with different clocks and folders: the second one is far slower, and its folder stays empty."""
     rank, sizes = dist.get_rank(), set()
 
     def find_rho(model, make_optimizer, train, *arguments, **options):
@@ -111,16 +111,16 @@ def decide_apart(rows, root):
     return plan, again, study.name, sizes
 
 
-def test_ranks_share_the_plan_of_the_first_one(rows, tmp_path):
-    (first, again, name, sizes), (second, also, _, other_sizes) = ranks.run(decide_apart, rows, tmp_path)
+def test_all_ranks_use_the_plan_of_the_first_rank(rows, tmp_path):
+    (first, again, name, sizes), (second, also, _, other_sizes) = ranks.run(decide_by_different_clocks, rows, tmp_path)
     assert first == second == again == also
     assert sizes == other_sizes == {16}  # of a batch of 32
-    assert first.budget.epochs == 50  # as the fast clock has it
+    assert first.budget.epochs == 50  # by the fast clock
     assert [path.parent.parent.name for path in tmp_path.rglob("plan.json")] == ["0"]
-    assert "micro_batch" in name  # each rank perturbs its own part: this is not the fit of one process
+    assert "micro_batch" in name  # each rank perturbs by its own part: another result than in one process
 
 
-def test_bad_commands_are_refused_before_anything_is_read_or_decided(rows, tmp_path):
+def test_invalid_options_are_refused_on_every_rank_before_anything_is_written(rows, tmp_path):
     fit = ["fit", rows, "--device", "cpu", "--runs", tmp_path / "runs"]
     for more, message in {
         ("--together", "2"): "2 ranks train one run at a time: remove --together 2",
@@ -134,7 +134,7 @@ def test_bad_commands_are_refused_before_anything_is_read_or_decided(rows, tmp_p
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_sweep_trains_each_point_on_all_ranks(tmp_path):
+def test_a_sweep_trains_each_value_on_all_ranks(tmp_path):
     sweep = ["sweep", "demo/40%/sam", "--seeds", "0", "--set", "epochs=1", "--set", "epoch_steps=2", "--device", "cpu"]
     (code, text), other = ranks.run(command, *sweep, "--over", "rho", "--values", "0.05,0.2", "--runs", tmp_path)
     assert code == 0, text

@@ -1,4 +1,4 @@
-"""`bisam.lab.fit`: the same from Python."""
+"""`bisam.lab.fit`: `bisam fit` from Python."""
 
 import gc
 import linecache
@@ -39,7 +39,7 @@ def found():
     return fit(network, data(120, 0), data(30, 1), methods=["sam"], rho=0.05, seeds=2, epochs=2, quiet=True)
 
 
-def test_it_prints_as_the_sentence_and_the_table(found, capsys):
+def test_the_result_prints_as_the_sentence_and_the_table(found, capsys):
     print(found)
     text = capsys.readouterr().out
     assert text.startswith(found.sentence)
@@ -48,14 +48,14 @@ def test_it_prints_as_the_sentence_and_the_table(found, capsys):
     assert found.sentence in found._repr_html_()
 
 
-def test_the_validation_part_is_tested_where_there_is_no_test_part(found):
+def test_the_validation_part_is_tested_if_there_is_no_test_part(found):
     runs = [row for row in found.answer.sheet.rows if row[0] == "SAM"]
     assert runs[0][2] == "2"
     accuracies = found.answer.best.record.result["test_accuracy"] * 30 / 100
     assert accuracies == pytest.approx(round(accuracies))  # of 30 samples
 
 
-def test_its_curves_are_those_of_the_runs(found):
+def test_the_result_draws_the_curves_of_its_runs(found):
     drawn = found.curves("loss").to_dict()
     means = drawn["datasets"]["means"]
     assert {row["method"] for row in means} == {"SGD", "SAM"}
@@ -66,12 +66,12 @@ def test_its_curves_are_those_of_the_runs(found):
         found.curves("los")
 
 
-def test_its_weights_fit_the_network(found):
+def test_the_weights_of_the_result_load_into_the_network(found):
     network(3).load_state_dict(found.weights)
     assert "bisam.SAM(base, model, rho=0.05)" in found.code
 
 
-def test_data_sets_of_torch_and_a_folder_to_resume_from(tmp_path, capsys):
+def test_torch_data_sets_are_accepted_and_a_given_folder_is_resumed(tmp_path, capsys):
     arguments = (network, TensorDataset(*data(60, 0)), TensorDataset(*data(12, 1)))
     options = {"test": data(12, 2), "methods": ["sam"], "rho": 0.1, "seeds": 1, "epochs": 1, "runs": tmp_path}
     first = fit(*arguments, **options, quiet=True)
@@ -89,7 +89,7 @@ def other_network():
     return network
 
 
-def test_what_is_not_data_has_a_remedy():
+def test_unusable_data_are_refused_with_a_remedy():
     with pytest.raises(ValueError, match=r"train: give \(x, y\)"):
         fit(network, 3)
     with pytest.raises(ValueError, match=r"train is None: give \(x, y\)"):
@@ -105,7 +105,7 @@ def test_what_is_not_data_has_a_remedy():
         fit(network, data(60, 0), epoch=3)
 
 
-def test_what_python_gives_has_remedies_for_python():
+def test_errors_from_python_have_remedies_for_python():
     x = torch.randn(84, 4, generator=torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match=r"no training sample .*labels are 42 whole numbers: .* that is regression"):
         fit(network, (x, torch.arange(84) % 42 + 18), quiet=True)
@@ -121,8 +121,8 @@ def lazy(classes):
     return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(classes))
 
 
-def test_lazy_layers_have_the_sizes_of_the_data(tmp_path):
-    """Seeds still decide their weights, and the folder is read again with the same function."""
+def test_lazy_layers_get_their_sizes_from_the_data(tmp_path):
+    """The seed determines their weights, and the same function loads the saved model."""
     options = {"methods": "sam", "seeds": 1, "epochs": 2, "quiet": True}
     (x, y), *others = data(120, 0), data(30, 1)
     found = fit(lazy, (x, y), *others, **options, rho="auto", runs=tmp_path)
@@ -136,7 +136,7 @@ def test_lazy_layers_have_the_sizes_of_the_data(tmp_path):
         fit(lambda: nn.Sequential(nn.Linear(5, 4), nn.LazyLinear(3)), (x, y), **options)
 
 
-def test_one_method_may_be_given_by_its_name():
+def test_a_single_method_may_be_given_as_a_string():
     found = fit(network, data(60, 0), methods="asam", rho=0.5, seeds=1, epochs=1, quiet=True)
     assert [row[0] for row in found.answer.sheet.rows] == ["SGD", "ASAM"]
     with pytest.raises(ValueError, match="unknown method 'asma': the nearest names are"):
@@ -144,23 +144,23 @@ def test_one_method_may_be_given_by_its_name():
 
 
 @pytest.mark.parametrize("seeds", [0, -1, []])
-def test_no_seeds_are_refused(seeds):
+def test_an_empty_list_or_a_number_below_one_of_seeds_is_refused(seeds):
     with pytest.raises(ValueError, match=r"seeds must be at least one, or a list of them, got"):
         fit(network, data(60, 0), seeds=seeds, quiet=True)
 
 
-def test_a_rho_that_is_no_number_has_a_remedy():
+def test_a_rho_that_is_not_a_number_is_refused_with_a_remedy():
     with pytest.raises(ValueError, match=r"rho is \"auto\" or a number, got 'large'"):
         fit(network, data(60, 0), rho="large", quiet=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")
-def test_a_device_that_is_not_here_has_a_remedy():
+def test_a_missing_device_is_refused_with_a_remedy():
     with pytest.raises(ValueError, match=r'torch finds no CUDA device here: use device="cpu"'):
         fit(network, data(60, 0), device="cuda", quiet=True)
 
 
-def test_an_error_leaves_no_folder_behind(tmp_path, monkeypatch):
+def test_an_error_leaves_no_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ValueError, match="unknown field"):
         fit(network, data(60, 0), epoch=3, quiet=True)
@@ -169,7 +169,7 @@ def test_an_error_leaves_no_folder_behind(tmp_path, monkeypatch):
     assert [*tmp_path.glob("bisam-*")] == []
 
 
-def test_a_signal_leaves_the_folder_and_names_it_to_resume_from(tmp_path, monkeypatch):
+def test_a_signal_keeps_the_temporary_folder_and_names_it_for_resuming(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     default = signal.getsignal(signal.SIGINT)
 
@@ -187,7 +187,7 @@ def test_a_signal_leaves_the_folder_and_names_it_to_resume_from(tmp_path, monkey
     assert [*folder.rglob("*.safetensors")]
 
 
-def test_a_handful_of_samples_trains_with_batch_norm_which_needs_two_in_a_batch():
+def test_a_few_samples_train_with_batch_norm_in_batches_of_two():
     def network():
         return nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
@@ -203,7 +203,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch):
         __import__("bisam.lab").lab.fit  # noqa: B018
 
 
-def test_a_curve_that_these_runs_lack_and_weights_that_no_run_has_are_refused(found):
+def test_missing_curves_and_missing_weights_are_errors(found):
     with pytest.raises(ValueError, match="these runs have no validation_mcc: it belongs to other methods or measures"):
         found.curves("validation_mcc")
     without = replace(found, answer=replace(found.answer, best=None))
@@ -213,7 +213,7 @@ def test_a_curve_that_these_runs_lack_and_weights_that_no_run_has_are_refused(fo
 
 
 @pytest.mark.parametrize(("shape", "size"), [((9, 12), 9), ((6, 5), 8)])
-def test_images_in_memory_keep_their_smaller_side_but_have_eight_pixels_at_least(shape, size):
+def test_images_in_memory_get_the_size_of_their_shorter_side_but_at_least_eight(shape, size):
     x, y = torch.randint(0, 256, (24, 3, *shape), dtype=torch.uint8), torch.arange(24) % 2
 
     def network(classes):
@@ -223,7 +223,7 @@ def test_images_in_memory_keep_their_smaller_side_but_have_eight_pixels_at_least
     assert (found.answer.best.config.size, found.answer.best.config.padding) == (size, 1)
 
 
-def test_records_without_a_folder_are_kept_as_long_as_the_result(tmp_path, monkeypatch):
+def test_a_temporary_folder_of_records_is_removed_with_the_result(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = fit(network, data(60, 0), methods=["sam"], rho=0.05, seeds=1, epochs=1, quiet=True)
     (root,) = tmp_path.glob("bisam-*")
@@ -244,7 +244,7 @@ def test_records_without_a_folder_are_kept_as_long_as_the_result(tmp_path, monke
         ({"seeds": "0-2"}, "seeds must be at least one, or a list of them, got '0-2'"),
     ],
 )
-def test_arguments_of_another_kind_are_refused_with_the_remedy(given, words):
+def test_arguments_of_the_wrong_type_are_refused_with_a_remedy(given, words):
     arguments = {"model": lambda: nn.Linear(4, 2), "train": (torch.zeros(20, 4), torch.arange(20) % 2), **given}
     with pytest.raises((TypeError, ValueError), match=words):
         fit(**arguments, quiet=True)
@@ -261,7 +261,7 @@ class Series(nn.Module):
         return self.head(self.conv(x).relu().mean(2))
 
 
-def test_numbers_keep_their_shape_for_a_network_of_one_s_own(capsys):
+def test_arrays_keep_their_shape_for_a_network_of_the_user(capsys):
     draws = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 3, 8, generator=draws), torch.arange(60) % 2
     x[y == 1] += 1
@@ -275,21 +275,21 @@ def test_numbers_keep_their_shape_for_a_network_of_one_s_own(capsys):
         trained.predict(x.transpose(1, 2))
 
 
-def test_a_model_of_an_older_version_was_trained_on_all_numbers_as_a_row():
+def test_the_preparation_of_an_older_version_flattens_the_samples():
     prepared = Preparation("rows", ("0", "1"), features=24)
     x = torch.randn(5, 3, 8)
     prepared.check("rows", x, "x")
     assert torch.equal(prepared.apply(x, None, torch.device("cpu")), x.flatten(1))
 
 
-def test_a_perceptron_takes_numbers_of_any_shape_as_a_row(tmp_path):
+def test_a_perceptron_flattens_inputs_of_any_shape(tmp_path):
     x, y = torch.randn(60, 3, 8), torch.arange(60) % 2
     model = Perceptron(24, 2).eval()
     assert torch.equal(model(x), model(x.flatten(1)))
     assert OwnData(from_parts("rows", {"train": (x, y)}, "rows")).features == 24
 
 
-def test_a_data_set_that_draws_random_numbers_is_refused():
+def test_a_data_set_with_random_or_not_finite_inputs_is_refused():
     class Flipped(TensorDataset):
         def __getitem__(self, place):
             x, y = super().__getitem__(place)
@@ -316,14 +316,14 @@ def network(classes):
 
 
 def written(path, line):
-    """The function of a module whose class computes that."""
+    """Writes a module whose network computes `line`; returns the function that builds it."""
     path.write_text(NETWORK.format(line=line))
     linecache.checkcache(str(path))
     return function(f"{path}:network")
 
 
-def test_a_network_whose_code_changed_is_another_model(tmp_path):
-    """As where a cell of a notebook is edited and run again. A comment may change."""
+def test_a_network_whose_code_has_changed_is_refused(tmp_path):
+    """As when a cell of a notebook is edited and run again. Comments may change."""
     path, options = tmp_path / "nets.py", {"rho": 0.05, "methods": "sam", "epochs": 1, "seeds": 1, "quiet": True}
     parts = (data(60, 0), data(30, 1))
     for line in ("return super().forward(x)", "# as it is\n        return super().forward(x)"):
@@ -337,7 +337,7 @@ def test_a_network_whose_code_changed_is_another_model(tmp_path):
     assert again.plan.code
 
 
-def test_code_of_libraries_does_not_count(tmp_path):
+def test_code_of_installed_libraries_is_not_recorded(tmp_path):
     assert code_of_network(lambda: nn.Linear(2, 2), nn.Linear(2, 2)) == ""
     assert code_of_network(Perceptron, Perceptron(4, 3)) == ""
     path = tmp_path / "lib/site-packages/nets.py"

@@ -30,25 +30,25 @@ def answered(seeds):
     return answer(table)
 
 
-def test_the_records_are_whole():
+def test_the_records_of_the_page_are_complete_and_verified():
     found = records.find_records(RUNS)
     assert len(found) == 30
     assert [problem for record in found for problem in records.verify(record)] == []
 
 
 @pytest.mark.parametrize("seeds", [range(3), range(10)])
-def test_the_answers_are_those_of_the_records(seeds):
+def test_the_answers_on_the_page_agree_with_the_records(seeds):
     assert answered(seeds).sentence in " ".join(PAGE.split())
 
 
-def test_the_table_is_that_of_the_records():
+def test_the_table_on_the_page_agrees_with_the_records():
     shown = " ".join(re.findall(r"│(.*)", PAGE))
     for row in answered(range(3)).sheet.rows:
         for cell in row:
             assert all(word in shown for word in cell.split()), cell
 
 
-def test_the_results_of_single_runs_are_those_of_the_records():
+def test_the_results_of_single_runs_on_the_page_agree_with_the_records():
     lines = re.findall(r"^    (SGD|SAM) seed (\d) perceptron  test accuracy (\S+) %, .*?macro F1 (\S+) %", PAGE, re.M)
     assert len(lines) == 2
     for method, seed, accuracy, macro_f1 in lines:
@@ -56,7 +56,7 @@ def test_the_results_of_single_runs_are_those_of_the_records():
         assert (f"{result['test_accuracy']:.2f}", f"{result['test_macro_f1']:.2f}") == (accuracy, macro_f1)
 
 
-def test_the_snippets_run(bisam, tmp_path, monkeypatch, capsys):
+def test_the_python_snippets_of_the_page_run(bisam, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows, prediction, notebook = snippets("python")
     exec(rows, {})
@@ -74,14 +74,14 @@ def test_the_snippets_run(bisam, tmp_path, monkeypatch, capsys):
     assert "BiSAM (-log)" in capsys.readouterr().out
 
 
-def test_the_table_of_the_page_is_a_recipe(tmp_path):
+def test_the_toml_snippet_of_the_page_is_a_valid_recipe(tmp_path):
     (content,) = snippets("toml")
     (tmp_path / "my.toml").write_text(content)
     recipe = read(tmp_path / "my.toml")
     assert (recipe.rows, recipe.cells["noisy", "sgd"].epochs) == (["clean", "noisy"], 60)
 
 
-def test_every_option_of_the_page_is_one(bisam):
+def test_every_option_on_the_page_exists(bisam):
     known = "".join(bisam(command, "--help").output for command in ("fit", "predict", "train", "reproduce", "report"))
     commands = re.findall(r"^    (?:\$ )?(bisam .*)$", PAGE, re.M)
     options = {word for line in commands for word in shlex.split(line, comments=True) if word.startswith("--")}

@@ -129,7 +129,7 @@ def best_run(folder):
 
 @pytest.mark.parametrize("kind", ["rows", "pictures", "texts"])
 @pytest.mark.parametrize("batch", [[], ["--batch", 4]])
-def test_the_measures_of_the_test_part_are_those_of_the_record(kind, batch, request, predicted):
+def test_the_measures_of_the_test_part_agree_with_the_record(kind, batch, request, predicted):
     folder, data = request.getfixturevalue(kind)
     test = data / "test" if kind == "pictures" else data / "test.csv"
     _, output = predicted(folder, test, *batch)
@@ -187,19 +187,19 @@ def square_by_hand(image):
     return np.asarray(image.resize((8, 8), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side)))
 
 
-def test_texts_are_cut_to_the_length_of_the_training(texts, tiny_networks):
+def test_texts_are_truncated_to_the_length_of_the_training(texts, tiny_networks):
     folder, data = texts
-    said = pandas.read_csv(data / "test.csv")["said"].tolist()
+    sentences = pandas.read_csv(data / "test.csv")["said"].tolist()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_networks["glue"])
-    expected = tokenizer(said, truncation=True, max_length=6, padding=True, return_tensors="pt")
+    expected = tokenizer(sentences, truncation=True, max_length=6, padding=True, return_tensors="pt")
     trained = load(folder)
     assert trained.classes == ["cat", "dog"]
-    found = trained.beside.preparation.apply([(one,) for one in said], tokenizer, torch.device("cpu"))
+    found = trained.beside.preparation.apply([(one,) for one in sentences], tokenizer, torch.device("cpu"))
     assert all(torch.equal(found[name], expected[name]) for name in ("input_ids", "attention_mask"))
-    assert max(len(tokens) for tokens in tokenizer(said)["input_ids"]) > 6
+    assert max(len(tokens) for tokens in tokenizer(sentences)["input_ids"]) > 6
 
 
-def test_labels_other_columns_and_their_order_change_nothing(rows, predicted, tmp_path):
+def test_labels_extra_columns_and_column_order_do_not_change_the_predictions(rows, predicted, tmp_path):
     folder, data = rows
     expected, _ = predicted(folder, data / "test.csv")
     frame = pandas.read_csv(data / "test.csv").drop(columns="fruit")
@@ -214,7 +214,7 @@ def test_labels_other_columns_and_their_order_change_nothing(rows, predicted, tm
         assert "no labels" in output
 
 
-def test_images_in_no_folder_of_a_class_are_predicted_and_not_measured(pictures, predicted, tmp_path):
+def test_images_outside_class_folders_are_predicted_without_an_accuracy(pictures, predicted, tmp_path):
     folder, data = pictures
     expected, _ = predicted(folder, data / "test")
     flat = tmp_path / "flat"
@@ -229,7 +229,7 @@ def test_images_in_no_folder_of_a_class_are_predicted_and_not_measured(pictures,
     assert single["predicted"] == found[3]["predicted"]
 
 
-def test_labels_that_are_missing_or_no_class_are_not_counted(rows, predicted, tmp_path):
+def test_missing_labels_and_unknown_classes_are_excluded_from_the_accuracy(rows, predicted, tmp_path):
     folder, data = rows
     expected, _ = predicted(folder, data / "test.csv")
     frame = pandas.read_csv(data / "test.csv")
@@ -244,7 +244,7 @@ def test_labels_that_are_missing_or_no_class_are_not_counted(rows, predicted, tm
     assert "labels that are no classes of the model are not counted: the first is 'plum'" in output
 
 
-def test_the_file_beside_the_weights_has_no_samples(rows, pictures, texts):
+def test_the_file_beside_the_weights_has_the_preparation_and_no_samples(rows, pictures, texts):
     for folder, _ in (rows, pictures, texts):
         content = (folder / "predict.json").read_bytes()
         assert content == (best_run(folder).folder / "predict.json").read_bytes()
@@ -257,7 +257,7 @@ def test_the_file_beside_the_weights_has_no_samples(rows, pictures, texts):
     }  # fmt: skip
 
 
-def test_a_run_predicts_too_and_its_file_is_in_the_receipt(rows, predicted):
+def test_a_single_run_predicts_as_the_fit_does_and_its_files_are_in_the_receipt(rows, predicted):
     folder, data = rows
     run = best_run(folder)
     assert predicted(run.folder, data / "test.csv") == predicted(folder, data / "test.csv")
@@ -265,7 +265,7 @@ def test_a_run_predicts_too_and_its_file_is_in_the_receipt(rows, predicted):
     assert records.verify(run) == []
 
 
-def test_runs_of_a_table_of_ones_own_predict(bisam, rows, predicted, tmp_path):
+def test_runs_of_a_recipe_file_of_the_user_can_predict(bisam, rows, predicted, tmp_path):
     _, data = rows
     (tmp_path / "my.toml").write_text(
         f'title = "Fruit"\nmethods = ["sgd"]\n[settings]\ndata = "{data}?label=fruit"\nmodel = "perceptron"\n'
@@ -278,7 +278,7 @@ def test_runs_of_a_table_of_ones_own_predict(bisam, rows, predicted, tmp_path):
     assert f"accuracy {run.result['test_accuracy']:.2f} %" in output
 
 
-def test_arrays_and_classes_whose_names_are_numbers_or_words_of_json(bisam, predicted, tmp_path):
+def test_arrays_with_classes_named_inf_or_10_can_be_predicted(bisam, predicted, tmp_path):
     frame = table(60, 0)
     x = frame[["a", "b", "c"]].to_numpy()
     y = np.array(["inf", "été", "10"])[x.argmax(1)]
@@ -302,7 +302,7 @@ def write_csv(path, text="a,b,c\n1,2,3\n"):
     return path
 
 
-def test_only_the_flag_runs_code_that_the_folder_names(bisam, rows, predicted, tmp_path):
+def test_code_named_in_the_folder_is_run_only_with_the_run_code_or_model_option(bisam, rows, predicted, tmp_path):
     _, data = rows
     (tmp_path / "net.py").write_text(NET)
     name = f"{tmp_path / 'net.py'}:net"
@@ -334,13 +334,13 @@ def test_only_the_flag_runs_code_that_the_folder_names(bisam, rows, predicted, t
         ("gone.csv", None, "gone.csv does not exist: give a CSV, Parquet or JSONL file"),
     ],
 )
-def test_tables_that_do_not_fit_are_refused(rows, bisam, tmp_path, name, text, message):
+def test_tables_that_do_not_match_the_training_are_refused(rows, bisam, tmp_path, name, text, message):
     if text is not None:
         (tmp_path / name).write_text(text)
     assert message in refused(bisam, rows[0], tmp_path / name)
 
 
-def test_an_image_that_cannot_be_read_is_named_and_has_no_prediction(pictures, bisam, predicted, tmp_path):
+def test_a_broken_image_is_reported_and_has_no_prediction(pictures, bisam, predicted, tmp_path):
     folder, data = pictures
     (tmp_path / "new").mkdir()
     assert "has no samples: give an image, a folder of images" in refused(bisam, folder, tmp_path / "new")
@@ -396,7 +396,7 @@ def test_folders_that_cannot_be_loaded_are_refused(rows, bisam, tmp_path):
         assert "its predict.json cannot be used" in refused(bisam, broken, test), wrong
 
 
-def test_the_same_fit_writes_the_file_that_an_older_version_did_not(rows, bisam):
+def test_repeating_a_fit_of_an_older_version_adds_the_missing_predict_json(rows, bisam):
     folder, data = rows
     before = (folder / "predict.json").read_bytes()
     (folder / "predict.json").unlink()
@@ -407,7 +407,7 @@ def test_the_same_fit_writes_the_file_that_an_older_version_did_not(rows, bisam)
     assert f"to predict with them: bisam predict {folder} DATA" in done.output
 
 
-def test_a_text_model_whose_files_are_gone_is_named(texts, bisam, predicted, tiny_networks, tmp_path):
+def test_a_missing_text_model_is_reported_and_can_be_named(texts, bisam, predicted, tiny_networks, tmp_path):
     folder, data = texts
     place = tiny_networks["glue"]
     expected, _ = predicted(folder, data / "test.csv")
@@ -421,7 +421,7 @@ def test_a_text_model_whose_files_are_gone_is_named(texts, bisam, predicted, tin
     assert predicted(moved, data / "test.csv", "--model", f"transformers:{place}")[0] == expected
 
 
-def test_in_python_the_same_from_what_fit_takes_or_a_frame(rows, pictures, texts, predicted):
+def test_predictions_from_python_equal_those_of_the_command(rows, pictures, texts, predicted):
     folder, data = rows
     frame, trained = pandas.read_csv(data / "test.csv"), load(folder)
     expected = [row["predicted"] for row in predicted(folder, data / "test.csv")[0]]
@@ -438,8 +438,8 @@ def test_in_python_the_same_from_what_fit_takes_or_a_frame(rows, pictures, texts
     with pytest.raises(ValueError, match="the data has no columns 'b', 'c'"):
         trained.predict(frame[["a"]])
     folder, data = texts
-    said = pandas.read_csv(data / "test.csv")["said"].tolist()
-    assert load(folder).predict(said) == [row["predicted"] for row in predicted(folder, data / "test.csv")[0]]
+    sentences = pandas.read_csv(data / "test.csv")["said"].tolist()
+    assert load(folder).predict(sentences) == [row["predicted"] for row in predicted(folder, data / "test.csv")[0]]
     with pytest.raises(ValueError, match="the data has rows, and the model was trained on texts"):
         load(folder).predict(numbers)
     with pytest.raises(ValueError, match="a sample has 2 texts, and the model was trained on 1"):
@@ -448,7 +448,7 @@ def test_in_python_the_same_from_what_fit_takes_or_a_frame(rows, pictures, texts
     assert load(pictures[0]).probabilities(pixels).shape == (2, 3)
 
 
-def test_in_python_the_function_that_fit_was_given_makes_the_model(tmp_path):
+def test_load_builds_the_model_with_the_function_that_fit_was_given(tmp_path):
     def network(classes):
         return nn.Linear(3, classes)
 
@@ -466,7 +466,7 @@ def test_in_python_the_function_that_fit_was_given_makes_the_model(tmp_path):
 
 
 @pytest.mark.parametrize(("count", "columns"), [(20, 23), (21, 3)])
-def test_each_class_has_a_column_up_to_twenty(bisam, tmp_path, count, columns):
+def test_up_to_twenty_classes_have_a_column_each(bisam, tmp_path, count, columns):
     beside = {"format": 1, "model": "perceptron", "measures": ["accuracy"]}
     classes = [f"class {number}" for number in range(count)]
     inputs = Preparation("rows", tuple(classes), features=2)
@@ -493,7 +493,7 @@ def test_equal_probabilities_predict_the_class_with_the_larger_logit():
     assert predictor.predict(torch.zeros(1, 1)) == ["b"]
 
 
-def test_predictions_never_replace_the_data_that_they_are_of(bisam, rows, tmp_path):
+def test_predictions_never_overwrite_their_input_file(bisam, rows, tmp_path):
     folder, data = rows
     new = tmp_path / "predictions.csv"
     shutil.copy(data / "test.csv", new)

@@ -1,4 +1,4 @@
-"""The search of ρ and the lines of Python have the schedule of the run."""
+"""The search of ρ and the generated Python code have the schedule of the run."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ EXPECTED = {  # lr = 0.1, in 4 steps for 8 epochs, and after the last
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_search_has_the_schedule_of_a_run_in_its_steps(name):
+def test_the_search_of_rho_compresses_the_schedule_of_a_run_into_its_steps(name):
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = radius._scheduled(bisam.SAM(torch.optim.SGD([weight], lr=1.0)), SCHEDULES[name], 4)
     seen = [optimizer.param_groups[0]["lr"]]
@@ -38,7 +38,7 @@ def test_the_search_has_the_schedule_of_a_run_in_its_steps(name):
 
 
 class Loader(list):
-    """Three batches; which of them each step of the lines is on, and its learning rate."""
+    """Three batches; runs the generated code with them and notes the batch and the learning rate of each step."""
 
     def __init__(self, config):
         super().__init__([(torch.ones(2, 4), torch.tensor([0, 1]))] * 3)
@@ -60,7 +60,7 @@ RISING = {
 
 
 @pytest.mark.parametrize("name", [*SCHEDULES, *RISING])
-def test_the_lines_of_python_have_the_schedule_of_a_run(name):
+def test_the_generated_code_has_the_schedule_of_a_run(name):
     config = {**SCHEDULES, **RISING}[name]
     expected = [rate(config, epoch, batch, 3) for epoch in range(8) for batch in range(3)]
     assert Loader(config).rates == pytest.approx(expected)
@@ -68,7 +68,7 @@ def test_the_lines_of_python_have_the_schedule_of_a_run(name):
 
 @pytest.mark.parametrize("steps", [2, 5])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_lines_of_python_have_the_steps_of_an_epoch_that_were_chosen(name, steps):
+def test_the_generated_code_has_the_configured_steps_per_epoch(name, steps):
     """An epoch begins in the data where the one before it ended, as in the lab."""
     config = replace(SCHEDULES[name], epoch_steps=steps)
     loader = Loader(config)
@@ -80,7 +80,7 @@ def test_the_lines_of_python_have_the_steps_of_an_epoch_that_were_chosen(name, s
 
 
 @pytest.mark.parametrize(("fields", "start"), [({}, 12), ({"epoch_steps": 5}, 20), ({"epochs": 1, "start": 0.9}, 2)])
-def test_the_lines_of_python_perturb_from_the_same_step_on_as_the_lab(fields, start):
+def test_the_generated_code_starts_to_perturb_at_the_same_step_as_the_lab(fields, start):
     """Of three batches in an epoch; a short run perturbs in its last step at least."""
     config = replace(Config(method="sam", epochs=8, start=0.5), **fields)
     made = methods.optimizer(torch.nn.Linear(4, 2), config, steps=config.epochs * (config.epoch_steps or 3))
@@ -90,14 +90,14 @@ def test_the_lines_of_python_perturb_from_the_same_step_on_as_the_lab(fields, st
 @pytest.mark.parametrize(
     "fields", [{"stop": 0.3}, {"stop": 0.01}, {"start": 0.5, "stop": 0.75}, {"start": 0.9, "stop": 0.91}]
 )
-def test_the_lines_of_python_perturb_in_the_same_steps_as_the_lab(fields):
+def test_the_generated_code_perturbs_in_the_same_steps_as_the_lab(fields):
     config = Config(method="sam", epochs=8, **fields)
     made, theirs = methods.optimizer(torch.nn.Linear(4, 2), config, steps=24), Loader(config).names["optimizer"]
     assert (theirs.start, theirs.stop) == (made.start, made.stop)
     assert made.stop > made.start
 
 
-def test_the_lines_of_python_have_all_digits():
+def test_the_generated_code_has_all_digits_of_the_settings():
     fields = {"lr": 0.012345678, "momentum": 0.87654321, "weight_decay": 1.2345678e-4, "rho": 0.0123456789}
     group = Loader(Config(method="sam", epochs=1, **fields)).names["optimizer"].param_groups[0]
     assert {name: group["initial_lr" if name == "lr" else name] for name in fields} == fields

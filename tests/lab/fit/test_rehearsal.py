@@ -1,4 +1,4 @@
-"""The time that is announced is the time that a training takes: by a clock that the model and the data move."""
+"""The announced time is the time that a training takes, by a clock that the model and the data advance."""
 
 from dataclasses import replace
 
@@ -93,7 +93,7 @@ def announced(config):
 
 
 def taken(config, folder):
-    """What the loop takes, as after a rehearsal, which has loaded what is loaded once."""
+    """The time of the training loop after a rehearsal, in which everything that is loaded once has been loaded."""
     clock = Clock()
     train([Job(config, folder)], clock.source(cold=False), CPU, Progress(), build=clock.build)
     return clock.now
@@ -112,9 +112,9 @@ def taken(config, folder):
     ],
     ids=str,
 )
-def test_the_announced_time_is_that_of_the_training(fields, tmp_path):
+def test_the_announced_time_agrees_with_that_of_the_training(fields, tmp_path):
     config = replace(CONFIG, **fields)
-    # steps that do not perturb load a batch too, which is not counted apart: so it is not exact
+    # steps that do not perturb load a batch too, which the estimate does not count separately: it is not exact
     assert announced(config) == pytest.approx(taken(config, tmp_path), rel=0.1)
 
 
@@ -125,12 +125,12 @@ def test_a_validation_of_many_batches_is_measured_by_its_first_ones(monkeypatch)
     found = rehearse(config, clock.source(), CPU, clock.build, clock=clock)
     assert found.validation == pytest.approx(0.2 * 5.5)
     assert found.scatter == pytest.approx(0)  # the first step, which is cold, does not count
-    assert found.searched_step == found.step  # nothing is captured on a CPU
+    assert found.searched_step == found.step  # because nothing is captured on a CPU
     # one sample is run to see whether the model fits; the weights of two epochs are tested
     assert found.once == pytest.approx(3.1 + 2 * 0.2 * 14.5)
 
 
-def test_the_steps_of_the_search_are_those_of_the_plan():
+def test_the_estimate_adds_up_epochs_validations_and_the_steps_of_the_search():
     cost = Cost(step=1.0, validation=2.0, steps=10, once=5.0, searched_step=3.0)
     # two seeds of ten epochs; 20 steps of the search for each of six trainings
     assert seconds(StudySize(10, 2, 3, 2), {"sam": cost}, {"sam": cost}) == 2 * (5 + 10 * 12) + 6 * (20 * 3 + 2)
@@ -145,7 +145,7 @@ def test_the_steps_of_the_search_are_those_of_the_plan():
         (2.0, 0.5, "5 to 15 minutes"),
     ],
 )
-def test_an_uncertain_time_is_a_range(step, scatter, words):
+def test_an_uncertain_time_is_given_as_a_range(step, scatter, words):
     assert duration(StudySize(10, 3, 0, 0), {"sam": Cost(step, 0.0, 10, scatter=scatter)}, {}) == words
 
 
@@ -159,7 +159,7 @@ def test_an_uncertain_time_is_a_range(step, scatter, words):
         ([1.0, 3.0, 2.0, 6.0, 3.0, 9.0, 4.0, 12.0, 5.0, 15.0], (6.0, 1 / 3)),  # means of two
     ],
 )
-def test_a_typical_step_has_the_scatter_of_its_quartiles(times, typical):
+def test_a_typical_step_is_the_median_with_the_scatter_of_the_quartiles(times, typical):
     assert _typical(times) == pytest.approx(typical)
 
 
@@ -172,23 +172,23 @@ def test_a_typical_step_has_the_scatter_of_its_quartiles(times, typical):
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
     ],
 )
-def test_memory_that_ran_out_differs_from_other_errors(error, expected):
+def test_out_of_memory_errors_are_distinguished_from_other_errors(error, expected):
     assert is_out_of_memory(error) == expected
 
 
 def filling(config, source):
-    """A model that no memory suffices for, which the real allocator refuses."""
+    """A model too large for any memory, which the real allocator refuses."""
     torch.empty(2**46, dtype=torch.uint8)
 
 
-def test_a_model_that_never_fits_into_memory_has_a_remedy():
+def test_a_model_too_large_for_memory_is_refused_with_a_remedy():
     with pytest.raises(ValueError, match="a batch of 2 does not fit into memory, nor does one sample: use a smaller"):
         rehearse(replace(CONFIG, batch=2), tiny_images(), CPU, filling)
     with pytest.raises(ValueError, match="8 does not fit into the memory of 2 ranks: give --batch 4 or more ranks"):
         rehearse(CONFIG, tiny_images(), CPU, filling, Ranks(0, 2))
 
 
-def test_an_error_of_the_model_is_not_taken_for_a_lack_of_memory():
+def test_other_errors_of_the_model_are_not_taken_for_a_lack_of_memory():
     def failing(config, source):
         failing.batches.append(config.batch)
         if config.batch < 8:

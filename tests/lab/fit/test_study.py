@@ -39,23 +39,23 @@ def study(source, tmp_path, monkeypatch):
     return make
 
 
-def test_other_epochs_than_those_of_the_plan_are_refused(study):
+def test_epochs_that_differ_from_the_plan_are_refused(study):
     plan = study(rho=0.05, changes={"epochs": "2"}).decide(print)
     for same in ({"epochs": "2"}, {}):
         assert study(rho=0.05, changes=same).decide(print) == plan
     with pytest.raises(ValueError, match=r"mine has 2 epochs, got 3: give another --name"):
         study(rho=0.05, changes={"epochs": "3"}).decide(print)
-    assert study(rho=0.05, changes={"epochs": "3"}, minutes=1).decide(print) == plan  # where fewer may be planned
+    assert study(rho=0.05, changes={"epochs": "3"}, minutes=1).decide(print) == plan  # minutes may reduce the epochs
 
 
 @pytest.mark.parametrize("text", ["3", "null", "[]", '"plan"'])
-def test_a_plan_that_is_no_object_has_a_remedy(text, tmp_path):
+def test_a_plan_that_is_not_a_json_object_is_refused_with_a_remedy(text, tmp_path):
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(ValueError, match=r"plan\.json cannot be read .*: remove it, and the plan is made anew"):
         plans.read(tmp_path)
 
 
-def test_a_run_of_another_file_of_that_name_is_refused_before_the_plan_is_printed(study, source):
+def test_runs_of_another_data_file_are_refused_before_the_plan_is_printed(study, source):
     other = OwnData(replace(source.dataset, name="rows.parquet"))
     plan = study(rho=0.05, changes={"epochs": "1"}).decide(print)
     study(rho=0.05, changes={"epochs": "1"}).train(plan, Progress(quiet_console()))
@@ -65,8 +65,8 @@ def test_a_run_of_another_file_of_that_name_is_refused_before_the_plan_is_printe
     assert lines == []
 
 
-def test_a_base_optimizer_that_is_not_the_one_of_the_comparison_is_refused(study):
-    """It trained SGD in its place, and SAM on SGD."""
+def test_a_base_optimizer_that_differs_from_that_of_the_comparison_is_refused(study):
+    """Otherwise SGD would be trained in its place, and SAM with SGD."""
     with pytest.raises(ValueError, match=r"to train with adamw, give --set optimizer=adamw and its --lr \(from Python"):
         study(("adamw", "sam"))
     with pytest.raises(ValueError, match="name base instead of sgd"):
@@ -82,7 +82,7 @@ def test_without_a_search_rho_is_the_paper_s(study):
     assert plans.read(study().folder) == plan
 
 
-def test_a_pretrained_model_searches_rho_below_that_of_others(study):
+def test_a_pretrained_model_searches_smaller_values_of_rho(study):
     grids = {False: (0.01, 0.02, 0.05, 0.1, 0.2), True: (0.005, 0.01, 0.02, 0.05, 0.1)}
     for pretrained, grid in grids.items():
         found = study(("sam", "asam"), pretrained=pretrained)
@@ -90,7 +90,7 @@ def test_a_pretrained_model_searches_rho_below_that_of_others(study):
         assert found._grid("asam") == (0.1, 0.5, 1.0, 2.0, 3.0)
 
 
-def test_another_rho_than_that_of_the_plan_is_refused(study):
+def test_a_rho_that_differs_from_the_plan_is_refused(study):
     study(rho=0.05).decide(print)
     with pytest.raises(ValueError, match=r"mine has ρ of SAM 0\.05: remove --rho, or give another --name"):
         study(rho=0.1).decide(print)
@@ -107,14 +107,14 @@ def test_a_plan_of_another_version_is_refused(study):
 
 
 @pytest.mark.parametrize(("minutes", "epochs", "rising"), [(0.03, 1, 0), (0.2, 5, 1), (1.5, 20, 5)])
-def test_fewer_epochs_have_the_same_part_of_them_as_a_warm_up(minutes, epochs, rising, study):
+def test_fewer_epochs_keep_the_proportion_of_the_warm_up(minutes, epochs, rising, study):
     """A warm-up of 5 epochs would be longer than a training of 1, and all of one of 5."""
     found = study(minutes=minutes, changes={"epochs": "20", "warmup_epochs": "5"}, rho=0.05)
     jobs = found.jobs(found.decide(print))
     assert {(job.config.epochs, job.config.warmup_epochs) for job in jobs} == {(epochs, rising)}
 
 
-def test_a_plan_without_minutes_has_the_warm_up_that_was_given(study):
+def test_a_plan_without_minutes_keeps_the_configured_warm_up(study):
     changes = {"epochs": "4", "warmup_epochs": "1"}
     plan = study(changes=changes, rho=0.05).decide(print)
     again = study(changes={"warmup_epochs": "1"}, rho=0.05)  # with the epochs of the plan
@@ -136,7 +136,7 @@ def test_a_shorter_search_has_the_ends_and_the_middle_of_the_grid(study):
 
 
 @pytest.mark.parametrize(("together", "remedy"), [(1, "give --batch 4"), (2, "give a smaller --together")])
-def test_memory_that_runs_out_in_the_training_has_a_remedy(together, remedy, study):
+def test_running_out_of_memory_in_the_training_is_an_error_with_a_remedy(together, remedy, study):
     class Growing(nn.Linear):
         def forward(self, x):
             if self.training and Growing.is_full:
@@ -155,13 +155,13 @@ def test_memory_that_runs_out_in_the_training_has_a_remedy(together, remedy, stu
     assert found.conclude(plan).best.config.seed in (0, 1)
 
 
-def test_another_choice_is_another_folder(study, source):
+def test_changed_settings_are_part_of_the_folder_name(study, source):
     choices = {
         "": {},
         "+lr=0.2": {"changes": {"lr": "0.2"}},
         "+micro_batch=4+rho=0.1": {"changes": {"micro_batch": "4"}, "rho": 0.1},
         "+minutes=0.5": {"minutes": 0.5},
-        "+pretrained=true": {"pretrained": True},  # which has another ρ
+        "+pretrained=true": {"pretrained": True},  # its values of ρ differ
     }
     for text, options in choices.items():
         assert study(name="", **options).name == f"rows-linear{text}"
@@ -169,5 +169,5 @@ def test_another_choice_is_another_folder(study, source):
     assert study(name="", data=OwnData(labelled)).name == "rows-linear+label=y+text=x"
 
 
-def test_a_choice_that_is_the_default_is_no_other_folder(study):
+def test_a_setting_equal_to_its_default_is_not_part_of_the_folder_name(study):
     assert study(name="", pretrained=False).name == "rows-linear"

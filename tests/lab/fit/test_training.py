@@ -1,4 +1,4 @@
-"""What training got for one's own data: measures that select, linear schedules, epochs of steps, AdamW, clipping."""
+"""Training options for data of the user: selecting measures, linear schedules, epochs of steps, AdamW, clipping."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from bisam.lab.records import read, verify
 from bisam.lab.training.loop import Job, Stopped, train
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.run import TrainingRun
-from tiny import Asking
+from tiny import StopRequesting
 
 CPU = torch.device("cpu")
 CONFIG = Config(
@@ -31,7 +31,7 @@ def rows():
     return OwnData(from_parts("rows", {"train": (x, y)}, "rows"))
 
 
-def test_the_measure_that_counts_selects_and_is_verified(rows, tmp_path, monkeypatch):
+def test_the_first_measure_selects_the_best_epoch_and_is_verified(rows, tmp_path, monkeypatch):
     values = iter([(90.0, 10.0, 1.0), (80.0, 30.0, 2.0), (70.0, 20.0, 3.0)])
     names = ("validation_accuracy", "validation_mcc", "validation_macro_f1")
     own = TrainingRun.measured
@@ -53,7 +53,7 @@ def test_the_measure_that_counts_selects_and_is_verified(rows, tmp_path, monkeyp
     assert any("validation_macro_f1 of epoch 0 is -1.0" in problem for problem in verify(record))
 
 
-def test_the_rate_of_a_linear_schedule_changes_at_every_step(rows, monkeypatch):
+def test_the_learning_rate_of_a_linear_schedule_changes_at_every_step(rows, monkeypatch):
     seen = []
     monkeypatch.setattr(TrainingRun, "_set_rate", lambda _, value: seen.append(value))
     training = TrainingRun(CONFIG, rows, CPU)
@@ -67,7 +67,7 @@ def test_the_rate_of_a_linear_schedule_changes_at_every_step(rows, monkeypatch):
 
 
 @pytest.mark.parametrize("fields", [{}, {"schedule": "cosine"}, {"schedule": "cosine", "warmup_epochs": 2}], ids=str)
-def test_the_loop_sets_the_rate_before_each_step(fields, rows, tmp_path, monkeypatch):
+def test_the_training_loop_sets_the_learning_rate_before_each_step(fields, rows, tmp_path, monkeypatch):
     config, rates = replace(CONFIG, **fields), []
     own = torch.optim.AdamW.step
 
@@ -76,9 +76,9 @@ def test_the_loop_sets_the_rate_before_each_step(fields, rows, tmp_path, monkeyp
         return own(self, *arguments, **options)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    asking = Asking(7)
+    progress = StopRequesting(7)
     with pytest.raises(Stopped):
-        train([Job(config, tmp_path)], rows, CPU, asking, asking.stopping)
+        train([Job(config, tmp_path)], rows, CPU, progress, progress.stopping)
     train([Job(config, tmp_path)], rows, CPU, Progress())  # resumes within the second epoch
     expected = [rate(config, step // 5, step % 5, 5) for step in range(15)]
     assert rates == pytest.approx(expected)
@@ -87,12 +87,12 @@ def test_the_loop_sets_the_rate_before_each_step(fields, rows, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("steps", [2, 7])
-def test_an_interrupted_run_ends_as_an_undisturbed_one(steps, rows, tmp_path):
+def test_an_interrupted_and_resumed_run_equals_an_uninterrupted_one(steps, rows, tmp_path):
     whole, cut = Job(CONFIG, tmp_path / "whole"), Job(CONFIG, tmp_path / "cut")
     train([whole], rows, CPU, Progress())
-    asking = Asking(steps)
+    progress = StopRequesting(steps)
     with pytest.raises(Stopped):
-        train([cut], rows, CPU, asking, asking.stopping)
+        train([cut], rows, CPU, progress, progress.stopping)
     train([cut], rows, CPU, Progress())
     one, other = read(whole.folder), read(cut.folder)
     assert {**one.result, "seconds": 0} == {**other.result, "seconds": 0}
@@ -100,7 +100,7 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(steps, rows, tmp_path):
     assert one.receipt["sha256"]["best.safetensors"] == other.receipt["sha256"]["best.safetensors"]
 
 
-def test_adamw_with_clipping_is_torch_s():
+def test_adamw_with_gradient_clipping_equals_that_of_torch():
     torch.manual_seed(0)
     model, other = nn.Linear(6, 4), nn.Linear(6, 4)
     other.load_state_dict(model.state_dict())
@@ -115,6 +115,6 @@ def test_adamw_with_clipping_is_torch_s():
     torch.testing.assert_close(model.weight, other.weight, rtol=0, atol=1e-7)
 
 
-def test_a_base_optimizer_that_is_not_the_method_s_is_refused():
+def test_a_base_optimizer_that_contradicts_the_method_is_refused():
     with pytest.raises(ValueError, match="use the method sgd, or set optimizer=adamw"):
         methods.optimizer(nn.Linear(2, 2), Config(method="adamw"))

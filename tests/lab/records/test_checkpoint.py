@@ -36,7 +36,7 @@ SMALL = {"lr": 0.1, "weights": torch.arange(6.0).reshape(2, 3)}
 
 
 def is_same(a, b) -> bool:
-    """Of one type and value, to the bit; strides apart."""
+    """Equal in type and value, to the bit; strides may differ."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
@@ -98,12 +98,12 @@ nests = st.recursive(
 )
 
 
-# What comes back.
+# Round trips.
 
 
 @settings(max_examples=100)
 @given(st.dictionaries(keys, nests, max_size=4))
-def test_any_nesting_of_plain_values_and_tensors_comes_back_as_it_was(state):
+def test_any_nesting_of_plain_values_and_tensors_is_restored_unchanged(state):
     assert is_same(round_trip(state), state)
 
 
@@ -125,25 +125,25 @@ def test_any_nesting_of_plain_values_and_tensors_comes_back_as_it_was(state):
     ],
     ids=lambda value: str(value)[:12] if not isinstance(value, int) else hex(value)[:12],
 )
-def test_numbers_are_exact(value):
+def test_numbers_are_restored_exactly(value):
     assert is_same(round_trip({"x": value})["x"], value)
 
 
 @pytest.mark.parametrize("dtype", sorted(checkpoint.DTYPES, key=str), ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
-def test_every_dtype_that_is_promised_comes_back(dtype, shape):
+def test_every_supported_dtype_is_restored(dtype, shape):
     tensor = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
     assert is_same(round_trip({"x": tensor})["x"], tensor)
 
 
-def test_channels_last_tensors_come_back_with_their_values_and_other_strides():
+def test_channels_last_tensors_are_restored_with_their_values_as_contiguous_tensors():
     tensor = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     back = round_trip({"x": tensor})["x"]
     assert is_same(back, tensor)
     assert back.is_contiguous()
 
 
-def test_conjugate_and_negative_views_come_back_with_their_values():
+def test_conjugate_and_negative_views_are_restored_with_their_values():
     z = torch.randn(3, dtype=torch.complex64)
     back = round_trip({"conjugate": z.conj(), "negative": z.conj().imag, "one": z[:1].conj().imag})
     assert torch.equal(back["conjugate"], z.conj())
@@ -151,7 +151,7 @@ def test_conjugate_and_negative_views_come_back_with_their_values():
     assert torch.equal(back["one"], -z[:1].imag)  # contiguous as it is
 
 
-def test_tensors_that_share_memory_come_back_apart():
+def test_tensors_that_share_memory_are_restored_as_separate_tensors():
     x = torch.arange(4.0)
     back = round_trip({"all": x, "again": x, "half": x[:2], "parameter": nn.Parameter(x)})
     assert is_same(back, {"all": x, "again": x, "half": x[:2], "parameter": x})
@@ -159,13 +159,13 @@ def test_tensors_that_share_memory_come_back_apart():
     assert torch.equal(back["again"], x)
 
 
-def test_paths_that_read_the_same_stay_apart():
+def test_keys_whose_paths_look_alike_are_kept_apart():
     state = {"a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2), 1: torch.tensor(3), "1": torch.tensor(4)}
     state["__metadata__"] = torch.tensor(5)  # the one name that safetensors keeps for itself
     assert is_same(round_trip(state), state)
 
 
-def test_file_is_plain_safetensors_with_the_paths_as_names(tmp_path):
+def test_a_checkpoint_is_a_plain_safetensors_file_with_the_paths_as_names(tmp_path):
     path = save(tmp_path, 12, {"model": OrderedDict(weight=torch.ones(2)), "groups": [{"lr": 0.1}]})
     assert path == tmp_path / "checkpoint-000000012.safetensors"
     assert list(safetensors.torch.load_file(path)) == ["model.weight"]
@@ -175,21 +175,21 @@ def test_file_is_plain_safetensors_with_the_paths_as_names(tmp_path):
     assert "groups" in metadata["state"]
 
 
-def test_the_same_state_is_the_same_file_to_the_bit():
+def test_equal_states_give_bitwise_equal_files():
     tensors = {name: torch.full((size,), size) for size, name in enumerate(["b", "é", "a", '"sha256":"'])}
     metadata = {f"key {number}": f'"{number}"\n\0é' for number in range(8)}
     (file,) = {b"".join(checkpoint.pack(tensors, metadata)) for _ in range(20)}
     loaded = safetensors.torch.load(file)
     assert {*loaded} == {*tensors}
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
-    again, told = checkpoint.unpack(file)
+    again, stored = checkpoint.unpack(file)
     assert {*again} == {*tensors}
-    assert {name: told[name] for name in metadata} == metadata
+    assert {name: stored[name] for name in metadata} == metadata
     (other,) = {b"".join(checkpoint.pack(tensors, dict(reversed(metadata.items())))) for _ in range(5)}
     assert other == file
 
 
-def test_training_goes_on_bitwise_from_a_checkpoint(tmp_path):
+def test_training_resumes_bit_for_bit_from_a_checkpoint(tmp_path):
     def everything():
         torch.manual_seed(1)
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
@@ -245,7 +245,7 @@ class Odd:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_anything_else_is_refused_with_its_path_and_leaves_no_file(tmp_path, value, kind):
+def test_values_of_other_types_are_refused_with_their_path_and_leave_no_file(tmp_path, value, kind):
     with pytest.raises(TypeError, match=rf"^optimizer\.groups\.1\.lr is .*{kind}"):
         save(tmp_path, 1, {"optimizer": {"groups": [{}, {"lr": value}]}})
     assert names(tmp_path) == []
@@ -264,13 +264,13 @@ def test_a_state_that_contains_itself_is_refused(tmp_path):
         save(tmp_path, 1, state)
 
 
-def test_more_than_a_header_can_hold_is_refused_before_anything_is_written(tmp_path):
+def test_a_state_too_large_for_the_header_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="Put long lists into tensors"):
         save(tmp_path, 1, {"text": "x" * 100_000_001})
     assert names(tmp_path) == []
 
 
-def test_more_than_can_be_read_again_is_refused_and_the_old_one_stays(tmp_path, monkeypatch):
+def test_a_state_too_large_to_be_read_again_is_refused_and_older_checkpoints_stay(tmp_path, monkeypatch):
     path = save(tmp_path, 1, SMALL)
     monkeypatch.setattr(checkpoint, "LARGEST_STATE", path.stat().st_size)
     save(tmp_path, 2, SMALL)
@@ -284,10 +284,10 @@ def test_negative_steps_are_refused(tmp_path):
         save(tmp_path, -1, {})
 
 
-# Which files stay.
+# Which files are kept.
 
 
-def test_the_newest_two_stay(tmp_path):
+def test_only_the_newest_two_checkpoints_are_kept(tmp_path):
     for step in (1, 2, 30, 1_000_000_000, 1_000_000_001):
         save(tmp_path, step, {"step": step})
         assert load(tmp_path).state == {"step": step}
@@ -302,7 +302,7 @@ def test_a_step_can_be_saved_again(tmp_path):
     assert names(tmp_path) == [file_of(1), file_of(2)]
 
 
-def test_a_damaged_one_does_not_count_as_one_of_the_two(tmp_path):
+def test_a_damaged_checkpoint_does_not_count_as_one_of_the_two(tmp_path):
     for step in (1, 2):
         save(tmp_path, step, {"step": step})
     (tmp_path / file_of(2)).write_bytes(b"")
@@ -310,7 +310,7 @@ def test_a_damaged_one_does_not_count_as_one_of_the_two(tmp_path):
     assert names(tmp_path) == [file_of(1), file_of(3)]
 
 
-def test_an_old_one_that_cannot_be_removed_does_no_harm(tmp_path):
+def test_an_old_checkpoint_that_cannot_be_removed_is_tolerated(tmp_path):
     (tmp_path / file_of(1)).mkdir()
     for step in (2, 3, 4):
         save(tmp_path, step, {"step": step})
@@ -318,7 +318,7 @@ def test_an_old_one_that_cannot_be_removed_does_no_harm(tmp_path):
     assert names(tmp_path) == [file_of(1), file_of(3), file_of(4)]
 
 
-def test_later_ones_are_removed_when_a_run_has_gone_back(tmp_path):
+def test_later_checkpoints_are_removed_when_an_earlier_step_is_saved(tmp_path):
     for step in (10, 20):
         save(tmp_path, step, {"step": step})
     save(tmp_path, 15, {"step": 15})
@@ -342,7 +342,7 @@ def test_no_folder_and_an_empty_folder_have_no_checkpoint(tmp_path):
     assert load(tmp_path) is None
 
 
-def test_every_truncation_and_every_flipped_bit_is_noticed(tmp_path):
+def test_every_truncation_and_every_flipped_bit_is_detected(tmp_path):
     path = save(tmp_path, 1, {"lr": 0.1, "weights": torch.arange(6.0), "flags": (True, None)})
     whole = path.read_bytes()
     flipped = (whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :] for i in range(len(whole)))
@@ -371,13 +371,13 @@ DAMAGE = {
 
 
 def rewrite(path, **changes):
-    """The file with other metadata and a digest that is right."""
+    """Rewrites the file with other metadata and a valid digest."""
     tensors, metadata = checkpoint.unpack(path.read_bytes())
     path.write_bytes(b"".join(checkpoint.pack(tensors, {**metadata, **changes})))
 
 
 def reseal(path, old, new):
-    """The file with another header of the same length and a digest that is right."""
+    """Rewrites the file with another header of the same length and a valid digest."""
     file = path.read_bytes()
     digest = checkpoint.unpack(file)[1]["sha256"].encode()
     blank = file.replace(digest, b"0" * 64).replace(old, new)
@@ -385,7 +385,7 @@ def reseal(path, old, new):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_one_is_skipped_with_a_note_and_the_previous_one_used(tmp_path, damage):
+def test_a_damaged_checkpoint_is_skipped_with_a_note_and_the_previous_one_is_used(tmp_path, damage):
     save(tmp_path, 1, {"step": 1})
     DAMAGE[damage](save(tmp_path, 2, SMALL))
     loaded = load(tmp_path)
@@ -395,7 +395,7 @@ def test_a_damaged_one_is_skipped_with_a_note_and_the_previous_one_used(tmp_path
     assert note.endswith(f"{file_of(1)} is used instead")
 
 
-def test_an_older_one_that_lacks_nothing_is_used_and_else_the_newest(tmp_path):
+def test_an_older_checkpoint_that_lacks_no_metrics_is_used_or_else_the_newest(tmp_path):
     for step in (1, 2):
         save(tmp_path, step, {"step": step})
     loaded = load(tmp_path, lambda state: "" if state["step"] == 1 else "two lines are missing")
@@ -406,7 +406,7 @@ def test_an_older_one_that_lacks_nothing_is_used_and_else_the_newest(tmp_path):
     assert loaded.notes == [f"{file_of(2)} is used although two lines are missing"]
 
 
-def test_if_all_are_damaged_the_error_names_them_and_the_remedy(tmp_path):
+def test_if_all_checkpoints_are_damaged_the_error_names_them_and_the_remedy(tmp_path):
     for step in (1, 2):
         save(tmp_path, step, SMALL)
     for path in tmp_path.iterdir():
@@ -417,7 +417,7 @@ def test_if_all_are_damaged_the_error_names_them_and_the_remedy(tmp_path):
     assert f"Remove {tmp_path} to start over" in str(raised.value)
 
 
-def test_loading_runs_no_code(tmp_path):
+def test_loading_a_checkpoint_runs_no_code(tmp_path):
     path = save(tmp_path, 1, SMALL)
     torch.save({"evil": Odd()}, path)
     with pytest.raises(CheckpointError):
@@ -429,7 +429,7 @@ def test_loading_runs_no_code(tmp_path):
 
 @contextmanager
 def unwritable_folder():
-    """A folder that this process can read only, also as root."""
+    """A folder for `give_up_rights`, after which this process can only read it; the rights are restored at the end."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "folder"
         folder.mkdir()
@@ -455,7 +455,7 @@ def test_an_unwritable_folder_is_an_error_with_a_remedy_and_its_checkpoint_loads
         assert load(folder).step == 1
 
 
-def test_a_file_in_the_place_of_the_folder_is_an_error_with_a_remedy(tmp_path):
+def test_a_file_in_place_of_the_folder_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "folder"):
         with pytest.raises(CheckpointError, match="move it away or give another folder"):
@@ -468,7 +468,7 @@ def test_a_file_in_the_place_of_the_folder_is_an_error_with_a_remedy(tmp_path):
 
 
 def in_a_process(function, *args, within=()):
-    """Run a function of this file in a process of its own, or of an interpreter within a command; its output."""
+    """Runs a function of this file in a process of its own, or in an interpreter that a command starts; its output."""
     if within:
         code = f"import sys; sys.path[:] = {sys.path!r}; import {__name__}; {__name__}.{function.__name__}(*{args!r})"
         done = subprocess.run([*within, sys.executable, "-c", code], capture_output=True, text=True)
@@ -490,7 +490,7 @@ def fill_up(folder, limit):
     except CheckpointError as error:
         cause = errno.errorcode[error.__cause__.errno]
         print(json.dumps({"cause": cause, "message": str(error), "files": names(folder), "step": load(folder).step}))
-    save(folder, 4, {})  # which is small, and goes on
+    save(folder, 4, {})  # a small one, which succeeds
     assert load(folder).step == 4
 
 
@@ -505,20 +505,20 @@ def can_mount(folder) -> bool:
 
 
 @pytest.mark.parametrize("shortage", ["full disk", "limited file size"])
-def test_without_space_the_old_checkpoint_is_intact_and_no_temporary_file_stays(tmp_path, shortage):
+def test_without_disk_space_the_old_checkpoint_is_intact_and_no_temporary_file_stays(tmp_path, shortage):
     if shortage == "full disk":
         if not can_mount(tmp_path):
             pytest.skip("no file systems can be mounted here")
         within = (*IN_A_TINY_FILE_SYSTEM, MOUNT, tmp_path)
-        told = json.loads(in_a_process(fill_up, str(tmp_path), None, within=within))
-        assert told["cause"] == "ENOSPC"
-        assert "No space left on device. Free some space" in told["message"]
+        found = json.loads(in_a_process(fill_up, str(tmp_path), None, within=within))
+        assert found["cause"] == "ENOSPC"
+        assert "No space left on device. Free some space" in found["message"]
     else:
-        told = json.loads(in_a_process(fill_up, str(tmp_path), 500_000))
-        assert told["cause"] == "EFBIG"
-        assert "ulimit -f" in told["message"]
-    assert told["files"] == [file_of(1), file_of(2)]
-    assert told["step"] == 2
+        found = json.loads(in_a_process(fill_up, str(tmp_path), 500_000))
+        assert found["cause"] == "EFBIG"
+        assert "ulimit -f" in found["message"]
+    assert found["files"] == [file_of(1), file_of(2)]
+    assert found["step"] == 2
 
 
 def state_of(step):
@@ -530,7 +530,7 @@ def state_of(step):
 
 
 def fork(child, *args) -> int:
-    """A process that does this and ends without a trace; its id."""
+    """Forks a process that calls `child` and exits at once; returns its id."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -542,14 +542,14 @@ def fork(child, *args) -> int:
 
 
 def ended_by(pid) -> int:
-    """The signal that ended the process; 0 if it came to its end."""
+    """The signal that ended the process; 0 if it exited by itself."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code <= 0
     return -code
 
 
 def check(folder, at_least):
-    """It loads, it is not older than what was told to be saved, and the next save leaves nothing behind."""
+    """Checks that the checkpoint loads and is not older than the last one reported as saved; returns its step."""
     loaded = load(folder)
     assert loaded.notes == []
     assert loaded.step >= at_least
@@ -558,7 +558,7 @@ def check(folder, at_least):
 
 
 def be_killed_at_any_time(folder, kills):
-    """Random moments: a process saves step after step and tells of each; it is killed a random time after some."""
+    """A process saves step after step and reports each one; it is killed at random moments."""
     folder, moments, step = Path(folder), random.Random(0), 0
     save(folder, step, state_of(step))
 
@@ -575,11 +575,11 @@ def be_killed_at_any_time(folder, kills):
         os.close(theirs)
         for _ in range(moments.randrange(3)):
             step = int.from_bytes(os.read(ours, 8), "little")
-        time.sleep(moments.random() * 0.02)  # only to make the moment any: what is checked holds at each
+        time.sleep(moments.random() * 0.02)  # only to make the moment random: the checks hold at every moment
         os.kill(pid, signal.SIGKILL)
         assert ended_by(pid) == signal.SIGKILL
-        while told := os.read(ours, 8):
-            step = int.from_bytes(told, "little")
+        while reported := os.read(ours, 8):
+            step = int.from_bytes(reported, "little")
         os.close(ours)
         unfinished += any(name.endswith(".tmp") for name in names(folder))
         step = check(folder, step)
@@ -588,13 +588,13 @@ def be_killed_at_any_time(folder, kills):
     print(unfinished)
 
 
-def test_a_process_killed_again_and_again_while_saving_always_leaves_a_checkpoint(tmp_path):
+def test_a_process_killed_repeatedly_while_saving_always_leaves_a_checkpoint(tmp_path):
     unfinished = int(in_a_process(be_killed_at_any_time, str(tmp_path), 40))
     assert unfinished > 0  # some were killed in the middle of writing
 
 
 def be_killed_at_each_operation(folder):
-    """Every operation on files in turn, and writing after so many bytes."""
+    """A save is killed at each operation on files in turn, and after several numbers of written bytes."""
     folder, met = Path(folder), []
 
     def killed_at(count):
@@ -631,7 +631,7 @@ def be_killed_at_each_operation(folder):
         count += 1
     assert met[0] == 2
     assert met[-1] == 3
-    assert met == sorted(met)  # once it is there, it stays
+    assert met == sorted(met)  # once the new checkpoint exists, it stays
     size = (folder / file_of(4)).stat().st_size
     for limit in (0, 1, 8, 100, 5000, size // 2, size - 100):
         assert after(killed_after, limit) == signal.SIGXFSZ
@@ -639,5 +639,5 @@ def be_killed_at_each_operation(folder):
     print(count)
 
 
-def test_a_process_killed_at_any_operation_or_byte_of_a_save_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
+def test_a_save_killed_at_any_operation_or_byte_leaves_the_old_or_the_new_checkpoint(tmp_path):
     assert int(in_a_process(be_killed_at_each_operation, str(tmp_path))) > 8

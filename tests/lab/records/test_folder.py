@@ -41,7 +41,7 @@ def names(folder) -> list[str]:
 
 
 def is_same(a, b) -> bool:
-    """Equal, where nan is nan and 1 is neither 1.0 nor True."""
+    """Equal, where nan equals nan, and 1 equals neither 1.0 nor True."""
     return repr(a) == repr(b)
 
 
@@ -59,7 +59,7 @@ def strict_json(text):
 # Opening.
 
 
-def test_a_new_folder_gets_a_configuration_with_the_format(tmp_path):
+def test_a_new_folder_gets_a_configuration_file_with_the_format_version(tmp_path):
     with RunFolder.open(tmp_path / "a" / "b", CONFIG) as run:
         assert run.config == CONFIG
         assert run.notes == []
@@ -69,7 +69,7 @@ def test_a_new_folder_gets_a_configuration_with_the_format(tmp_path):
     assert json.loads((run.folder / "config.json").read_text()) == {"format": 1, "config": CONFIG}
 
 
-def test_it_opens_again_with_the_same_configuration_in_any_order_and_with_tuples_for_lists(tmp_path):
+def test_a_run_reopens_with_an_equal_configuration_in_any_order_and_with_tuples_for_lists(tmp_path):
     config = {**CONFIG, "betas": (0.9, 0.999), "limit": math.inf, "missing": math.nan}
     with RunFolder.open(tmp_path, config):
         pass
@@ -80,7 +80,7 @@ def test_it_opens_again_with_the_same_configuration_in_any_order_and_with_tuples
     assert (tmp_path / "config.json").read_bytes() == before
 
 
-def test_another_configuration_is_refused_with_every_field_that_differs(tmp_path):
+def test_another_configuration_is_refused_with_all_fields_that_differ(tmp_path):
     with RunFolder.open(tmp_path, {**CONFIG, "clip": math.inf, "old": None, "flag": 1}):
         pass
     now = {**CONFIG, "lr": 0.05, "clip": 1.0, "new": 0.1, "flag": True, "seed": 1.0}
@@ -102,7 +102,7 @@ def test_another_configuration_is_refused_with_every_field_that_differs(tmp_path
         RunFolder.open(tmp_path, {**CONFIG, "optimizer": {"name": "sgd", "milestones": [60]}})
 
 
-def test_what_an_older_version_did_not_have_yet_is_as_by_default(tmp_path):
+def test_fields_that_an_older_version_did_not_have_are_taken_as_their_defaults(tmp_path):
     own = Config(method="sam", seed=3).as_dict()
     needed = {name: own[name] for name in ("recipe", "data", "model", "method", "seed", "epochs")}
     with RunFolder.open(tmp_path, needed):
@@ -121,7 +121,7 @@ def test_what_an_older_version_did_not_have_yet_is_as_by_default(tmp_path):
         check(tmp_path / "other", own)
 
 
-def test_a_refused_configuration_leaves_the_run_free(tmp_path):
+def test_a_refused_configuration_does_not_keep_the_run_locked(tmp_path):
     with RunFolder.open(tmp_path, CONFIG):
         pass
     with pytest.raises(ConfigMismatch):
@@ -148,7 +148,7 @@ def test_a_configuration_that_cannot_be_read_is_not_overwritten(tmp_path, conten
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "receipt.json", "best.safetensors", "checkpoints"])
-def test_results_without_a_configuration_are_not_gone_on_with(name, tmp_path):
+def test_a_run_with_results_but_without_a_configuration_is_not_resumed(name, tmp_path):
     (tmp_path / name).mkdir() if name == "checkpoints" else (tmp_path / name).write_text("")
     with pytest.raises(RecordError, match=rf"has {name} but no config\.json"):
         RunFolder.open(tmp_path, CONFIG)
@@ -156,7 +156,7 @@ def test_results_without_a_configuration_are_not_gone_on_with(name, tmp_path):
 
 def test_leftovers_of_killed_writes_are_removed_and_foreign_files_are_not(tmp_path):
     for name in ("config.json", "metrics.jsonl", "result.json", "receipt.json", "best.safetensors"):
-        for ending in (".tmp", ".0123abcd.tmp"):  # an older version had the first
+        for ending in (".tmp", ".0123abcd.tmp"):  # an older version used the first
             (tmp_path / f"{name}{ending}").write_text("half")
     foreign = ["my-result.json.tmp", "notes.txt", "result.json.old.tmp", "result.json.tmp.zip"]
     for name in foreign:
@@ -174,13 +174,13 @@ def test_leftovers_of_killed_writes_are_removed_and_foreign_files_are_not(tmp_pa
         ({"norm": "inf"}, ValueError, "norm is the string 'inf'"),
     ],
 )
-def test_values_that_would_not_come_back_are_refused_with_their_place(tmp_path, config, error, message):
+def test_values_that_json_cannot_restore_are_refused_with_their_path(tmp_path, config, error, message):
     with pytest.raises(error, match=message):
         RunFolder.open(tmp_path / "run", config)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_in_the_place_of_the_folder_is_an_error_with_a_remedy(tmp_path):
+def test_a_file_in_place_of_the_folder_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(RecordError, match=r"cannot use .*file.* move it away or give another folder"):
@@ -215,7 +215,7 @@ def test_an_unwritable_folder_is_an_error_with_a_remedy():
 
 @settings(max_examples=50)
 @given(st.lists(rows, max_size=4))
-def test_lines_come_back_as_they_were_and_are_strict_json(written):
+def test_metrics_are_read_back_unchanged_and_stored_as_strict_json(written):
     written = [{"epoch": epoch, **row} for epoch, row in enumerate(written)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -227,7 +227,7 @@ def test_lines_come_back_as_they_were_and_are_strict_json(written):
         assert len([strict_json(line) for line in lines(folder)]) == len(written)
 
 
-def test_numbers_that_json_lacks_are_words_in_the_file(tmp_path):
+def test_nan_and_infinities_are_stored_as_words(tmp_path):
     row = {"epoch": 0, "loss": math.nan, "gap": -math.inf, "nested": [{"bound": math.inf}]}
     with RunFolder.open(tmp_path, CONFIG) as run:
         run.metrics.append(row)
@@ -237,7 +237,7 @@ def test_numbers_that_json_lacks_are_words_in_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("row", [{}, {"epoch": None}, {"epoch": 1.0}, {"epoch": True}, {"epoch": -1}, {"epoch": "1"}])
-def test_a_line_needs_an_epoch(tmp_path, row):
+def test_a_line_of_metrics_needs_an_epoch(tmp_path, row):
     with RunFolder.open(tmp_path, CONFIG) as run, pytest.raises(ValueError, match="needs an epoch"):
         run.metrics.append(row)
 
@@ -251,7 +251,7 @@ def test_an_epoch_is_not_written_twice(tmp_path):
         run.metrics.append({"epoch": 2})
 
 
-def test_rewind_drops_the_lines_from_that_epoch_on(tmp_path):
+def test_rewind_removes_the_lines_from_the_given_epoch_on(tmp_path):
     with RunFolder.open(tmp_path, CONFIG) as run:
         for epoch in range(5):
             run.metrics.append({"epoch": epoch, "loss": math.inf})
@@ -267,7 +267,7 @@ def test_rewind_drops_the_lines_from_that_epoch_on(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["cut", "zeros"])
-def test_a_half_written_last_line_is_cut_off_wherever_it_ends(tmp_path, form):
+def test_a_half_written_last_line_is_removed_wherever_it_ends(tmp_path, form):
     with RunFolder.open(tmp_path, CONFIG) as run:
         for epoch in range(2):
             run.metrics.append({"epoch": epoch, "loss": 1.5, "name": "é"})
@@ -284,7 +284,7 @@ def test_a_half_written_last_line_is_cut_off_wherever_it_ends(tmp_path, form):
         assert lines(tmp_path) == [first, b'{"epoch": 1}\n']
 
 
-def test_a_line_that_cannot_be_written_leaves_those_before_it(tmp_path, monkeypatch):
+def test_a_line_that_cannot_be_written_leaves_the_earlier_ones_intact(tmp_path, monkeypatch):
     def fail(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -304,7 +304,7 @@ def test_a_line_that_cannot_be_written_leaves_those_before_it(tmp_path, monkeypa
         assert [row["epoch"] for row in run.metrics] == [0, 1]
 
 
-def test_what_is_cut_off_stays_off_after_a_loss_of_power(tmp_path, monkeypatch):
+def test_the_removal_of_a_half_written_line_is_synced_to_disk(tmp_path, monkeypatch):
     RunFolder.open(tmp_path, CONFIG).close()
     (tmp_path / "metrics.jsonl").write_bytes(b'{"epoch": 0}\n{"ep')
     synced = []
@@ -313,7 +313,7 @@ def test_what_is_cut_off_stays_off_after_a_loss_of_power(tmp_path, monkeypatch):
     assert synced == [[b'{"epoch": 0}\n']]
 
 
-def test_lines_of_later_epochs_do_not_stand_for_those_that_are_missing(tmp_path):
+def test_missing_epochs_are_reported_even_if_lines_of_later_epochs_exist(tmp_path):
     with RunFolder.open(tmp_path, CONFIG) as run:
         for epoch in (0, 1, 3):
             run.metrics.append({"epoch": epoch})
@@ -323,7 +323,7 @@ def test_lines_of_later_epochs_do_not_stand_for_those_that_are_missing(tmp_path)
         )
 
 
-def test_damage_in_the_middle_is_named_and_left_alone(tmp_path):
+def test_damaged_lines_in_the_middle_are_refused_and_left_unchanged(tmp_path):
     with RunFolder.open(tmp_path, CONFIG):
         pass
     content = '{"epoch": 0}\nnonsense\n{"loss": 1}\n{"epoch": 1}\n'
@@ -350,7 +350,7 @@ def test_damage_in_the_middle_is_named_and_left_alone(tmp_path):
     ],
     ids=repr,
 )
-def test_lines_that_are_missing_are_a_problem(tmp_path, epochs, result, lacking):
+def test_missing_lines_are_a_problem_of_the_record(tmp_path, epochs, result, lacking):
     with RunFolder.open(tmp_path, CONFIG) as run:
         for epoch in epochs:
             run.metrics.append({"epoch": epoch})
@@ -362,7 +362,7 @@ def test_lines_that_are_missing_are_a_problem(tmp_path, epochs, result, lacking)
 # Results, receipts, weights.
 
 
-def test_somebody_s_reason_not_to_count_a_run_is_read_as_one_line(tmp_path):
+def test_the_reason_not_to_count_a_run_is_read_as_one_line(tmp_path):
     RunFolder.open(tmp_path, CONFIG).close()
     assert read(tmp_path).not_counted == ""
     path = tmp_path / "not-counted.txt"
@@ -379,7 +379,7 @@ def test_somebody_s_reason_not_to_count_a_run_is_read_as_one_line(tmp_path):
     assert unreadable.problems == ["not-counted.txt: it cannot be read (it is a folder, not a file)"]
 
 
-def test_result_and_receipt_come_back(tmp_path):
+def test_result_and_receipt_are_read_back_as_written(tmp_path):
     with RunFolder.open(tmp_path, CONFIG) as run:
         run.finish({"status": "diverged", "epoch": 3, "loss": math.nan})
         assert is_same(run.result, {"status": "diverged", "epoch": 3, "loss": math.nan})
@@ -431,7 +431,7 @@ def test_missing_and_damaged_weights_are_errors_with_a_remedy(tmp_path):
             run.save_weights({"x": 1})
 
 
-def test_a_closed_run_writes_nothing(tmp_path):
+def test_writing_to_a_closed_run_is_an_error(tmp_path):
     with RunFolder.open(tmp_path, CONFIG) as run:
         pass
     run.close()
@@ -479,7 +479,7 @@ CONTENT += [b'{"epoch": 0}\n{"epoch": 0}\n', b'{"format": 7, "config": {"lr": 1}
 
 
 @pytest.mark.parametrize("content", CONTENT, ids=lambda content: repr(content[:20]))
-def test_reading_never_raises_for_content(tmp_path, content):
+def test_reading_a_record_never_raises_whatever_its_files_contain(tmp_path, content):
     for name in ("config.json", "metrics.jsonl", "result.json", "receipt.json"):
         (tmp_path / name).write_bytes(content)
     record = read(tmp_path)
@@ -489,7 +489,7 @@ def test_reading_never_raises_for_content(tmp_path, content):
     assert isinstance(record.config, dict)
 
 
-def test_reading_never_raises_for_what_is_no_run(tmp_path):
+def test_reading_something_that_is_not_a_run_never_raises(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "odd").mkdir()
     for name in ("config.json", "metrics.jsonl", "result.json", "receipt.json"):
@@ -500,14 +500,14 @@ def test_reading_never_raises_for_what_is_no_run(tmp_path):
         assert (record.config, record.metrics, record.result, record.receipt) == ({}, [], None, None)
 
 
-def test_a_record_of_a_later_format_is_read_as_far_as_it_goes(tmp_path):
+def test_a_record_of_a_later_format_is_read_as_far_as_possible(tmp_path):
     (tmp_path / "config.json").write_text('{"format": 2, "config": {"lr": 0.1}}')
     record = read(tmp_path)
     assert record.config == {"lr": 0.1}
     assert record.problems == ["config.json: it has format 2, and this version reads format 1"]
 
 
-def test_find_gives_every_run_of_a_tree_by_path(tmp_path):
+def test_find_records_returns_every_run_of_a_tree_sorted_by_path(tmp_path):
     for place in ("b/2", "a", "b/1/x"):
         with RunFolder.open(tmp_path / place, {"place": place}):
             pass
@@ -519,12 +519,12 @@ def test_find_gives_every_run_of_a_tree_by_path(tmp_path):
         find_records(tmp_path / "nowhere")
 
 
-def test_find_follows_links_and_gives_each_folder_once(tmp_path):
+def test_find_records_follows_links_and_returns_each_folder_once(tmp_path):
     root, elsewhere = tmp_path / "runs", tmp_path / "disk"
     for place in (root / "b", elsewhere / "c" / "deep"):
         with RunFolder.open(place, {"place": place.name}):
             pass
-    (root / "a").symlink_to(root / "b")  # earlier in the alphabet, and yet not what it is called
+    (root / "a").symlink_to(root / "b")  # earlier in the alphabet, but the folder is reported and not the link
     (root / "again").symlink_to(elsewhere)
     (root / "also").symlink_to(elsewhere / "c")
     (root / "b" / "loop").symlink_to(root)
@@ -553,14 +553,14 @@ def test_environments_and_folders_of_other_programs_are_not_searched_unless_they
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "result.json"])
-def test_find_gives_what_has_lost_its_configuration_too(tmp_path, name):
+def test_find_records_also_returns_runs_that_lost_their_configuration(tmp_path, name):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / name).write_text('{"status": "done"}\n' * (name == "result.json"))
     (record,) = find_records(tmp_path)
     assert record.problems == ["config.json: it is missing, so the run cannot be identified"]
 
 
-def test_find_gives_a_folder_that_cannot_be_read_with_the_reason():
+def test_find_records_returns_an_unreadable_folder_with_the_reason():
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         for place in ("open", "shut"):
@@ -579,7 +579,7 @@ def test_find_gives_a_folder_that_cannot_be_read_with_the_reason():
         assert [record.problems for record in found] == [[], ["it cannot be read (Permission denied)"]]
 
 
-def test_find_says_nothing_of_checkpoints_that_a_run_removes_meanwhile(tmp_path, monkeypatch):
+def test_find_records_ignores_checkpoints_that_a_run_removes_meanwhile(tmp_path, monkeypatch):
     with RunFolder.open(tmp_path, CONFIG) as run:
         run.checkpoints.mkdir()
     own = os.scandir
@@ -603,7 +603,7 @@ def hold_open(folder, with_a_worker):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     with RunFolder.open(folder, CONFIG) as run:
         run.metrics.append({"epoch": 0})
-        if with_a_worker and os.fork() == 0:  # the worker prints its number itself: only then has it let go of the lock
+        if with_a_worker and os.fork() == 0:  # the worker prints its number itself: only then it has released the lock
             print(os.getpid(), flush=True)
             signal.pause()
         if not with_a_worker:
@@ -626,7 +626,7 @@ def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
         RunFolder.open(tmp_path, CONFIG)
 
 
-def test_a_killed_process_leaves_the_run_free_though_its_workers_live_on(tmp_path):
+def test_a_killed_process_releases_the_run_though_its_workers_survive(tmp_path):
     first = forked.Process(hold_open, tmp_path, True)
     try:
         worker = int(first.until(lambda: first.stdout.endswith("\n")).stdout)
@@ -675,13 +675,13 @@ def be_killed_while_writing(folder):
 
 
 def in_a_process(function, *args) -> str:
-    """What the function prints in a process of its own."""
+    """Runs a function in a process of its own; returns what it prints."""
     done = forked.run(function, *args)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_a_process_killed_at_any_byte_of_its_metrics_leaves_whole_lines(tmp_path):
+def test_a_process_killed_at_any_byte_of_its_metrics_leaves_complete_lines(tmp_path):
     assert int(in_a_process(be_killed_while_writing, tmp_path)) > 30  # were cut in the middle of a line
 
 
@@ -705,12 +705,12 @@ def run_out_of_space(folder):
         assert torch.equal(run.load_weights()["x"], torch.zeros(10))
 
 
-def test_without_space_what_was_there_is_intact(tmp_path):
+def test_running_out_of_disk_space_leaves_the_existing_records_intact(tmp_path):
     in_a_process(run_out_of_space, tmp_path)
     assert names(tmp_path) == ["best.safetensors", "config.json", "lock", "metrics.jsonl"]
 
 
-def test_one_of_many_that_open_at_once_gets_the_run(tmp_path):
+def test_only_one_of_many_concurrent_openers_gets_the_run(tmp_path):
     barrier, opened, refused = threading.Barrier(8), [], []
 
     def attempt():
@@ -729,7 +729,7 @@ def test_one_of_many_that_open_at_once_gets_the_run(tmp_path):
     opened[0].close()
 
 
-def test_checkpoints_lie_in_the_run(tmp_path):
+def test_checkpoints_are_saved_in_the_folder_of_the_run(tmp_path):
     with RunFolder.open(tmp_path, CONFIG) as run:
         checkpoint.save(run.checkpoints, 1, {})
         assert names(tmp_path / "checkpoints") == ["checkpoint-000000001.safetensors"]

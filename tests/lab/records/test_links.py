@@ -1,4 +1,4 @@
-"""Links that somebody else put into a folder: nothing is written through them."""
+"""Links that were placed into a folder by others: nothing is written through them."""
 
 import os
 
@@ -27,7 +27,7 @@ def bisam(*arguments):
 
 
 @pytest.mark.parametrize("command", ["report", "demo"])
-def test_a_default_page_that_is_a_link_is_refused(command, mine, tmp_path, recorded, write_run, monkeypatch):
+def test_a_default_report_page_that_is_a_link_is_refused(command, mine, tmp_path, recorded, write_run, monkeypatch):
     runs = tmp_path / "runs"
     write_run(runs / "a", recorded("demo/40%/sam", trained=0))
     (runs / "report.html").symlink_to(mine)
@@ -37,7 +37,7 @@ def test_a_default_page_that_is_a_link_is_refused(command, mine, tmp_path, recor
     assert f"{runs / 'report.html'} is a link and is not written to: remove it, or name" in done.stderr
 
 
-def test_other_default_files_that_are_links_are_refused(mine, tmp_path, recorded, write_run, monkeypatch):
+def test_other_default_output_files_that_are_links_are_refused(mine, tmp_path, recorded, write_run, monkeypatch):
     for name in ("compare.html", "lower-bounds.svg", "bench.json"):
         (tmp_path / name).symlink_to(mine)
     monkeypatch.chdir(tmp_path)
@@ -48,29 +48,29 @@ def test_other_default_files_that_are_links_are_refused(mine, tmp_path, recorded
         assert " is a link and is not written to: remove it, or name" in " ".join(done.stderr.split())
 
 
-def test_a_file_that_was_named_may_be_a_link(tmp_path, recorded, write_run):
+def test_an_explicitly_named_output_file_may_be_a_link(tmp_path, recorded, write_run):
     write_run(tmp_path / "runs" / "a", recorded("demo/40%/sam", trained=0))
     (tmp_path / "link").symlink_to(tmp_path / "page.html")
     assert bisam("report", tmp_path / "runs", "--out", tmp_path / "link").exit_code == 0
     assert (tmp_path / "page.html").read_text().startswith("<!")
 
 
-def test_a_link_under_the_name_of_a_draft_is_not_written_through(mine, tmp_path):
+def test_a_link_with_the_name_of_a_draft_is_not_written_through(mine, tmp_path):
     (tmp_path / "page.tmp").symlink_to(mine)
     write_atomically(tmp_path / "page", b"new")
     check_writable(tmp_path / "page")
     assert (tmp_path / "page").read_bytes() == b"new"
 
 
-def test_a_draft_is_never_a_file_that_is_there_already(mine, tmp_path, monkeypatch):
+def test_a_draft_never_overwrites_an_existing_file(mine, tmp_path, monkeypatch):
     monkeypatch.setattr("secrets.token_hex", lambda size: "0" * 2 * size)
     (tmp_path / "page.00000000.tmp").hardlink_to(mine)
     with pytest.raises(FileExistsError):
-        write_atomically(tmp_path / "page", b"new")  # `mine` looks whether that file has changed
+        write_atomically(tmp_path / "page", b"new")  # the fixture `mine` checks that the file is unchanged
     assert not (tmp_path / "page").exists()
 
 
-def test_two_drafts_of_one_file_are_two_files(tmp_path):
+def test_two_drafts_of_one_file_have_different_names(tmp_path):
     from bisam.lab.files import new_draft
 
     drafts = []
@@ -101,7 +101,7 @@ def test_metrics_that_become_a_link_during_a_run_are_not_written_through(mine, t
             run.metrics.append({"epoch": 0})
 
 
-def test_records_take_the_place_of_links(mine, tmp_path):
+def test_writing_a_record_replaces_links(mine, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").symlink_to(tmp_path / "nothing")
     with RunFolder.open(tmp_path / "run", CONFIG) as run:
@@ -117,7 +117,7 @@ def test_records_take_the_place_of_links(mine, tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_link_to_a_folder_is_replaced_and_the_folder_stays(tmp_path):
+def test_a_link_to_a_folder_is_replaced_and_the_folder_is_unchanged(tmp_path):
     (tmp_path / "folder").mkdir()
     RunFolder.open(tmp_path / "run", CONFIG).close()
     (tmp_path / "run" / "receipt.json").symlink_to(tmp_path / "folder")
@@ -127,7 +127,7 @@ def test_a_link_to_a_folder_is_replaced_and_the_folder_stays(tmp_path):
     assert [*(tmp_path / "folder").iterdir()] == []
 
 
-def test_figures_take_the_place_of_links(mine, tmp_path, recorded, write_run):
+def test_writing_a_figure_replaces_a_link(mine, tmp_path, recorded, write_run):
     write_run(tmp_path / "runs" / "a", recorded("demo/40%/sam", trained=2))
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "demo-40-loss.svg").symlink_to(mine)

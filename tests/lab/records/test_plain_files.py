@@ -1,4 +1,4 @@
-"""Pipes, devices and huge files in place of records and data: they are named, and nothing waits for them."""
+"""Irregular files (pipes, devices, huge files) in place of records and data: they are reported, and nothing blocks."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ KINDS = [(pipe, "it is a named pipe, not a file"), (device, "it is a device, not
 
 @pytest.fixture(autouse=True)
 def alarm():
-    """Raises where a test waits for a pipe."""
+    """Raises if a test blocks on a pipe."""
 
     def stop(*_):
         raise TimeoutError("it waits")
@@ -49,8 +49,8 @@ def bisam(*arguments):
     return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "300"})
 
 
-@pytest.mark.parametrize(("make", "told"), KINDS)
-def test_a_report_names_what_is_no_file_and_shows_the_rest(make, told, tmp_path, recorded, write_run):
+@pytest.mark.parametrize(("make", "message"), KINDS)
+def test_a_report_lists_irregular_files_of_records_and_shows_the_rest(make, message, tmp_path, recorded, write_run):
     write_run(tmp_path / "good", recorded("demo/40%/sam", trained=1))
     for seed, name in enumerate(RECORDS):
         folder = write_run(tmp_path / name, recorded("demo/40%/sgd", seed, trained=1, receipt={"commit": "abc"}))
@@ -61,21 +61,21 @@ def test_a_report_names_what_is_no_file_and_shows_the_rest(make, told, tmp_path,
     assert "90.00, n = 1" in done.stdout
     for name in RECORDS:
         lines = [line for line in done.stdout.splitlines() if line.startswith(f"{tmp_path / name}: ")]
-        assert any(told in line or "not-counted.txt: it is a link" in line for line in lines), name
+        assert any(message in line or "not-counted.txt: it is a link" in line for line in lines), name
 
 
-@pytest.mark.parametrize(("make", "told"), KINDS)
+@pytest.mark.parametrize(("make", "message"), KINDS)
 @pytest.mark.parametrize("name", ["best.safetensors", "receipt.json"])
-def test_a_comparison_names_what_is_no_file(name, make, told, tmp_path, recorded, write_run):
+def test_a_comparison_reports_irregular_files_of_records(name, make, message, tmp_path, recorded, write_run):
     runs = [write_run(tmp_path / f"{seed}", recorded("demo/40%/sam", seed, trained=1)) for seed in range(2)]
     make(runs[0] / name)
     done = bisam("compare", *runs, "--device", "cpu", "--samples", "2", "--out", tmp_path / "page.html")
     assert done.exit_code == 0, done.stderr
-    assert told in done.stdout
+    assert message in done.stdout
 
 
-@pytest.mark.parametrize(("make", "told"), KINDS)
-def test_a_page_in_its_default_place_is_not_written_into_a_pipe(make, told, tmp_path, recorded, write_run):
+@pytest.mark.parametrize(("make", "message"), KINDS)
+def test_a_report_is_not_written_into_a_pipe_device_or_link(make, message, tmp_path, recorded, write_run):
     write_run(tmp_path / "a", recorded("demo/40%/sam", trained=1))
     make(tmp_path / "report.html")
     done = bisam("report", tmp_path)
@@ -83,9 +83,9 @@ def test_a_page_in_its_default_place_is_not_written_into_a_pipe(make, told, tmp_
     assert "is not written to" in done.stderr
 
 
-@pytest.mark.parametrize(("make", "told"), KINDS)
+@pytest.mark.parametrize(("make", "message"), KINDS)
 @pytest.mark.parametrize("name", ["config.json", "lock", "metrics.jsonl", "result.json", "checkpoints"])
-def test_a_training_names_what_is_no_file(name, make, told, tmp_path, recorded, write_run):
+def test_a_training_refuses_a_run_with_irregular_files(name, make, message, tmp_path, recorded, write_run):
     write_run(tmp_path / "demo" / "noise40-sgd-seed0+epochs=1", recorded("demo/40%/sgd", epochs=1, accuracy=None))
     path = tmp_path / "demo" / "noise40-sgd-seed0+epochs=1" / name
     if name == "checkpoints":
@@ -96,20 +96,20 @@ def test_a_training_names_what_is_no_file(name, make, told, tmp_path, recorded, 
     done = bisam("train", "demo/40%/sgd", "--set", "epochs=1", "--device", "cpu", "--runs", tmp_path)
     assert done.exit_code == 1
     assert "Traceback" not in done.stderr
-    assert told in done.stderr or "is not written to" in done.stderr
+    assert message in done.stderr or "is not written to" in done.stderr
 
 
-@pytest.mark.parametrize(("make", "told"), KINDS)
+@pytest.mark.parametrize(("make", "message"), KINDS)
 @pytest.mark.parametrize("name", ["test-00000-of-00001.parquet", "test.json", "test.safetensors"])
-def test_data_that_are_no_files_are_refused_or_decoded_again(name, make, told, tiny, tmp_path):
+def test_irregular_data_files_are_refused_and_an_irregular_cache_is_rebuilt(name, make, message, tiny, tmp_path):
     cache, lines = tmp_path / "cache", []
     load("tiny", tiny, cache, lines.append)
     path = tiny / name if name.endswith("parquet") else cache / "tiny" / name
     path.unlink()
     make(path)
     if name.endswith("parquet"):
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             load("tiny", tiny, cache, lines.append)
     else:
         assert len(load("tiny", tiny, cache, lines.append).test) == 8
-        assert any(told in line for line in lines)
+        assert any(message in line for line in lines)

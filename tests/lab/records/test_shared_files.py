@@ -1,4 +1,4 @@
-"""Files that are also another's, folders where files should be, and files that change while they are read."""
+"""Files with hard links, folders in place of files, and files that change while they are read."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def test_a_lock_that_is_also_another_file_is_refused_and_that_file_stays(run, tmp_path):
+def test_a_hard_linked_lock_is_refused_and_the_other_file_is_unchanged(run, tmp_path):
     (tmp_path / "mine").write_text("mine")
     (run / "lock").unlink()
     (run / "lock").hardlink_to(tmp_path / "mine")
@@ -38,8 +38,8 @@ def test_a_lock_that_is_also_another_file_is_refused_and_that_file_stays(run, tm
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-def test_a_lock_holds_the_process_id_of_its_owner_alone(run):
-    (run / "lock").write_text("1234567890123\n")  # of an earlier one
+def test_a_lock_contains_only_the_process_id_of_its_owner(run):
+    (run / "lock").write_text("1234567890123\n")  # of an earlier owner
     with RunFolder.open(run, CONFIG):
         assert (run / "lock").read_text() == f"{os.getpid()}\n"
         before = os.dup(0)  # the lowest number that is free
@@ -48,10 +48,10 @@ def test_a_lock_holds_the_process_id_of_its_owner_alone(run):
             RunFolder.open(run, CONFIG)
         after = os.dup(0)
         os.close(after)
-        assert after == before  # what was refused has left no file open
+        assert after == before  # the refused opening left no file open
 
 
-def test_metrics_that_are_also_in_a_copy_of_the_run_are_not_changed_there(run, tmp_path):
+def test_appending_to_hard_linked_metrics_does_not_change_the_copy(run, tmp_path):
     """As after cp -al, which copies a folder as hard links."""
     copy = tmp_path / "copy.jsonl"
     copy.hardlink_to(run / "metrics.jsonl")
@@ -74,7 +74,7 @@ def test_checkpoints_behind_a_link_are_neither_read_nor_written_nor_removed(tmp_
     assert [path.name for path in other.iterdir()] == ["checkpoint-000000001.safetensors"]
 
 
-def test_a_folder_under_the_name_of_a_draft_does_no_harm(run):
+def test_a_folder_with_the_name_of_a_draft_is_tolerated(run):
     for name in ("config.json.tmp", "metrics.jsonl.0123abcd.tmp", "checkpoints/checkpoint-000000001.safetensors.tmp"):
         (run / name).mkdir(parents=True)
     with RunFolder.open(run, CONFIG) as opened:
@@ -83,21 +83,21 @@ def test_a_folder_under_the_name_of_a_draft_does_no_harm(run):
 
 
 @pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "result.json", "receipt.json", "best.safetensors"])
-def test_a_folder_in_the_place_of_a_file_is_named_before_any_training(name, run):
+def test_a_run_with_a_folder_in_place_of_a_file_is_refused_on_opening(name, run):
     (run / name).unlink(missing_ok=True)
     (run / name).mkdir()
     with pytest.raises(RecordError, match=f"{name} is a folder"):
         RunFolder.open(run, CONFIG)
 
 
-def test_metrics_that_are_too_large_are_named(run):
+def test_metrics_that_are_too_large_are_refused(run):
     os.truncate(run / "metrics.jsonl", 2**40)
     with pytest.raises(RecordError, match=r"metrics.jsonl cannot be used: it has 1,099,511,627,776 bytes, .* Move it"):
         RunFolder.open(run, CONFIG)
 
 
 @pytest.mark.parametrize("content", [b"not a number", b"1\n" * 2**20, b"\xff\x1b[2J", b""])
-def test_the_owner_of_a_lock_is_a_number_or_unknown(content, tmp_path):
+def test_an_invalid_owner_of_a_lock_is_reported_as_unknown(content, tmp_path):
     lock = Lock(tmp_path / "lock")
     (tmp_path / "lock").write_bytes(content)
     with pytest.raises(RunInUse, match="in use by process unknown: wait for it"):
@@ -105,7 +105,7 @@ def test_the_owner_of_a_lock_is_a_number_or_unknown(content, tmp_path):
     lock.release()
 
 
-def test_a_digest_is_of_the_file_as_it_was_when_it_was_opened(tmp_path, monkeypatch):
+def test_a_digest_covers_the_file_as_it_was_when_it_was_opened(tmp_path, monkeypatch):
     """A file that grows as fast as it is read would never end."""
     path = tmp_path / "file"
     path.write_bytes(b"a" * 100)
@@ -129,10 +129,10 @@ def test_a_digest_is_of_the_file_as_it_was_when_it_was_opened(tmp_path, monkeypa
     assert sha256_of(path) == expected
 
 
-def test_a_digest_does_not_wait_for_a_pipe_that_takes_the_place_of_a_file(tmp_path, monkeypatch):
+def test_a_digest_does_not_block_on_a_pipe_that_replaced_a_file(tmp_path, monkeypatch):
     path = tmp_path / "file"
     os.mkfifo(path)
-    monkeypatch.setattr(files, "check_file", lambda *_: None)  # it was a file when this looked
+    monkeypatch.setattr(files, "check_file", lambda *_: None)  # as if it was still a file at this check
     found = []
 
     def digest():
@@ -147,7 +147,7 @@ def test_a_digest_does_not_wait_for_a_pipe_that_takes_the_place_of_a_file(tmp_pa
     assert found == ["it is a named pipe, not a file"]
 
 
-def test_a_run_folder_that_leads_to_itself_is_an_error_and_not_a_run_that_is_not_counted(tmp_path):
+def test_a_run_folder_that_links_to_itself_is_an_error_and_not_an_uncounted_run(tmp_path):
     folder = tmp_path / "demo" / "noise40-sgd-seed0+epochs=1"
     folder.parent.mkdir()
     folder.symlink_to(folder.name)
@@ -159,7 +159,7 @@ def test_a_run_folder_that_leads_to_itself_is_an_error_and_not_a_run_that_is_not
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "result.json", "receipt.json", "not-counted.txt"])
 @pytest.mark.parametrize("kind", ["socket", "folder"])
-def test_sockets_and_folders_in_the_place_of_records_are_named(kind, name, run, monkeypatch):
+def test_sockets_and_folders_in_place_of_records_are_reported(kind, name, run, monkeypatch):
     (run / name).unlink(missing_ok=True)
     monkeypatch.chdir(run)  # the path of a socket is short
     if kind == "folder":

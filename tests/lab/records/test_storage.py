@@ -37,7 +37,7 @@ def contents(folder):
 
 
 def trained(folder, epochs, *, finished=False):
-    """Go on with a run, as a worker does: lines of metrics, checkpoints, perhaps a result."""
+    """Continue a run as a worker does: with lines of metrics, checkpoints and perhaps a result."""
     with records.RunFolder.open(folder, CONFIG) as run:
         for epoch in range(len([*run.metrics]), epochs):
             run.metrics.append({"epoch": epoch, "loss": 1.0})
@@ -47,7 +47,7 @@ def trained(folder, epochs, *, finished=False):
             shutil.rmtree(run.checkpoints)
 
 
-def test_a_run_comes_back_as_it_was_pushed_without_its_lock(storage, tmp_path):
+def test_a_fetched_run_equals_the_pushed_one_without_its_lock(storage, tmp_path):
     trained(tmp_path / "a", 3)
     storage.push(tmp_path / "a", "table/run")
     assert storage.fetch("table/run", tmp_path / "b")
@@ -73,7 +73,7 @@ def test_a_later_push_removes_old_checkpoints_and_a_finished_run_has_none(storag
     assert paths(tmp_path / "b") == ["config.json", "metrics.jsonl", "receipt.json", "result.json"]
 
 
-def test_records_are_gathered_without_checkpoints_and_finished_ones_once(storage, tmp_path, monkeypatch):
+def test_records_are_gathered_without_checkpoints_and_finished_runs_only_once(storage, tmp_path, monkeypatch):
     trained(tmp_path / "a", 2)
     trained(tmp_path / "b", 2, finished=True)
     storage.push(tmp_path / "a", "table/a")
@@ -90,18 +90,18 @@ def test_records_are_gathered_without_checkpoints_and_finished_ones_once(storage
     assert fetched == ["table/a", "table/c"]
 
 
-def test_a_copy_that_breaks_off_is_made_again_and_leaves_no_draft(tmp_path, monkeypatch):
+def test_an_interrupted_copy_leaves_no_draft_and_is_completed_the_next_time(tmp_path, monkeypatch):
     storage = Storage((tmp_path / "bucket").as_uri())
     trained(tmp_path / "a", 2, finished=True)
-    (tmp_path / "a" / "result.json.0123abcd.tmp").write_text("half")  # is not pushed
+    (tmp_path / "a" / "result.json.0123abcd.tmp").write_text("half")  # drafts are not pushed
     storage.push(tmp_path / "a", "table/a")
     (tmp_path / "a" / "result.json.0123abcd.tmp").unlink()
-    really = LocalFileSystem.get_file
+    original = LocalFileSystem.get_file
 
     def fail(self, source, *arguments, **options):
         if source.endswith("receipt.json"):
             raise TimeoutError("no answer")
-        return really(self, source, *arguments, **options)
+        return original(self, source, *arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalFileSystem, "get_file", fail)
@@ -113,12 +113,12 @@ def test_a_copy_that_breaks_off_is_made_again_and_leaves_no_draft(tmp_path, monk
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_killed_at_any_write_a_push_leaves_a_run_that_resumes_or_is_whole(finished, tmp_path, monkeypatch):
-    """The first operations of a push are carried out, and half of the next one, for every number of them."""
+def test_a_push_killed_at_any_write_leaves_a_run_that_can_resume_or_is_complete(finished, tmp_path, monkeypatch):
+    """For each n, the first n operations of a push are carried out, and half of the next one."""
     left = None
 
     def counted(name):
-        really = getattr(LocalFileSystem, name)
+        original = getattr(LocalFileSystem, name)
 
         def call(self, path, *arguments, **options):
             nonlocal left
@@ -128,7 +128,7 @@ def test_killed_at_any_write_a_push_leaves_a_run_that_resumes_or_is_whole(finish
                     Path(arguments[0]).write_bytes(half[: len(half) // 2])
                 raise KeyboardInterrupt
             left = None if left is None else left - 1
-            return really(self, path, *arguments, **options)
+            return original(self, path, *arguments, **options)
 
         return call
 
@@ -161,11 +161,11 @@ def test_killed_at_any_write_a_push_leaves_a_run_that_resumes_or_is_whole(finish
     assert (steps, wholes) == (({2}, {False, True}) if finished else ({2, 4}, {False}))
 
 
-def test_tensors_of_the_same_size_are_replaced_and_the_same_are_not_sent_again(storage, tmp_path, monkeypatch):
-    """A worker that was killed may leave a checkpoint and weights; a GPU may give others the next time."""
-    sent, really = [], Storage._put
+def test_changed_tensors_of_the_same_size_are_sent_and_unchanged_ones_are_not(storage, tmp_path, monkeypatch):
+    """A killed worker may leave a checkpoint and weights; repeated on a GPU, the training may give others."""
+    sent, original = [], Storage._put
     monkeypatch.setattr(
-        Storage, "_put", lambda self, path, target: sent.append(path.name) or really(self, path, target)
+        Storage, "_put", lambda self, path, target: sent.append(path.name) or original(self, path, target)
     )
     tensors = ["best.safetensors", "checkpoint-000000002.safetensors"]
     for value in (1.0, 2.0):
@@ -193,7 +193,7 @@ def test_names_that_lead_out_of_the_folder_are_not_fetched(tmp_path):
     assert paths(tmp_path) == ["deep/run/config.json"]
 
 
-def test_a_storage_travels_to_another_process_as_its_url(tmp_path):
+def test_a_storage_is_pickled_as_its_url(tmp_path):
     storage = Storage((tmp_path / "bucket").as_uri())
     trained(tmp_path / "a", 1)
     storage.push(tmp_path / "a", "run")
@@ -209,15 +209,15 @@ def test_a_storage_travels_to_another_process_as_its_url(tmp_path):
         ("adl://bucket/runs", "adl://bucket/runs cannot be opened: "),  # its library is not installed
     ],
 )
-def test_a_url_that_cannot_be_opened_is_an_error_in_a_line(url, message, tmp_path):
+def test_a_url_that_cannot_be_opened_is_a_one_line_error(url, message, tmp_path):
     with pytest.raises(ValueError, match=message) as caught:
         Storage(url).gather(["table/run"], tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_storage_that_does_not_answer_is_an_error_in_a_line(tmp_path, monkeypatch):
+def test_a_storage_that_does_not_answer_is_a_one_line_error(tmp_path, monkeypatch):
     def fail(*_, **__):
-        raise RuntimeError("no route\nand more")  # libraries of storages raise what they like
+        raise RuntimeError("no route\nand more")  # libraries of storages may raise any exception
 
     monkeypatch.setattr(LocalFileSystem, "find", fail)
     storage = Storage((tmp_path / "bucket").as_uri())
@@ -226,7 +226,7 @@ def test_a_storage_that_does_not_answer_is_an_error_in_a_line(tmp_path, monkeypa
     assert str(caught.value) == f"cannot read {storage.url}: RuntimeError: no route"
 
 
-def test_a_storage_that_cannot_be_written_is_found_before_a_training(tmp_path, monkeypatch):
+def test_the_check_of_a_storage_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     good = Storage((tmp_path / "bucket").as_uri())
     good.check()
     assert paths(tmp_path) == []
@@ -241,6 +241,6 @@ def test_a_storage_that_cannot_be_written_is_found_before_a_training(tmp_path, m
     assert not Path("/nowhere-at-all").exists()
 
 
-def test_the_memory_of_one_process_is_no_storage():
+def test_a_memory_url_is_refused_as_a_storage():
     with pytest.raises(ValueError, match="memory://x is the memory of one process, and workers are others"):
         storage_of("memory://x")

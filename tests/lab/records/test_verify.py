@@ -1,4 +1,4 @@
-"""Damage that leaves every file readable is noticed: by digests, and by numbers that must agree."""
+"""Damage that leaves every file readable is detected by digests, and by numbers that must agree."""
 
 import hashlib
 import json
@@ -65,7 +65,7 @@ def test_a_receipt_has_the_digest_of_each_file(run):
         assert digest == hashlib.sha256((run / name).read_bytes()).hexdigest()
 
 
-def test_an_undamaged_run_has_no_problem(run):
+def test_an_undamaged_run_verifies_without_problems(run):
     done = bisam("verify", run)
     assert (done.exit_code, done.output) == (0, "1 run, 0 problems\n")
 
@@ -80,17 +80,17 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_changed_file_is_named_by_every_command(name, run, tmp_path):
-    damage, told = DAMAGE[name]
+def test_a_changed_file_is_reported_by_verify_report_and_train(name, run, tmp_path):
+    damage, message = DAMAGE[name]
     damage(run / name)
     verified, shown, trained = bisam("verify", tmp_path), bisam("report", tmp_path), bisam(*TRAIN, tmp_path)
     assert (verified.exit_code, shown.exit_code, trained.exit_code) == (1, 0, 0)
     for done in (verified, shown, trained):
-        assert f"{name}: {told}" in done.output
-    assert told in (tmp_path / "report.html").read_text()
+        assert f"{name}: {message}" in done.output
+    assert message in (tmp_path / "report.html").read_text()
 
 
-def test_weights_that_are_missing_are_named_unless_they_were_left_out(run, tmp_path):
+def test_missing_weights_are_reported_unless_they_were_omitted_on_purpose(run, tmp_path):
     (run / "best.safetensors").unlink()
     done = bisam("verify", tmp_path)
     assert done.exit_code == 1
@@ -106,7 +106,7 @@ def test_weights_that_are_missing_are_named_unless_they_were_left_out(run, tmp_p
     assert "best.safetensors: it is missing" in bisam(*TRAIN, tmp_path).output
 
 
-def test_the_ledger_is_whole():
+def test_the_runs_of_the_ledger_verify_without_problems():
     done = bisam("verify", LEDGER, "--without-weights")
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1].endswith(" runs, 0 problems")
@@ -124,7 +124,7 @@ def rewrite(run, **changes):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda run: None, ""),
         (lambda run: rewrite(run, validation_accuracy=1.0), "its validation accuracy is 1.0, and that of epoch 2 is"),
@@ -138,22 +138,22 @@ def rewrite(run, **changes):
         (lambda run: flip(run / "best.safetensors"), "best.safetensors: it is damaged"),
     ],
 )
-def test_without_digests_numbers_that_do_not_agree_are_named(damage, told, run, tmp_path):
+def test_without_digests_numbers_that_do_not_agree_are_reported(damage, message, run, tmp_path):
     forget_digests(run)
     damage(run)
     done = bisam("verify", tmp_path)
-    assert done.exit_code == bool(told)
-    assert told in done.output
+    assert done.exit_code == bool(message)
+    assert message in done.output
 
 
-def test_a_run_that_is_not_finished_is_a_note(run, tmp_path):
+def test_an_unfinished_run_is_a_note_and_not_a_problem(run, tmp_path):
     (run / "result.json").unlink()
     change_a_digit(run / "metrics.jsonl")
     done = bisam("verify", tmp_path)
     assert (done.exit_code, done.output) == (0, "note: not finished, 1 of 1 runs\n1 run, 0 problems\n")
 
 
-def test_damaged_weights_in_the_folder_of_a_fit_are_named(run, tmp_path):
+def test_damaged_weights_in_the_folder_of_a_fit_are_reported(run, tmp_path):
     kept = shutil.copy(run / "best.safetensors", tmp_path / "demo")
     assert bisam("verify", tmp_path).output == "1 run, 0 problems\n"
     flip(Path(kept))
@@ -162,7 +162,7 @@ def test_damaged_weights_in_the_folder_of_a_fit_are_named(run, tmp_path):
     assert done.output == f"{tmp_path / 'demo'}: best.safetensors: it is damaged\n1 run, 1 problem\n"
 
 
-def test_the_folder_of_a_model_is_a_note(run, tmp_path):
+def test_a_model_folder_of_another_program_is_a_note_and_not_a_problem(run, tmp_path):
     model = tmp_path / "models" / "bert"
     model.mkdir(parents=True)
     (model / "config.json").write_text('{"model_type": "bert"}')
@@ -179,7 +179,7 @@ def test_a_folder_without_runs_is_refused(tmp_path):
     assert "has no runs" in done.stderr
 
 
-def test_a_receipt_may_list_anything(tmp_path, recorded, write_run):
+def test_invalid_digests_in_a_receipt_do_not_raise(tmp_path, recorded, write_run):
     for number, listed in enumerate([3, [], {"../x": "0"}, {"metrics.jsonl": None}]):
         write_run(tmp_path / str(number), recorded("demo/40%/sam", number, receipt={"sha256": listed}))
     problems = [len(record.problems) for record in records.find_records(tmp_path)]
@@ -201,7 +201,7 @@ def made(recorded):
 
 
 @pytest.mark.parametrize("select", ["last", "best"])
-def test_the_result_is_that_of_the_last_or_of_the_best_epoch(select, made):
+def test_the_result_must_be_that_of_the_selected_epoch(select, made):
     assert verify(made(select)) == []
     found = verify(made(select, best_epoch=1, validation_accuracy=51.0))
     assert found == [f"result.json: its validation accuracy is 51.0, and the {select} one is 52.0"]
@@ -213,16 +213,16 @@ def test_the_result_is_that_of_the_last_or_of_the_best_epoch(select, made):
     )
 
 
-def test_the_tested_epoch_is_one_of_the_training(made):
+def test_a_tested_epoch_outside_the_training_is_reported(made):
     assert verify(made(best_epoch=3)) == ["result.json: its result has no tested epoch"]
 
 
-def test_more_lines_than_epochs_are_named(made):
+def test_more_lines_than_epochs_are_reported(made):
     found = verify(made(status="diverged", trained=4))
     assert found == ["metrics.jsonl: it has 4 lines, and the result is of 3 epochs"]
 
 
-def test_the_measure_that_counts_is_compared(recorded):
+def test_the_value_of_the_selecting_measure_is_verified(recorded):
     own = {"epochs": 3, "measures": "mcc", "receipt": {"commit": "abc"}, "trained": 3}
     result = {"epochs": 3, "best_epoch": 2, "validation_accuracy": 1.0, "validation_mcc": -7.0, "test_mcc": 0.0}
     found = recorded("demo/40%/sam", result=result, **own)
@@ -241,6 +241,6 @@ def test_the_measure_that_counts_is_compared(recorded):
         ("loss", True, True), ("alike", True, False), ("alike", 1, True), ("together", 0, True),
     ],
 )  # fmt: skip
-def test_a_value_that_no_training_writes_is_named(name, value, is_strange, made):
+def test_a_metric_that_no_training_can_write_is_reported(name, value, is_strange, made):
     found = verify(made(metrics={name: value}))
     assert found == ([f"metrics.jsonl: {name} of epoch 0 is {value!r}"] if is_strange else [])

@@ -23,10 +23,10 @@ CALLS, MOMENTS = 5, 2
 
 
 def disturb(folder, number, kind, log):
-    """Log each call of this process that writes below the folder; at that of this number, be killed or raise."""
+    """Log each call of this process that writes below the folder; at call `number`, kill this process or raise."""
     handles, seen = {}, 0
 
-    def meet(name, path):
+    def on_call(name, path):
         nonlocal seen
         path = handles.get(path, path)
         if not str(path).startswith(folder):
@@ -40,35 +40,35 @@ def disturb(folder, number, kind, log):
 
     def audit(event, arguments):
         if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            meet("open", arguments[0])
+            on_call("open", arguments[0])
         elif event in EVENTS:
-            meet(event, arguments[-1] if arguments[-1] in handles else arguments[0])  # the first may be relative to it
+            on_call(event, arguments[-1] if arguments[-1] in handles else arguments[0])  # the first may be relative
 
     class File(io.FileIO):
         def write(self, data):
-            meet("write", self.fileno())
+            on_call("write", self.fileno())
             return super().write(data)
 
     def opened(path, flags, mode=0o777, **options):
-        handle = really_open(path, flags, mode, **options)
+        handle = original_open(path, flags, mode, **options)
         handles[handle] = path
         return handle
 
     def before(name, function):
         def call(handle, *arguments):
-            meet(name, handle)
+            on_call(name, handle)
             return function(handle, *arguments)
 
         return call
 
-    really_open, fdopen = os.open, os.fdopen
+    original_open, fdopen = os.open, os.fdopen
     os.open, os.fsync, os.write = opened, before("fsync", os.fsync), before("write", os.write)
     os.fdopen = lambda handle, mode: io.BufferedWriter(File(handle, "w")) if mode == "wb" else fdopen(handle, mode)
     sys.addaudithook(audit)
 
 
 def start(runs, number=0, kind=""):
-    """Train in a forked process, which saves the seconds of the imports; its id."""
+    """Train in a forked process, which does not have to import everything again; returns its id."""
     from bisam.lab.cli import app
 
     pid = os.fork()
@@ -93,7 +93,7 @@ def ended(pid) -> int:
 
 
 def outcome(runs):
-    """What must not depend on interruptions: all but the times."""
+    """The parts of a record that must not depend on interruptions: all but the times."""
     (folder,) = (path.parent for path in runs.rglob("config.json"))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows.append(json.loads((folder / "result.json").read_text()))
@@ -102,7 +102,7 @@ def outcome(runs):
 
 
 def crash(place):
-    """Prints what was disturbed, by kind."""
+    """Prints how many trainings were disturbed, by kind, and the kinds of calls."""
     from bisam.lab import records
 
     place, chance = Path(place), random.Random(0)
@@ -132,7 +132,7 @@ def crash(place):
     for moment in range(MOMENTS):
         runs = place / f"moment{moment}"
         pid = start(runs)
-        time.sleep(chance.uniform(0, seconds))  # only to make the moment any: what is checked holds at each
+        time.sleep(chance.uniform(0, seconds))  # only to make the moment random: the checks hold at every moment
         os.kill(pid, signal.SIGKILL)
         ended(pid)
         resumed(runs, f"moment {moment}")
@@ -140,8 +140,8 @@ def crash(place):
     print(json.dumps({**done, "calls": sorted({call.split()[0] for call in calls})}))
 
 
-def test_killed_or_out_of_space_at_any_call_that_writes_a_training_ends_with_the_same_bits(tmp_path):
-    done = forked.run(__file__, tmp_path)  # which has imported all: the trainings are forked from it
+def test_a_training_killed_or_out_of_space_at_a_write_resumes_and_ends_with_the_same_bits(tmp_path):
+    done = forked.run(__file__, tmp_path)  # it has imported everything: the trainings are forked from it
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "SIGKILL": CALLS,

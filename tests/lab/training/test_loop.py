@@ -59,7 +59,7 @@ def only_folder(runs):
 
 
 def outcome(folder):
-    """What must not depend on interruptions: all but the times."""
+    """The parts of a record that must not depend on interruptions: all but the times."""
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for row in metrics:
         for name in ("seconds", "samples_per_second", "together", "alike"):
@@ -71,14 +71,14 @@ def outcome(folder):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     runs = tmp_path_factory.mktemp("undisturbed")
     bisam("train", "demo/40%/bisam-log", *SHORT, runs=runs)
     return only_folder(runs)
 
 
-def test_a_run_leaves_its_whole_record(undisturbed):
-    metrics, result, _ = outcome(undisturbed)
+def test_a_finished_run_leaves_a_complete_record(uninterrupted):
+    metrics, result, _ = outcome(uninterrupted)
     assert [row["epoch"] for row in metrics] == list(range(10))
     assert [row["lr"] for row in metrics] == [rate(Config(lr=0.05, epochs=10), epoch) for epoch in range(10)]
     assert metrics[-1]["loss"] < metrics[0]["loss"]
@@ -86,15 +86,15 @@ def test_a_run_leaves_its_whole_record(undisturbed):
     assert result["status"] == "done"
     assert 50 < result["test_accuracy"] <= 100
     assert result["last_test_accuracy"] == result["test_accuracy"]  # the demo tests its last weights
-    receipt = json.loads((undisturbed / "receipt.json").read_text())
+    receipt = json.loads((uninterrupted / "receipt.json").read_text())
     assert receipt["torch"] == torch.__version__
     assert len(receipt["data_checksum"]) == 64
     assert receipt["seconds"] > 0
-    assert load_file(undisturbed / "best.safetensors")["classifier.weight"].shape == (10, 256)
-    assert not (undisturbed / "checkpoints").exists()
+    assert load_file(uninterrupted / "best.safetensors")["classifier.weight"].shape == (10, 256)
+    assert not (uninterrupted / "checkpoints").exists()
 
 
-def test_killed_at_any_moment_it_goes_on_and_ends_bit_for_bit_the_same(undisturbed, tmp_path):
+def test_a_run_killed_at_any_moment_resumes_and_ends_bit_for_bit_the_same(uninterrupted, tmp_path):
     chance = random.Random(0)
     kills = 0
     for epochs in (chance.randint(1, 2), chance.randint(3, 5)):  # test_crashes.py kills at more moments, from within
@@ -103,13 +103,13 @@ def test_killed_at_any_moment_it_goes_on_and_ends_bit_for_bit_the_same(undisturb
         kills += process.returncode == -signal.SIGKILL
     assert kills > 0
     done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=tmp_path)
-    assert outcome(only_folder(tmp_path)) == outcome(undisturbed), done.stdout
+    assert outcome(only_folder(tmp_path)) == outcome(uninterrupted), done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_stops_and_the_same_command_goes_on(undisturbed, tmp_path, number):
+def test_a_signal_saves_and_stops_and_the_same_command_resumes(uninterrupted, tmp_path, number):
     terminal = {"COLUMNS": "60", "FORCE_COLOR": "1"}
-    # no checkpoint of its own
+    # it saves no checkpoint before the signal
     process = started("train", "demo/40%/bisam-log", "--set", "epochs=10", runs=tmp_path, env=terminal)
     process.until(partial(has_begun, tmp_path)).send_signal(number)
     assert process.wait() == 130, process.stderr
@@ -118,26 +118,26 @@ def test_a_signal_saves_and_stops_and_the_same_command_goes_on(undisturbed, tmp_
     assert [*tmp_path.rglob("checkpoint-*")]
     done = bisam("train", "demo/40%/bisam-log", "--set", "epochs=10", runs=tmp_path)
     assert "resumes at epoch" in done.stdout
-    assert outcome(only_folder(tmp_path)) == outcome(undisturbed)
+    assert outcome(only_folder(tmp_path)) == outcome(uninterrupted)
 
 
-def test_runs_that_are_trained_together_are_those_that_are_trained_alone(undisturbed, tmp_path):
+def test_runs_trained_together_equal_runs_trained_alone(uninterrupted, tmp_path):
     bisam("train", "demo/40%", "--seeds", "0", "--together", "3", "--set", "epochs=10", runs=tmp_path)
     folders = sorted(path.parent.name for path in tmp_path.rglob("result.json"))
     assert folders == [f"noise40-{m}-seed0+epochs=10" for m in ("bisam-log", "bisam-tanh", "sam", "sgd")]
-    assert outcome(tmp_path / "demo" / folders[0]) == outcome(undisturbed)
+    assert outcome(tmp_path / "demo" / folders[0]) == outcome(uninterrupted)
 
 
-def test_what_is_done_is_skipped(undisturbed):
-    runs = undisturbed.parent.parent
-    written = (undisturbed / "result.json").stat().st_mtime_ns
+def test_a_finished_run_is_skipped(uninterrupted):
+    runs = uninterrupted.parent.parent
+    written = (uninterrupted / "result.json").stat().st_mtime_ns
     done = bisam("train", "demo/40%/bisam-log", *SHORT, runs=runs)
     assert "1 of 1 runs are done already" in done.stdout
-    assert (undisturbed / "result.json").stat().st_mtime_ns == written
+    assert (uninterrupted / "result.json").stat().st_mtime_ns == written
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("{}", "its result has the status None"),
         ('{"status": "running"}', "its result has the status 'running'"),
@@ -147,7 +147,7 @@ def test_what_is_done_is_skipped(undisturbed):
         ("{", "cannot be read"),
     ],
 )
-def test_a_result_that_means_nothing_is_refused_and_no_checkpoint_is_removed(content, told, tmp_path):
+def test_an_invalid_result_is_refused_and_no_checkpoint_is_removed(content, message, tmp_path):
     config = find_recipe("demo/40%/sgd").cells["40%", "sgd"]
     folder = tmp_path / "demo" / "noise40-sgd-seed0"
     with RunFolder.open(folder, config.as_dict()) as run:
@@ -155,7 +155,7 @@ def test_a_result_that_means_nothing_is_refused_and_no_checkpoint_is_removed(con
     (folder / "result.json").write_text(content)
     done = CliRunner().invoke(app, ["train", "demo/40%/sgd", "--device", "cpu", "--runs", str(tmp_path)])
     assert done.exit_code == 1
-    assert told in done.stderr
+    assert message in done.stderr
     assert "done already" not in done.output
     assert saved.exists()
     assert (folder / "result.json").read_text() == content
@@ -180,7 +180,7 @@ def test_two_processes_share_the_runs_of_a_table(tmp_path):
     first = started("train", "demo/40%/sam", *changed, runs=tmp_path)
     try:
         first.until(partial(has_begun, tmp_path))
-        first.send_signal(signal.SIGSTOP)  # it has its run under way for as long as we like
+        first.send_signal(signal.SIGSTOP)  # its run stays unfinished until SIGCONT
         both = ["reproduce", "demo", "--methods", "sam,sgd", "--seeds", "0", *changed, "--runs", str(tmp_path)]
         second = CliRunner(env={"COLUMNS": "200"}).invoke(app, both)
         third = CliRunner().invoke(app, ["train", "demo/40%/sam", *changed, "--runs", str(tmp_path)])
@@ -194,12 +194,12 @@ def test_two_processes_share_the_runs_of_a_table(tmp_path):
     assert second.exit_code == 0, second.stderr
     assert "1 run is still in training in another process: run the same command again" in second.stdout
     assert ended == ["noise40-sgd-seed0+epochs=4"]
-    assert (third.exit_code, in_use in third.stderr) == (1, True)  # where nothing else is to be done
+    assert (third.exit_code, in_use in third.stderr) == (1, True)  # an error, for it has no other run
     assert first.returncode == 0, first.stderr
     assert outcome(theirs)[1]["status"] == "done"
 
 
-def test_several_parts_of_a_table_are_one_table_and_train_once(tmp_path):
+def test_overlapping_parts_of_a_table_form_one_table_and_train_once(tmp_path):
     parts = ["demo/40%/sgd", "demo/40%/sam", "demo/40%/sgd"]
     done = CliRunner(env={"COLUMNS": "200"}).invoke(
         app, ["train", *parts, "--set", "epochs=1", "--seeds", "0,1", "--together", "2", "--runs", str(tmp_path)]
@@ -213,7 +213,7 @@ def test_several_parts_of_a_table_are_one_table_and_train_once(tmp_path):
     assert "40%: SAM − SGD" in done.stdout
 
 
-def test_several_tables_are_reproduced_in_one_go(tmp_path):
+def test_several_tables_are_reproduced_by_one_command(tmp_path):
     own = tmp_path / "own.toml"
     own.write_text(
         'title = "Our table"\nmethods = ["sgd"]\n[settings]\ndata = "digits"\nmodel = "digitsnet"\nbatch = 64\n'
@@ -228,7 +228,7 @@ def test_several_tables_are_reproduced_in_one_go(tmp_path):
     assert "Our table" in printed
 
 
-def test_a_run_is_finished_though_nobody_reads_what_is_printed(tmp_path):
+def test_a_run_is_finished_though_its_stdout_is_closed(tmp_path):
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as pipe:
         process = started("train", "demo/40%/sam", "--set", "epochs=3", runs=tmp_path, stdout=pipe)
@@ -238,13 +238,13 @@ def test_a_run_is_finished_though_nobody_reads_what_is_printed(tmp_path):
     assert outcome(only_folder(tmp_path))[1]["epochs"] == 3
 
 
-def test_checkpoints_that_a_kill_has_left_beside_a_result_are_removed(undisturbed, tmp_path):
-    folder = shutil.copytree(undisturbed, tmp_path / "demo" / undisturbed.name)
+def test_checkpoints_left_beside_a_result_by_a_kill_are_removed(uninterrupted, tmp_path):
+    folder = shutil.copytree(uninterrupted, tmp_path / "demo" / uninterrupted.name)
     checkpoint.save(folder / "checkpoints", 7, {})
     done = CliRunner().invoke(app, ["train", "demo/40%/bisam-log", *SHORT, "--runs", str(tmp_path)])
     assert done.exit_code == 0, done.stderr
     assert not (folder / "checkpoints").exists()
-    assert outcome(folder) == outcome(undisturbed)
+    assert outcome(folder) == outcome(uninterrupted)
 
 
 @pytest.mark.parametrize(
@@ -271,14 +271,14 @@ def test_checkpoints_that_a_kill_has_left_beside_a_result_are_removed(undisturbe
         (["train", "demo", "--device", "tpu"], "auto, cpu or cuda, got 'tpu'"),
     ],
 )
-def test_mistakes_are_explained_in_a_line(arguments, message, tmp_path):
+def test_invalid_arguments_are_refused_with_a_remedy(arguments, message, tmp_path):
     done = CliRunner().invoke(app, [*arguments, "--runs", str(tmp_path)])
     assert done.exit_code == 1
     assert message in " ".join(done.stderr.split())
     assert not [*tmp_path.rglob("result.json")]
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_in_a_line(tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error_without_a_traceback(tmp_path):
     (tmp_path / "file").write_text("")
     done = bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path / "file", check=False)
     assert done.returncode == 1
@@ -300,7 +300,7 @@ def test_more_changes_than_the_name_of_a_folder_can_hold_are_an_error_with_a_rem
     assert "File name too long. Give a shorter one, or fewer changes, which are in the name of a run's folder." in line
 
 
-def test_the_list_names_every_recipe():
+def test_bisam_list_names_the_recipes():
     done = CliRunner(env=COLUMNS).invoke(app, ["list"])
     for name in ("demo", "cifar10", "cifar100", "imagenet", "adaptive", "efficient", "label_noise"):
         assert name in done.stdout
@@ -335,7 +335,7 @@ def test_two_processes_train_the_same_run_to_the_same_bits(tmp_path):
     assert found[0] == found[1]
 
 
-def test_a_result_of_another_configuration_is_not_taken_for_done(undisturbed, tmp_path):
+def test_a_result_of_another_configuration_is_refused(uninterrupted, tmp_path):
     bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path)
     folder = only_folder(tmp_path)
     config = json.loads((folder / "config.json").read_text())
@@ -346,8 +346,8 @@ def test_a_result_of_another_configuration_is_not_taken_for_done(undisturbed, tm
     assert "lr: 0.07 there, 0.05 now" in done.stderr
 
 
-def test_a_run_of_an_older_version_which_had_fewer_fields_is_done(undisturbed, tmp_path):
-    folder = shutil.copytree(undisturbed, tmp_path / "demo" / undisturbed.name)
+def test_a_finished_run_of_an_older_version_with_fewer_fields_is_skipped(uninterrupted, tmp_path):
+    folder = shutil.copytree(uninterrupted, tmp_path / "demo" / uninterrupted.name)
     config = json.loads((folder / "config.json").read_text())
     del config["config"]["gamma"], config["config"]["warmup_epochs"]
     (folder / "config.json").write_text(json.dumps(config))
@@ -357,20 +357,20 @@ def test_a_run_of_an_older_version_which_had_fewer_fields_is_done(undisturbed, t
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (None, "has metrics.jsonl, result.json, receipt.json, best.safetensors but no config.json"),
         ('{"format": 1, "conf', "cannot be resumed: config.json: it is half-written or foreign"),
     ],
 )
-def test_a_configuration_that_is_lost_or_damaged_is_told(undisturbed, tmp_path, content, told):
-    folder = shutil.copytree(undisturbed, tmp_path / "demo" / undisturbed.name)
+def test_a_missing_or_damaged_configuration_is_reported(uninterrupted, tmp_path, content, message):
+    folder = shutil.copytree(uninterrupted, tmp_path / "demo" / uninterrupted.name)
     (folder / "config.json").unlink()
     if content is not None:
         (folder / "config.json").write_text(content)
     done = CliRunner().invoke(app, ["train", "demo/40%/bisam-log", *SHORT, "--runs", str(tmp_path)])
     assert done.exit_code == 1
-    assert f"{folder} {told}" in done.stderr
+    assert f"{folder} {message}" in done.stderr
     assert "absent" not in done.stderr
 
 
@@ -387,15 +387,15 @@ def test_tensorboard_gets_every_curve(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's own
-def test_tensorboard_has_each_epoch_once_of_a_run_that_was_killed_and_went_on(tmp_path):
+def test_tensorboard_has_each_epoch_once_after_a_run_was_killed_and_started_over(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    options = ["train", "demo/40%/sam", "--set", "epochs=6", "--tensorboard"]  # no checkpoint of its own
+    options = ["train", "demo/40%/sam", "--set", "epochs=6", "--tensorboard"]  # it saves no checkpoint before the kill
     process = started(*options, runs=tmp_path)
     process.until(partial(has_epochs, tmp_path, 2)).kill()
     (folder,) = {path.parent for path in (tmp_path / "tensorboard").rglob("events*")}
-    assert EventAccumulator(str(folder)).Reload().Scalars("loss")  # it had told some of its epochs
-    time.sleep(1)  # files of curves are in the order of the seconds in their names
+    assert EventAccumulator(str(folder)).Reload().Scalars("loss")  # it had written some of its epochs
+    time.sleep(1)  # files of curves are ordered by the seconds in their names
     done = CliRunner().invoke(app, [*options, "--runs", str(tmp_path)])
     assert done.exit_code == 0, done.stderr
     assert "starts over" in done.stdout
@@ -405,8 +405,8 @@ def test_tensorboard_has_each_epoch_once_of_a_run_that_was_killed_and_went_on(tm
     assert [event.value for event in curve] == pytest.approx([row["loss"] for row in rows])
 
 
-def test_tensorboard_has_a_folder_for_each_run_and_every_number_but_the_epoch(monkeypatch, tmp_path):
-    """A module that writes down its calls stands in for TensorBoard's, which flushes when it likes."""
+def test_tensorboard_has_a_folder_for_each_run_with_every_metric_but_the_epoch(monkeypatch, tmp_path):
+    """A module that records its calls replaces TensorBoard's, whose time of flushing cannot be predicted."""
     module, calls = ModuleType("torch.utils.tensorboard"), []
 
     class Writer:
@@ -433,7 +433,7 @@ def test_tensorboard_has_a_folder_for_each_run_and_every_number_but_the_epoch(mo
     ]
 
 
-def test_tensorboard_that_is_not_installed_is_refused_with_the_remedy(monkeypatch, tmp_path):
+def test_tensorboard_that_is_not_installed_is_refused_with_a_remedy(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match="--tensorboard needs the package tensorboard: pip install tensorboard"):
         trackers(tmp_path, tensorboard=True, service=None, together=1)
@@ -441,7 +441,7 @@ def test_tensorboard_that_is_not_installed_is_refused_with_the_remedy(monkeypatc
 
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
 def test_a_service_gets_every_epoch_as_a_step(service, tmp_path, monkeypatch):
-    """A module that writes down its calls stands in for the service, which needs a network and an account."""
+    """A module that records its calls replaces the service, which needs a network and an account."""
     module, calls = ModuleType(service), []
     module.init = lambda **options: calls.append(("init", options["name"], options["resume"], "id" in options))
     module.log = lambda metrics, **options: calls.append(("log", metrics["epoch"], options))
@@ -458,7 +458,7 @@ def test_a_service_gets_every_epoch_as_a_step(service, tmp_path, monkeypatch):
     ]
 
 
-def test_a_service_has_one_run_open_and_a_run_that_is_resumed_is_the_same_there(monkeypatch):
+def test_a_service_has_one_run_open_and_a_resumed_run_keeps_its_id(monkeypatch):
     module, calls = ModuleType("wandb"), []
     module.init = lambda **options: calls.append(options)
     module.log = lambda metrics, step: calls.append(step)
@@ -468,7 +468,7 @@ def test_a_service_has_one_run_open_and_a_run_that_is_resumed_is_the_same_there(
     for seed, epoch in ((0, 0), (1, 0), (0, 1)):
         tracker.log(Path(f"runs/demo/seed{seed}"), Config(seed=seed), {"epoch": epoch})
     tracker.close()
-    tracker.close()  # which is nothing more
+    tracker.close()  # a second time has no effect
     first, _, _, second, _, _, again, _, _ = calls
     assert [call for call in calls if not isinstance(call, dict)] == [0, "finish", 0, "finish", 1, "finish"]
     assert (first["project"], first["name"], first["config"]) == ("bisam", "demo-seed0", Config(seed=0).as_dict())
@@ -476,7 +476,7 @@ def test_a_service_has_one_run_open_and_a_run_that_is_resumed_is_the_same_there(
     assert first["id"] != second["id"]
 
 
-def test_two_runs_whose_names_in_a_service_are_the_same_are_two_there(monkeypatch, tmp_path):
+def test_two_runs_with_the_same_name_in_a_service_are_kept_apart(monkeypatch, tmp_path):
     module, calls = ModuleType("trackio"), []
     module.init = lambda **options: calls.append(options["name"])
     module.log, module.finish = lambda metrics, step: None, lambda: calls.append("finish")
@@ -487,7 +487,7 @@ def test_two_runs_whose_names_in_a_service_are_the_same_are_two_there(monkeypatc
     assert calls == ["a-b-c", "finish", "a-b-c"]
 
 
-def test_a_run_of_the_same_name_in_another_folder_is_another_one_in_wandb(monkeypatch, tmp_path):
+def test_a_run_of_the_same_name_in_another_folder_has_another_id_in_wandb(monkeypatch, tmp_path):
     """Under one id, wandb drops the epochs that it has already."""
     module, ids = ModuleType("wandb"), []
     module.init = lambda **options: ids.append(options["id"])
@@ -502,7 +502,7 @@ def test_a_run_of_the_same_name_in_another_folder_is_another_one_in_wandb(monkey
 
 
 @pytest.mark.parametrize("service", ["wandb", "trackio"])
-def test_a_service_that_is_not_installed_is_said(service, tmp_path):
+def test_a_service_that_is_not_installed_is_refused_by_name(service, tmp_path):
     if importlib.util.find_spec(service) is not None:
         pytest.skip(f"{service} is installed here")
     done = CliRunner().invoke(app, ["train", "demo", "--track", service, "--runs", str(tmp_path)])
@@ -510,9 +510,9 @@ def test_a_service_that_is_not_installed_is_said(service, tmp_path):
     assert f"--track {service} needs the package {service}" in done.stderr
 
 
-def test_a_run_that_is_not_counted_is_told_with_how_to_train_it_again(undisturbed, tmp_path):
+def test_a_run_that_is_not_counted_is_reported_with_how_to_train_it_again(uninterrupted, tmp_path):
     runs = tmp_path / "of [b] mine [/b]"
-    folder = shutil.copytree(undisturbed, runs / "demo" / undisturbed.name)
+    folder = shutil.copytree(uninterrupted, runs / "demo" / uninterrupted.name)
     (folder / "not-counted.txt").write_text("The wrong labels, [see] the log [/]: :bug:")
     done = CliRunner(env={"COLUMNS": "60"}).invoke(app, ["train", "demo/40%/bisam-log", *SHORT, "--runs", str(runs)])
     assert done.exit_code == 0, done.exception
@@ -520,8 +520,8 @@ def test_a_run_that_is_not_counted_is_told_with_how_to_train_it_again(undisturbe
     assert f"{folder} is not counted; move the folder elsewhere to train it again: {reason}\n" in done.stdout
 
 
-def test_a_run_that_is_not_counted_is_not_gone_on_with(undisturbed, tmp_path):
-    folder = shutil.copytree(undisturbed, tmp_path / "demo" / undisturbed.name)
+def test_an_unfinished_run_that_is_not_counted_is_not_resumed(uninterrupted, tmp_path):
+    folder = shutil.copytree(uninterrupted, tmp_path / "demo" / uninterrupted.name)
     (folder / "result.json").unlink()
     (folder / "not-counted.txt").write_text("The wrong labels.")
     before = (folder / "metrics.jsonl").read_text()
@@ -532,25 +532,25 @@ def test_a_run_that_is_not_counted_is_not_gone_on_with(undisturbed, tmp_path):
     assert not (folder / "result.json").exists()
 
 
-def test_what_a_report_counts_already_is_not_reproduced_but_can_be_trained(tmp_path):
+def test_a_run_with_an_equal_finished_one_is_not_reproduced_but_can_be_trained(tmp_path):
     own, computed = ("noise40-sgd-seed0+epochs=1" + more for more in ("", "+deterministic=True"))
     bisam("train", "demo/40%/sgd", "--set", "epochs=1", "--set", "deterministic=true", runs=tmp_path)
     part = ["--methods", "sgd", "--set", "epochs=1"]
     done = CliRunner().invoke(app, ["reproduce", "demo", "--seeds", "0,1", *part, "--runs", str(tmp_path)])
     finished = f"{tmp_path / 'demo' / computed} is finished and is the same training"
-    said = f"{finished}, except for compile and deterministic"
-    assert f"{said}: it counts\n" in done.stdout
+    message = f"{finished}, except for compile and deterministic"
+    assert f"{message}: it counts\n" in done.stdout
     assert "1 of 2 runs are done already" in done.stdout
     assert "n = 2" in done.stdout
     assert not (tmp_path / "demo" / own).exists()
     done = CliRunner().invoke(app, ["train", "demo/40%/sgd", "--set", "epochs=1", "--runs", str(tmp_path)])
-    assert f"{said}: reports count one of the two\n" in done.stdout
+    assert f"{message}: reports count one of the two\n" in done.stdout
     assert (tmp_path / "demo" / own / "result.json").exists()
     done = CliRunner().invoke(app, ["train", "demo/40%/sgd", "--set", "epochs=1", "--runs", str(tmp_path)])
     assert "reports count" not in done.stdout
 
 
-def test_only_a_finished_run_that_counts_is_taken_for_another(tmp_path):
+def test_only_a_finished_run_that_is_counted_replaces_an_equal_one(tmp_path):
     folder = tmp_path / "demo" / "noise40-sgd-seed0+epochs=1+deterministic=True"
     bisam("train", "demo/40%/sgd", "--set", "epochs=1", "--set", "deterministic=true", runs=tmp_path)
     (job,) = jobs_of(find_recipe("demo/40%/sgd"), [0], {"epochs": "1"}, tmp_path)
@@ -561,7 +561,7 @@ def test_only_a_finished_run_that_counts_is_taken_for_another(tmp_path):
     assert equal_finished_runs([job]) == {}
     (twin,) = jobs_of(find_recipe("demo/40%/sgd"), [0], {"epochs": "1", "deterministic": "true"}, tmp_path)
     bisam("train", "demo/40%/sgd", "--set", "epochs=1", runs=tmp_path)
-    assert equal_finished_runs([twin]) == {}  # it has ended itself, though it does not count
+    assert equal_finished_runs([twin]) == {}  # the run itself is finished, though it is not counted
     shutil.rmtree(job.folder)
     (folder / "not-counted.txt").unlink()
     config = (folder / "config.json").read_text()
@@ -573,7 +573,7 @@ def test_only_a_finished_run_that_counts_is_taken_for_another(tmp_path):
     assert equal_finished_runs([job]) == {}
 
 
-def test_a_run_of_another_row_is_not_taken_for_one_of_this(recorded, tmp_path):
+def test_an_equal_run_of_another_row_of_the_table_does_not_replace_one(recorded, tmp_path):
     """With a noise rate that no row has, all rows have the same configuration."""
     jobs = jobs_of(find_recipe("label_noise"), [0], {"noise": "0.1", "compile": "true"}, tmp_path)
     others = jobs_of(find_recipe("label_noise"), [0], {"noise": "0.1"}, tmp_path)
@@ -622,10 +622,10 @@ def test_ctrl_c_ends_a_command_that_is_loading_data(tmp_path):
         process.kill()
 
 
-def test_another_configuration_in_the_folder_of_a_run_under_way_is_told_before_any_training(undisturbed, tmp_path):
+def test_another_configuration_in_the_folder_of_a_run_is_refused_before_any_training(uninterrupted, tmp_path):
     first, second = (f"noise40-{method}-seed0+epochs=10" for method in ("sam", "bisam-log"))
     (tmp_path / "demo" / second).mkdir(parents=True)
-    config = (undisturbed / "config.json").read_text()
+    config = (uninterrupted / "config.json").read_text()
     (tmp_path / "demo" / second / "config.json").write_text(config.replace('"lr": 0.05', '"lr": 0.5'))
     done = bisam("train", "demo/40%", "--set", "epochs=10", runs=tmp_path, check=False)
     assert done.returncode != 0

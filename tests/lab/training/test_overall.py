@@ -1,4 +1,4 @@
-"""How far all runs of a command are."""
+"""The progress of all runs of a command, and the time left."""
 
 import io
 import re
@@ -15,7 +15,7 @@ from bisam.lab.training.progress import ROWS_BELOW_BARS, Progress
 
 SAM, SAM_AGAIN = (Config(method="sam", seed=seed, epochs=10) for seed in range(2))
 SGD = Config(method="sgd", epochs=20)
-TOLD = {"loss": 1.0, "validation_accuracy": 90.0, "flips": 1.5, "samples_per_second": 1e4}
+METRICS = {"loss": 1.0, "validation_accuracy": 90.0, "flips": 1.5, "samples_per_second": 1e4}
 
 
 class Clock:
@@ -25,7 +25,7 @@ class Clock:
         return self.now
 
 
-def test_the_line_has_the_number_of_the_run_and_the_time_left():
+def test_the_line_about_all_runs_has_the_number_of_the_run_and_the_time_left():
     clock = Clock()
     overall = Overall(clock)
     overall.expect([SAM, SAM_AGAIN, SGD])
@@ -39,7 +39,7 @@ def test_the_line_has_the_number_of_the_run_and_the_time_left():
     assert overall.line.startswith("run 2 of 3")
 
 
-def test_epochs_from_before_an_interruption_do_not_count_as_fast_ones():
+def test_epochs_trained_before_an_interruption_are_not_counted_as_fast_ones():
     clock = Clock()
     overall = Overall(clock)
     overall.expect([SAM, SAM_AGAIN])
@@ -49,7 +49,7 @@ def test_epochs_from_before_an_interruption_do_not_count_as_fast_ones():
     assert overall.line == "run 1 of 2, 1:50 left"
 
 
-def test_epochs_that_a_worker_lost_and_trains_again_do_not_count_as_slow_ones():
+def test_epochs_trained_again_after_a_lost_worker_are_not_counted_as_slow_ones():
     clock = Clock()
     overall = Overall(clock)
     overall.expect([SAM, SAM_AGAIN])
@@ -63,7 +63,7 @@ def test_epochs_that_a_worker_lost_and_trains_again_do_not_count_as_slow_ones():
     assert overall.line == "run 1 of 2, 3:00 left"  # 18 epochs of 10 s
 
 
-def test_the_time_left_follows_the_pace_and_counts_down_within_an_epoch():
+def test_the_time_left_follows_the_recent_pace_and_counts_down_within_an_epoch():
     clock = Clock()
     overall = Overall(clock)
     overall.expect([SAM, SAM_AGAIN])
@@ -78,7 +78,7 @@ def test_the_time_left_follows_the_pace_and_counts_down_within_an_epoch():
     assert overall.line == "run 2 of 2, 0:00 left"
 
 
-def test_what_a_diverged_run_left_out_does_not_count_as_fast():
+def test_epochs_that_a_diverged_run_did_not_train_are_not_counted_as_fast_ones():
     clock = Clock()
     overall = Overall(clock)
     overall.expect([SAM, SAM_AGAIN])
@@ -92,7 +92,7 @@ def test_what_a_diverged_run_left_out_does_not_count_as_fast():
     assert overall.line == "run 2 of 2, 1:30 left"
 
 
-def test_a_single_run_has_no_line_beside_its_bar():
+def test_a_single_run_has_no_line_about_all_runs():
     overall = Overall()
     overall.expect([SAM])
     assert overall.line == ""
@@ -104,15 +104,15 @@ def drawn(progress, width):
     return shown.file.getvalue()
 
 
-def test_eighty_columns_have_the_method_its_value_the_results_and_the_time_left(tmp_path):
+def test_eighty_columns_show_the_run_its_validation_value_the_results_and_the_time_left(tmp_path):
     with Progress(Console(file=io.StringIO(), force_terminal=True, width=80)) as progress:
         progress.expect([SAM, SAM_AGAIN, SGD])
         progress.begin({SAM: 0, SAM_AGAIN: 0}, 352)
-        progress.epoch(SAM, tmp_path, {"epoch": 4, **TOLD})
+        progress.epoch(SAM, tmp_path, {"epoch": 4, **METRICS})
         for config, accuracy in ((SAM, 91.0), (SAM_AGAIN, 93.0)):
             progress.finish(config, {"status": "done", "best_epoch": 3, "test_accuracy": accuracy, "seconds": 70})
         progress.begin({SGD: 0}, 352)
-        progress.epoch(SGD, tmp_path, {"epoch": 4, **TOLD})
+        progress.epoch(SGD, tmp_path, {"epoch": 4, **METRICS})
         bar, head, results, line = drawn(progress, 80).splitlines()
     assert re.match(r"SGD seed 0 .*1760/7040 .* validation 90.00 %", bar)
     assert head.split() == ["finished", "test", "accuracy"]
@@ -129,7 +129,7 @@ def clock(monkeypatch):
     return made
 
 
-def test_bars_follow_the_batches_of_each_run_and_give_the_terminal_back(clock):
+def test_bars_follow_the_batches_of_each_run_and_the_terminal_is_restored(clock):
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
 
     def completed():
@@ -143,7 +143,7 @@ def test_bars_follow_the_batches_of_each_run_and_give_the_terminal_back(clock):
             progress.step(batch)
             assert completed() == [4 + shown, shown]
         progress.begin({SGD: 2}, 8)
-        progress.steps({SGD: 5, replace(SGD, seed=9): 1})  # and one that has no bar yet
+        progress.steps({SGD: 5, replace(SGD, seed=9): 1})  # the second run has no bar yet
         assert completed() == [4 + 3, 3, 16 + 5]
         progress.finish(replace(SGD, seed=9), {"status": "diverged", "epochs": 3, "seconds": 70})
         assert len(completed()) == 3
@@ -151,12 +151,12 @@ def test_bars_follow_the_batches_of_each_run_and_give_the_terminal_back(clock):
     assert 0 <= hidden < shown  # the cursor
 
 
-def test_a_low_terminal_has_the_bars_that_fit_and_counts_the_others():
+def test_a_low_terminal_shows_the_bars_that_fit_and_the_number_of_the_others():
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=ROWS_BELOW_BARS + 2)
     configs = [replace(SAM, seed=seed) for seed in range(5)]
     with Progress(console) as progress:
         progress.begin(dict.fromkeys(configs[:2], 0), 4)
-        assert len(drawn(progress, 80).splitlines()) == 2 + 1  # the last one is about all runs
+        assert len(drawn(progress, 80).splitlines()) == 2 + 1  # the last line is about all runs
         progress.begin(dict.fromkeys(configs, 0), 4)
         first, second, more, line = drawn(progress, 80).splitlines()
     assert [first.split()[2], second.split()[2], more, line] == ["0", "1", "and 3 more", "run 1 of 5"]
@@ -167,7 +167,7 @@ def test_a_low_terminal_has_the_bars_that_fit_and_counts_the_others():
         assert drawn(lowest, 80).splitlines()[1] == "and 4 more"
 
 
-def test_a_run_that_diverged_has_no_score(tmp_path):
+def test_a_diverged_run_has_no_result_in_the_table(tmp_path):
     with Progress(Console(file=io.StringIO(), force_terminal=True, width=80)) as progress:
         progress.expect([SAM, SGD])
         progress.begin({SAM: 0}, 4)
@@ -182,12 +182,12 @@ def test_without_a_terminal_there_is_a_line_every_ten_seconds_and_one_of_the_las
         progress.begin({own: 0}, 4)
         for epoch, later in enumerate((0, 5, 5, 1, 1)):
             clock.now += later
-            progress.epoch(own, tmp_path, {"epoch": epoch, **TOLD})
+            progress.epoch(own, tmp_path, {"epoch": epoch, **METRICS})
         progress.finish(own, {"status": "done", "best_epoch": 3, "test_accuracy": 91.0, "seconds": 70})
     first, *lines = console.file.getvalue().splitlines()
     assert first == "SAM seed 0 resnet56  begins: 5 epochs of 4 steps"
     assert [re.search(r"epoch (\d)/5  validation 90.00 %  loss 1.000", line)[1] for line in lines[:-1]] == list("145")
-    assert lines[-1].endswith("test accuracy 91.00 %, of epoch 4, 1 min 10 s")  # and no line about all of one run
+    assert lines[-1].endswith("test accuracy 91.00 %, of epoch 4, 1 min 10 s")  # and none about all of one run
 
 
 def test_without_a_terminal_a_long_epoch_has_a_line_each_minute_with_its_step_and_the_time_left(clock):
@@ -207,7 +207,7 @@ def test_without_a_terminal_a_long_epoch_has_a_line_each_minute_with_its_step_an
     ]
 
 
-def test_without_a_terminal_runs_that_end_at_the_same_time_have_one_line_about_all(clock, tmp_path):
+def test_without_a_terminal_runs_that_end_at_the_same_time_get_one_line_about_all_runs(clock, tmp_path):
     third = replace(SAM, seed=2)
     console = Console(file=io.StringIO(), width=80)
     with Progress(console) as progress:
@@ -218,15 +218,15 @@ def test_without_a_terminal_runs_that_end_at_the_same_time_have_one_line_about_a
             for epoch in range(10):
                 clock.now += 1.0
                 for config in stepping:
-                    progress.epoch(config, tmp_path, {"epoch": epoch, **TOLD})
+                    progress.epoch(config, tmp_path, {"epoch": epoch, **METRICS})
             for config in stepping:
                 progress.finish(config, {"status": "done", "best_epoch": 3, "test_accuracy": 91.0, "seconds": 70})
     lines = [line for line in console.file.getvalue().splitlines() if line.startswith("run ")]
-    assert len(lines) == 1  # and none at the end, where nothing is left
+    assert len(lines) == 1  # and none at the end, when no run is left
     assert re.fullmatch(r"run 3 of 3, 0:0\d left", lines[0])
 
 
-def test_without_a_terminal_the_line_follows_each_result():
+def test_without_a_terminal_the_line_about_all_runs_follows_each_result():
     console = Console(file=io.StringIO(), width=80)
     with Progress(console) as progress:
         progress.expect([SAM, SGD])

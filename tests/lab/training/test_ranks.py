@@ -1,4 +1,4 @@
-"""One run on several processes: the same result as in one, one record, and a run that survives its ranks."""
+"""One run on several processes: the same result as in one process, one record, and resuming after a rank died."""
 
 import os
 import re
@@ -71,7 +71,7 @@ class Stopping(Progress):
 
 
 def train(root, method="sam", stop_rank=None, build=without_batch_norm, ranked=None, **changes):
-    """Of the demo, in all processes that there are; `ranked` are options of those that torchrun starts."""
+    """Train the demo in all processes; `ranked` are options for several ranks."""
     fields = {"epochs": str(EPOCHS), "epoch_steps": "4", **changes}
     with joined(CPU, **(ranked or {})) as group:
         sam = find_recipe("demo/40%/sam")
@@ -95,7 +95,7 @@ def result(root):
 
 
 def assert_alike(one, other):
-    """Sums over ranks round otherwise than sums over a batch."""
+    """Equal up to rounding: sums over ranks are rounded differently from sums over a batch."""
     (first, weights), (second, others) = result(one), result(other)
     assert first.config == second.config
     for name in weights:
@@ -112,7 +112,7 @@ def assert_alike(one, other):
 
 
 @pytest.mark.parametrize("method", ["sam", "bisam-log"])
-def test_two_ranks_with_global_perturbation_train_as_one_process(tmp_path, method):
+def test_two_ranks_with_global_perturbation_train_like_one_process(tmp_path, method):
     assert ranks.run(_train, str(tmp_path / "two"), method, GLOBAL) == ["done", "done"]
     train(tmp_path / "one", method)
     assert_alike(tmp_path / "one", tmp_path / "two")
@@ -122,7 +122,7 @@ def _train(root, method, ranked, options=None):
     return train(root, method, ranked=ranked, **(options or {}))
 
 
-def test_two_ranks_that_perturb_by_themselves_train_as_one_process_with_micro_batches(tmp_path):
+def test_two_ranks_that_perturb_separately_train_like_one_process_with_micro_batches(tmp_path):
     ranks.run(train, str(tmp_path / "two"), "sam")
     train(tmp_path / "one", "sam", micro_batch="32")
     assert_alike(tmp_path / "one", tmp_path / "two")
@@ -132,7 +132,7 @@ def test_two_ranks_that_perturb_by_themselves_train_as_one_process_with_micro_ba
 
 
 def test_all_ranks_evaluate_the_weights_and_statistics_of_the_record(tmp_path):
-    """Each rank has batch statistics of its own samples; those of the first one count."""
+    """Each rank has batch statistics of its own samples; those of the first rank are used and recorded."""
     ranks.run(_train_with_batch_norm, str(tmp_path))
     record, weights = result(tmp_path)
     alone = TrainingRun(Config.from_dict(record.config), open_source("digits", log=print), CPU, with_batch_norm)
@@ -158,7 +158,7 @@ def test_shards_are_the_parts_of_a_batch_in_order():
     assert [sum(of_batch, []) for of_batch in zip(*parts, strict=True)] == labels(Shard())  # noqa: RUF017
 
 
-def test_a_rank_without_a_text_has_an_empty_batch():
+def test_a_rank_without_samples_of_a_batch_has_an_empty_batch():
     texts = {"input_ids": torch.ones(1, 5, dtype=torch.long), "attention_mask": torch.ones(1, 5, dtype=torch.long)}
     batches = TensorBatches(texts, torch.tensor([1]), batch=4, device="cpu", seed=0, trim=True)
     batches.shard = Shard(0, 2)
@@ -171,7 +171,7 @@ def test_a_rank_without_a_text_has_an_empty_batch():
 
 @on_cpu
 @pytest.mark.parametrize("method", ["sam", "bisam-log"])
-def test_two_ranks_with_half_of_each_parameter_train_as_one_process(tmp_path, method):
+def test_two_ranks_with_half_of_each_parameter_train_like_one_process(tmp_path, method):
     assert ranks.run(_train, str(tmp_path / "two"), method, SHARDS) == ["done", "done"]
     train(tmp_path / "one", method)
     assert_alike(tmp_path / "one", tmp_path / "two")
@@ -180,7 +180,7 @@ def test_two_ranks_with_half_of_each_parameter_train_as_one_process(tmp_path, me
 
 
 def hold_shards():
-    """What is cut of a model with blocks, the parts that a rank has, and samples that do not suffice for all ranks."""
+    """The sharded modules of a model with blocks, a rank's share of it, and a test of fewer samples than ranks."""
     with joined(CPU, **SHARDS) as group:
         config = group.adapted(Config(method="sam", data="digits", batch=64, precision="fp32", label_smoothing=0.0))
         run = TrainingRun(config, open_source("digits", log=print), CPU, with_blocks, group)
@@ -212,7 +212,7 @@ class OneLayer(nn.Module):
 
 
 @on_cpu
-def test_each_rank_holds_a_part_of_every_block(tmp_path):
+def test_each_rank_holds_a_shard_of_every_block(tmp_path):
     whole = sum(param.numel() for param in with_blocks(None, open_source("digits", log=print)).parameters())
     for cut, parts, accuracy, diverged, why_not_captured in ranks.run(hold_shards):
         assert cut == ["", "1.0", "1.1"]
@@ -240,14 +240,14 @@ def resume_from_best():
 
 
 @on_cpu
-def test_the_best_weights_of_shards_are_there_when_the_run_is_resumed():
+def test_a_resumed_sharded_run_has_its_best_weights():
     for epoch, before, after, zeros in ranks.run(resume_from_best):
         assert epoch == 3
         assert before == after != zeros
 
 
 def compiled(wrap):
-    """How a ResNet is compiled where there are kernels for it."""
+    """How a ResNet is compiled if there are kernels for it."""
     model, calls = ResNet(8, 10), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiling, "_has_kernels", lambda device: True)
@@ -262,13 +262,13 @@ def compiled_shards():
         return compiled(group.wrapped)
 
 
-def test_kernels_compute_whole_models_with_norms_of_one_process_alone():
+def test_kernels_are_used_unless_batch_norm_is_synchronised():
     assert compiled(lambda model: model) == ["kernels"]
     assert compiled(nn.SyncBatchNorm.convert_sync_batchnorm) == ["torch"]
 
 
 @on_cpu
-def test_kernels_do_not_compute_shards():
+def test_kernels_are_not_used_for_sharded_models():
     assert ranks.run(compiled_shards) == [["torch"], ["torch"]]
 
 
@@ -276,8 +276,8 @@ def test_kernels_do_not_compute_shards():
 
 
 BISAM = "bisam-log", {}
-LOOKSAM = "looksam", {"every": "4"}  # what it remembers is used when it resumes
-ADAMW = "sam", {"optimizer": "adamw", "lr": "0.01"}  # which counts its steps for each parameter
+LOOKSAM = "looksam", {"every": "4"}  # its state is needed when it resumes
+ADAMW = "sam", {"optimizer": "adamw", "lr": "0.01"}  # it counts its steps for each parameter
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ ADAMW = "sam", {"optimizer": "adamw", "lr": "0.01"}  # which counts its steps fo
         pytest.param("shards", "shards", ADAMW, marks=on_cpu),
     ],
 )
-def test_a_run_resumes_on_other_ranks_from_the_middle_of_an_epoch(tmp_path, first, second, what):
+def test_a_run_resumes_within_an_epoch_with_another_number_of_ranks_or_sharding(tmp_path, first, second, what):
     """The signal reaches one rank only; both stop after the same step."""
     ways = {"replicas": GLOBAL, "shards": SHARDS}
     method, fields = what
@@ -319,7 +319,7 @@ def test_two_ranks_with_dropout_resume_bit_for_bit_from_the_middle_of_an_epoch(t
 
 
 @pytest.mark.parametrize("method", ["fsam", "vasso"])
-def test_what_each_rank_remembers_resumes_bit_for_bit(tmp_path, method):
+def test_the_optimizer_state_of_each_rank_resumes_bit_for_bit(tmp_path, method):
     assert ranks.run(_train_by_rank, str(tmp_path / "run"), method, 1) == ["stopped", "stopped"]
     for root in ("run", "whole"):
         assert ranks.run(_train_by_rank, str(tmp_path / root), method, None) == ["done", "done"]
@@ -336,7 +336,7 @@ def _train_with_dropout(root, stop_rank):
     return train(root, stop_rank=stop_rank, build=with_dropout, ranked=GLOBAL)
 
 
-def test_three_ranks_that_torchrun_starts_again_end_as_one_process(tmp_path):
+def test_three_ranks_restarted_by_torchrun_train_like_one_process(tmp_path):
     """One of them is killed in its second epoch; the others print why they stop."""
     (tmp_path / "net.py").write_text(DYING_NET.format(folder=str(tmp_path), inputs=64))
     options = [
@@ -370,26 +370,26 @@ def test_three_ranks_that_torchrun_starts_again_end_as_one_process(tmp_path):
         (2, Config(method="sam", micro_batch=48), "micro-batches of 48 do not fit evenly into the 64 samples"),
     ],
 )
-def test_a_batch_that_ranks_cannot_share_is_refused(count, config, message):
+def test_a_batch_that_ranks_cannot_share_evenly_is_refused(count, config, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Ranks(0, count).adapted(config)
 
 
 @pytest.mark.parametrize(("shard", "option"), [(False, "--perturb global"), (True, "--shard")])
-def test_micro_batches_and_one_perturbation_of_all_ranks_exclude_each_other(shard, option):
+def test_micro_batches_with_one_perturbation_for_all_ranks_are_refused(shard, option):
     with pytest.raises(ValueError, match=f"and {option} all samples alike: use one of them"):
         Ranks(0, 2, perturb="global", shard=shard).adapted(Config(method="sam", micro_batch=64))
 
 
-def test_configurations_stay_as_they_are_where_nothing_is_perturbed_apart():
+def test_configurations_that_need_no_micro_batches_for_the_ranks_are_unchanged():
     config = Config(method="sam")
     assert ALONE.adapted(config) == config
-    for method in ("sgd", "msam"):  # MSAM perturbs by its momentum, which all ranks share
+    for method in ("sgd", "msam"):  # MSAM perturbs along its momentum, which is the same on all ranks
         assert Ranks(1, 2).adapted(Config(method=method)) == Config(method=method)
     assert Ranks(1, 2).adapted(Config(method="sam", micro_batch=32)).micro_batch == 32
 
 
-def test_ranks_with_micro_batches_perturb_each_by_itself():
+def test_ranks_with_micro_batches_perturb_separately():
     whole, parts = Config(method="sam"), Config(method="sam", micro_batch=32)
     assert (ALONE.sharpness(whole), ALONE.sharpness(parts)) == (None, None)
     for perturb, expected in (("rank", "local"), ("global", "global")):
@@ -397,18 +397,18 @@ def test_ranks_with_micro_batches_perturb_each_by_itself():
         assert Ranks(0, 2, perturb=perturb).sharpness(parts) == "local"
 
 
-def test_half_of_a_batch_is_one_sample_of_each_rank_at_least():
+def test_half_of_a_batch_has_at_least_one_sample_for_each_rank():
     assert [Ranks(0, count).half(batch) for count, batch in ((1, 64), (3, 64), (3, 4), (1, 1))] == [32, 30, 3, 1]
 
 
-def test_fields_of_several_runs_have_their_numbers():
+def test_fields_compared_between_ranks_are_numbered_by_run():
     one, other = Config(seed=0), Config(seed=1)
     found = unlike_fields([one, other], {"perturb": "rank"})
     assert (found["runs"], found["perturb"], found["seed of run 0"], found["seed of run 1"]) == (2, "rank", 0, 1)
     assert unlike_fields([one], {})["seed"] == 0
 
 
-def train_unlike(root):
+def train_with_different_options(root):
     with pytest.raises(ValueError, match=r"rank 1 has lr=0.1, and rank 0 has lr=0.2: start all ranks with the same"):
         train(root, lr="0.2" if dist.get_rank() == 0 else "0.1")
     with joined(CPU) as group, pytest.raises(ValueError, match="2 ranks train one run at a time: remove --together 3"):
@@ -422,11 +422,11 @@ def train_unlike(root):
     return not Path(root).exists()
 
 
-def test_ranks_that_were_started_unlike_are_refused_before_the_first_step(tmp_path):
-    assert ranks.run(train_unlike, str(tmp_path / "runs")) == [True, True]
+def test_ranks_started_with_different_options_are_refused_before_the_first_step(tmp_path):
+    assert ranks.run(train_with_different_options, str(tmp_path / "runs")) == [True, True]
 
 
-def test_a_perturbation_that_there_is_not_is_refused():
+def test_an_unknown_perturbation_is_refused():
     with pytest.raises(ValueError, match="--perturb is rank or global, got 'none'"), joined(CPU, perturb="none"):
         pass
 
@@ -440,14 +440,14 @@ def test_a_perturbation_that_there_is_not_is_refused():
         ("--perturb and --shard", {"perturb": "global", "shard": True}),
     ],
 )
-def test_one_process_is_refused_what_several_share(option, given):
-    told = f"{option} needs several processes: start them with torchrun, or remove {option}"
-    with pytest.raises(ValueError, match=told), joined(CPU, **given):
+def test_options_for_several_processes_are_refused_in_one(option, given):
+    message = f"{option} needs several processes: start them with torchrun, or remove {option}"
+    with pytest.raises(ValueError, match=message), joined(CPU, **given):
         pass
 
 
-def train_what_is_left(root):
-    """The first of three runs is finished and the second one in use, as the first rank alone can see."""
+def train_the_remaining_run(root):
+    """The first of three runs is finished and the second one in use, which only the first rank can see."""
     with joined(CPU) as group:
         recipe, fields = find_recipe("demo/40%/sam"), {"epochs": "1", "epoch_steps": "1"}
         where = Path(root) / ("runs" if group.is_first else "rank 1")
@@ -463,8 +463,8 @@ def train_what_is_left(root):
     return [str(error) for error in elsewhere]
 
 
-def test_runs_that_the_first_rank_skips_are_skipped_by_all(tmp_path):
-    (line,), others = ranks.run(train_what_is_left, str(tmp_path))
+def test_runs_that_the_first_rank_skips_are_skipped_by_all_ranks(tmp_path):
+    (line,), others = ranks.run(train_the_remaining_run, str(tmp_path))
     assert "seed1" in line
     assert others == []
     found = {record.config["seed"]: record for record in records.find_records(tmp_path / "runs")}
@@ -473,7 +473,7 @@ def test_runs_that_the_first_rank_skips_are_skipped_by_all(tmp_path):
     assert len(found[2].metrics) == 1
 
 
-def test_a_state_that_cannot_be_gathered_has_a_remedy():
+def test_an_optimizer_state_that_cannot_be_gathered_is_an_error_with_a_remedy():
     model = nn.Linear(3, 2)
     optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
     optimizer.minimize(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))

@@ -1,4 +1,4 @@
-"""What a run resumes from and records: its own data, and the lines of metrics of the epochs before its checkpoint."""
+"""A run resumes only with its own data, configuration and code, and with the metrics before its checkpoint."""
 
 import signal
 from dataclasses import replace
@@ -27,7 +27,7 @@ def build(config, source):
 
 
 class AfterOneEpoch(Progress):
-    """Stops the training as a signal does."""
+    """Requests a stop after one epoch, as a signal does."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ def test_a_run_is_not_resumed_with_other_data(job):
     assert epochs_of(job) == [0, 1, 2]
 
 
-def test_a_checkpoint_of_another_configuration_is_refused_by_field(job):
+def test_a_checkpoint_of_another_configuration_is_refused_with_the_field_that_differs(job):
     loaded = checkpoint.load(job.folder / "checkpoints")
     changed = {**loaded.state, "config": {**loaded.state["config"], "lr": 0.07}}
     checkpoint.save(job.folder / "checkpoints", loaded.step, changed)
@@ -77,7 +77,7 @@ def test_a_checkpoint_of_another_configuration_is_refused_by_field(job):
     assert epochs_of(job) == [0]
 
 
-def test_the_third_signal_stops_at_once_and_the_handlers_come_back():
+def test_the_third_signal_stops_at_once_and_the_handlers_are_restored():
     before = signal.getsignal(signal.SIGINT)
     with signals() as names:
         for _ in range(2):
@@ -88,7 +88,7 @@ def test_the_third_signal_stops_at_once_and_the_handlers_come_back():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_run_is_not_resumed_with_other_code_of_its_network(tmp_path):
+def test_a_run_is_not_resumed_if_the_code_of_its_network_has_changed(tmp_path):
     net, progress = tmp_path / "net.py", AfterOneEpoch()
     net.write_text(NET)
     job = Job(replace(CONFIG, model=f"{net}:net"), tmp_path / "runs" / "run")

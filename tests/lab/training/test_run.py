@@ -1,4 +1,4 @@
-"""One training as objects: what a checkpoint of it holds."""
+"""A single training: resuming from its state, its best weights, receipts, times and accuracies."""
 
 import copy
 import io
@@ -20,14 +20,14 @@ from bisam.lab.records import RecordError, RunFolder, checkpoint, read
 from bisam.lab.training.loop import Job, Stopped, train
 from bisam.lab.training.progress import Progress
 from bisam.lab.training.run import TrainingRun
-from tiny import BATCHES, NET, Asking, net, tiny_images
+from tiny import BATCHES, NET, StopRequesting, net, tiny_images
 
 
 def step_of(training):
     return capture_together([training.optimizer], generators=[training.generator], after=lambda _: training.add_up())
 
 
-def test_a_training_with_dropout_goes_on_from_its_state_bit_for_bit(recwarn):
+def test_a_training_with_dropout_resumes_from_its_state_bit_for_bit(recwarn):
     config = Config(model=f"{NET}_with_dropout", batch=8, epochs=2, precision="fp32")
     one, other = (TrainingRun(config, tiny_images(), torch.device("cpu")) for _ in range(2))
     step, batches = step_of(one), [*one.batches.epoch(0)]
@@ -42,7 +42,7 @@ def test_a_training_with_dropout_goes_on_from_its_state_bit_for_bit(recwarn):
         assert torch.equal(a, b)
 
 
-def test_a_training_goes_on_from_a_file_which_has_lost_the_layout_of_its_tensors(device, tmp_path, recwarn):
+def test_a_training_resumes_from_a_file_that_does_not_keep_the_layout_of_tensors(device, tmp_path, recwarn):
     config = Config(model=NET, method="sgd", batch=8, epochs=2)
     one, other = (TrainingRun(config, tiny_images(), torch.device(device)) for _ in range(2))
     batches = [*one.batches.epoch(0)]
@@ -55,7 +55,7 @@ def test_a_training_goes_on_from_a_file_which_has_lost_the_layout_of_its_tensors
         torch.testing.assert_close(a["momentum_buffer"], b["momentum_buffer"])
 
 
-def test_a_training_of_another_kind_of_device_goes_on_with_random_numbers_of_its_own():
+def test_a_training_from_another_kind_of_device_resumes_with_new_random_numbers():
     config = Config(model=NET, method="sgd", batch=8, epochs=2)
     one, other = (TrainingRun(config, tiny_images(), torch.device("cpu")) for _ in range(2))
     state = one.state()
@@ -80,7 +80,7 @@ def test_the_best_weights_are_those_of_the_highest_validation_accuracy(monkeypat
     assert next(iter(training.best.weights.values())).unique().tolist() == [1.0]
 
 
-def test_a_run_that_another_process_has_finished_meanwhile_is_left_alone(tmp_path):
+def test_a_run_that_another_process_has_finished_meanwhile_is_skipped(tmp_path):
     config = find_recipe("demo").cells["40%", "sam"]
     result = {"status": "done", "epochs": 1, "best_epoch": 0, "validation_accuracy": 50.0, "test_accuracy": 90.0}
     with RunFolder.open(tmp_path, config.as_dict()) as run:
@@ -92,7 +92,7 @@ def test_a_run_that_another_process_has_finished_meanwhile_is_left_alone(tmp_pat
         assert run.result == result
 
 
-def test_a_result_that_means_nothing_is_not_taken_for_a_finished_run(tmp_path):
+def test_an_invalid_result_is_not_taken_for_a_finished_run(tmp_path):
     job = Job(Config(model=NET, method="sgd", batch=8, epochs=1), tmp_path)
     with RunFolder.open(tmp_path, job.config.as_dict()) as run:
         run.finish({"status": "running"})
@@ -101,35 +101,35 @@ def test_a_result_that_means_nothing_is_not_taken_for_a_finished_run(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     job = Job(Config(model=NET, method="sgd", batch=8, epochs=3), tmp_path_factory.mktemp("undisturbed"))
     train([job], tiny_images(), torch.device("cpu"), Progress())
     return job
 
 
 @pytest.fixture
-def stopped(undisturbed, tmp_path):
+def stopped(uninterrupted, tmp_path):
     """The same run with two checkpoints, which need one line of metrics and two."""
-    job = Job(undisturbed.config, tmp_path / "run")
+    job = Job(uninterrupted.config, tmp_path / "run")
     for steps in (BATCHES + 2, BATCHES):
-        progress = Asking(steps)
+        progress = StopRequesting(steps)
         with pytest.raises(Stopped):
             train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
     return job
 
 
-def notes_of_the_rest(job):
+def output_of_resuming(job):
     console = Console(file=io.StringIO(), width=80)
     with Progress(console) as progress:
         train([job], tiny_images(), torch.device("cpu"), progress)
     return console.file.getvalue()
 
 
-def test_a_run_of_another_kind_of_device_resumes_with_a_note(stopped):
+def test_a_run_from_another_kind_of_device_resumes_with_a_note(stopped):
     loaded = checkpoint.load(stopped.folder / "checkpoints")
     loaded.state["training"]["generator"] = torch.zeros(16, dtype=torch.uint8)  # as a GPU's
     checkpoint.save(stopped.folder / "checkpoints", loaded.step, loaded.state)
-    notes = " ".join(notes_of_the_rest(stopped).split())
+    notes = " ".join(output_of_resuming(stopped).split())
     assert "run resumes at epoch 3, batch 3; it was trained on another kind of device: on cpu dropout" in notes
 
 
@@ -138,34 +138,34 @@ def losses(job):
 
 
 @pytest.mark.parametrize("kept", [0, 20])
-def test_where_metrics_are_cut_off_a_checkpoint_that_has_all_its_lines_is_gone_on_from(kept, stopped, undisturbed):
+def test_with_truncated_metrics_a_run_resumes_from_a_checkpoint_that_has_all_its_lines(kept, stopped, uninterrupted):
     path = stopped.folder / "metrics.jsonl"
     first, second = path.read_text().splitlines(keepends=True)
     path.write_text(first + second[:kept])
-    notes = notes_of_the_rest(stopped)
+    notes = output_of_resuming(stopped)
     assert ("run: metrics.jsonl: the last line was half-written and is removed (20 bytes)" in notes) == bool(kept)
     lost = "metrics.jsonl lacks 1 of the lines of epochs 0 to 1, the first is that of epoch 1"
     assert f"run: checkpoint-000000010.safetensors is skipped: {lost}" in notes
     assert "run resumes at epoch 2, batch 3" in notes
-    assert losses(stopped) == losses(undisturbed)
+    assert losses(stopped) == losses(uninterrupted)
     assert read(stopped.folder).problems == []
-    ours, theirs = (load_file(one.folder / "best.safetensors") for one in (stopped, undisturbed))
+    ours, theirs = (load_file(one.folder / "best.safetensors") for one in (stopped, uninterrupted))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_where_metrics_are_gone_that_is_told_and_stays_in_the_record(stopped, undisturbed):
+def test_missing_metrics_are_reported_on_resuming_and_remain_a_problem_of_the_record(stopped, uninterrupted):
     (stopped.folder / "metrics.jsonl").unlink()
-    notes = notes_of_the_rest(stopped)
+    notes = output_of_resuming(stopped)
     lost = "metrics.jsonl lacks 2 of the lines of epochs 0 to 1, the first is that of epoch 0"
     assert f"run: checkpoint-000000010.safetensors is used although {lost}" in notes
     assert "run resumes at epoch 3, batch 3" in notes
-    assert losses(stopped) == losses(undisturbed)[2:]
+    assert losses(stopped) == losses(uninterrupted)[2:]
     found = ["metrics.jsonl: it lacks 2 of the lines of epochs 0 to 2, the first is that of epoch 0"]
     assert read(stopped.folder).problems == found
 
 
-def test_a_run_that_an_older_version_has_begun_is_gone_on_with(stopped, undisturbed):
-    """Which knew neither β nor γ."""
+def test_an_unfinished_run_of_an_older_version_is_resumed(stopped, uninterrupted):
+    """Its configurations have neither β nor γ."""
     path = stopped.folder / "config.json"
     whole = json.loads(path.read_text())
     loaded = checkpoint.load(stopped.folder / "checkpoints")
@@ -173,20 +173,20 @@ def test_a_run_that_an_older_version_has_begun_is_gone_on_with(stopped, undistur
         del config["beta"], config["gamma"]
     path.write_text(json.dumps(whole))
     checkpoint.save(stopped.folder / "checkpoints", loaded.step, loaded.state)
-    assert "run resumes at epoch 3, batch 3" in notes_of_the_rest(stopped)
-    assert losses(stopped) == losses(undisturbed)
+    assert "run resumes at epoch 3, batch 3" in output_of_resuming(stopped)
+    assert losses(stopped) == losses(uninterrupted)
 
 
 def rank_of_label(logits, label):
-    """How many classes come before it, counted one by one."""
+    """How many classes have a larger logit, counted one by one."""
     return sum(other > logits[label] for other in logits)
 
 
-def test_the_receipt_of_a_run_that_other_versions_have_begun_names_them(tmp_path, monkeypatch, recwarn):
+def test_the_receipt_lists_all_versions_that_trained_the_run(tmp_path, monkeypatch, recwarn):
     job = Job(Config(model=NET, method="sgd", batch=8, epochs=1), tmp_path / "run")
     for commit in ("first", "first", "second", "third"):
         monkeypatch.setenv("BISAM_COMMIT", commit)
-        progress = Asking(None if commit == "third" else 1)
+        progress = StopRequesting(None if commit == "third" else 1)
         with nullcontext() if commit == "third" else pytest.raises(Stopped):
             train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
     receipt = json.loads((job.folder / "receipt.json").read_text())
@@ -197,7 +197,7 @@ def test_the_receipt_of_a_run_that_other_versions_have_begun_names_them(tmp_path
     assert read(job.folder).hardware == (receipt["gpu"] or receipt["cpu"])
 
 
-def test_a_receipt_is_of_the_code_that_the_process_began_with(tmp_path, monkeypatch, recwarn):
+def test_a_receipt_has_the_commit_with_which_the_process_started(tmp_path, monkeypatch, recwarn):
     class Committing(Progress):
         def epoch(self, *arguments):
             monkeypatch.setenv("BISAM_COMMIT", "committed meanwhile")
@@ -210,9 +210,9 @@ def test_a_receipt_is_of_the_code_that_the_process_began_with(tmp_path, monkeypa
     assert json.loads((job.folder / "receipt.json").read_text())["commit"] == "begun with"
 
 
-def test_a_checkpoint_that_tells_no_version_is_of_an_unknown_one(tmp_path, monkeypatch, recwarn):
+def test_a_checkpoint_without_a_version_is_recorded_as_an_unknown_one(tmp_path, monkeypatch, recwarn):
     job = Job(Config(model=NET, method="sgd", batch=8, epochs=1), tmp_path / "run")
-    progress = Asking(1)
+    progress = StopRequesting(1)
     with pytest.raises(Stopped):
         train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
     loaded = checkpoint.load(job.folder / "checkpoints")
@@ -224,14 +224,14 @@ def test_a_checkpoint_that_tells_no_version_is_of_an_unknown_one(tmp_path, monke
     assert read(job.folder).commits == "unknown, second"
 
 
-def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes():
+def test_the_best_weights_are_tested_by_top1_and_top5_accuracy():
     config = Config(model=NET, batch=8, epochs=1, precision="fp32")
     training = TrainingRun(config, tiny_images(classes=100, tested=300), torch.device("cpu"))
     training.best.weights = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
     training.model.eval()
     with torch.no_grad():
         logits = [row for x, _ in training.test.epoch(0) for row in training.model(x).tolist()]
-        next(training.model.parameters()).zero_()  # the last weights, which are not the best
+        next(training.model.parameters()).zero_()  # these are the last weights, which are not the best
     labels = [label for _, y in training.test.epoch(0) for label in y.tolist()]
     ranks = [rank_of_label(row, label) for row, label in zip(logits, labels, strict=True)]
     first, five = (100 * sum(rank < top for rank in ranks) / len(ranks) for top in (1, 5))
@@ -244,7 +244,7 @@ def test_the_best_weights_are_tested_by_the_first_and_by_the_first_five_classes(
     assert training.last_test_accuracies() == {}
 
 
-def test_the_seconds_of_each_epoch_are_its_own_and_add_up():
+def test_the_seconds_of_epochs_are_recorded_separately_and_add_up():
     training = TrainingRun(Config(model=NET, batch=8, epochs=2), tiny_images(), torch.device("cpu"))
     found = []
     for epoch, seconds in enumerate((2.0, 3.0)):
@@ -256,10 +256,10 @@ def test_the_seconds_of_each_epoch_are_its_own_and_add_up():
     assert (training.seconds, training.epoch_seconds) == (5.0, 0.0)
 
 
-def test_the_seconds_of_a_run_are_those_of_all_its_processes(tmp_path, monkeypatch, recwarn):
+def test_the_seconds_of_a_run_are_summed_over_its_processes(tmp_path, monkeypatch, recwarn):
     now = 0.0
 
-    class Slow(Asking):
+    class Slow(StopRequesting):
         """Each step takes a second."""
 
         def step(self, number):
@@ -273,14 +273,14 @@ def test_the_seconds_of_a_run_are_those_of_all_its_processes(tmp_path, monkeypat
         progress = Slow(steps)
         with nullcontext() if steps is None else pytest.raises(Stopped):
             train([job], tiny_images(), torch.device("cpu"), progress, progress.stopping)
-        now += 100  # until the command is repeated
+        now += 100  # passes until the command is repeated
     record = read(job.folder)
     assert [row["seconds"] for row in record.metrics] == [BATCHES] * 3
     assert record.result["seconds"] == record.receipt["seconds"] == 3 * BATCHES
 
 
 @pytest.mark.parametrize(("fields", "other"), [({}, ""), ({"measures": "mcc"}, "validation_mcc")])
-def test_the_best_epoch_before_a_checkpoint_is_beaten_only_by_a_better_one(fields, other, monkeypatch):
+def test_after_resuming_the_best_epoch_is_replaced_only_by_a_better_one(fields, other, monkeypatch):
     config = Config(model=NET, batch=8, epochs=9, **fields)
     one, resumed = (TrainingRun(config, tiny_images(), torch.device("cpu")) for _ in range(2))
     scores = iter([70.0, 60.0, 80.0])
@@ -311,7 +311,7 @@ def test_weights_that_are_not_finite_are_never_the_best(select):
 
 def test_weights_are_drawn_from_the_seed_alone():
     def weights(seed, method):
-        torch.rand(1)  # of one's own, before a run is made
+        torch.rand(1)  # by other code, before the run is created
         training = TrainingRun(Config(model=NET, batch=8, seed=seed, method=method), tiny_images(), torch.device("cpu"))
         return torch.cat([weight.flatten() for weight in training.model.parameters()])
 
@@ -335,7 +335,7 @@ def test_dropout_is_drawn_from_the_seed():
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_cudnn_computes_as_the_configuration_has_it_while_a_run_trains(deterministic, tmp_path, recwarn):
+def test_cudnn_follows_the_configuration_only_while_a_run_trains(deterministic, tmp_path, recwarn):
     cudnn, seen = torch.backends.cudnn, []
 
     class Watching(Progress):
@@ -360,20 +360,20 @@ def test_samples_are_evaluated_in_the_precision_of_the_training(precision, dtype
     assert training.model.training
 
 
-def test_a_run_has_diverged_where_any_weight_is_not_finite():
+def test_a_run_has_diverged_if_any_weight_is_not_finite():
     training = TrainingRun(Config(model=NET, batch=8), tiny_images(), torch.device("cpu"))
-    whole = nn.Parameter(torch.arange(3), requires_grad=False)  # as quantized models have
+    whole = nn.Parameter(torch.arange(3), requires_grad=False)  # as in quantized models
     waves = nn.Parameter(torch.ones(2, dtype=torch.complex64))
     training.model.extend([nn.ParameterList([whole, waves, nn.Parameter(torch.zeros(0, 4))])])
     assert not training.diverged
     waves.data[1] = complex(0, float("inf"))
     assert training.diverged
-    training.model = nn.ParameterList([torch.zeros(0, 4)])  # as on a rank that holds no part of a small model
+    training.model = nn.ParameterList([torch.zeros(0, 4)])  # as on a rank without a shard of a small model
     assert not training.diverged
 
 
 @pytest.mark.parametrize(("compiled", "kernels"), [(False, "torch"), (True, "bisam")])
-def test_a_run_names_the_kernels_that_train_it(compiled, kernels, monkeypatch):
+def test_a_run_records_the_kernels_that_train_it(compiled, kernels, monkeypatch):
     monkeypatch.setattr("bisam.lab.training.run.compile_model", lambda *_, **__: "bisam")  # as on a GPU
     config = Config(model=NET, batch=8, compile=compiled)
     assert TrainingRun(config, tiny_images(), torch.device("cpu")).kernels == kernels
@@ -395,7 +395,7 @@ def test_the_last_weights_are_tested_too_but_no_weights_twice(select, last, tmp_
     assert next(tested) == last + 1
 
 
-def test_a_collapsed_model_is_as_right_as_a_guess_and_nan_is_wrong():
+def test_equal_logits_predict_the_first_classes_and_nan_logits_count_as_wrong():
     training = TrainingRun(Config(model=NET, batch=8), tiny_images(classes=100, tested=300), torch.device("cpu"))
     weight, bias = [*training.model.parameters()][-2:]
     with torch.no_grad():
@@ -409,12 +409,12 @@ def test_a_collapsed_model_is_as_right_as_a_guess_and_nan_is_wrong():
         assert training.accuracies(training.test, [1, 5]) == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(("classes", "told"), [(99, False), (100, True)])
-def test_a_result_has_top5_accuracy_from_a_hundred_classes_on(classes, told, tmp_path):
+@pytest.mark.parametrize(("classes", "has_top5"), [(99, False), (100, True)])
+def test_a_result_has_top5_accuracy_from_a_hundred_classes_on(classes, has_top5, tmp_path):
     config = Config(model=NET, batch=8, epochs=1)
     train([Job(config, tmp_path)], tiny_images(classes), torch.device("cpu"), Progress())
     result = json.loads((tmp_path / "result.json").read_text())
-    assert ("test_top5_accuracy" in result) == told
+    assert ("test_top5_accuracy" in result) == has_top5
     assert 0 <= result["test_accuracy"] <= result.get("test_top5_accuracy", 100)
 
 

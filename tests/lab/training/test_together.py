@@ -1,4 +1,4 @@
-"""Several runs at once: who steps with whom, and that each comes to what it comes to alone."""
+"""Several runs at once: which of them step together, and that each has the same result as alone."""
 
 import gc
 import io
@@ -20,7 +20,7 @@ from bisam.lab.training import jobs as runs
 from bisam.lab.training import loop as lab
 from bisam.lab.training.loop import Job, Stopped, train
 from bisam.lab.training.progress import Progress
-from tiny import BATCHES, NET, Asking, tiny_images
+from tiny import BATCHES, NET, StopRequesting, tiny_images
 
 
 def job(folder, epochs, seed=0, method="sam", **fields):
@@ -28,17 +28,17 @@ def job(folder, epochs, seed=0, method="sam", **fields):
 
 
 def do(jobs, together=None, progress=None):
-    progress = progress or Asking()
+    progress = progress or StopRequesting()
     return train(jobs, tiny_images(), torch.device("cpu"), progress, progress.stopping, together=together)
 
 
 def counts_together(folder):
-    """How many stepped together in each epoch."""
+    """How many runs stepped together in each epoch."""
     return [row["together"] for row in read(folder).metrics]
 
 
 def outcome(folder):
-    """All but the times, and who was there."""
+    """The record but for times and for the runs that it stepped together with."""
     record = read(folder)
     metrics = [{name: row[name] for name in row if name not in TIMES} for row in record.metrics]
     return metrics, {name: value for name, value in record.result.items() if name != "seconds"}
@@ -49,15 +49,15 @@ TIMES = ("seconds", "samples_per_second", "together", "alike")
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What a run comes to by itself, by its job."""
-    known = {}
+    """The outcome of a run that is trained alone, as a function of its job."""
+    outcomes = {}
 
     def found(one):
-        if one.config not in known:
+        if one.config not in outcomes:
             folder = tmp_path_factory.mktemp("alone")
             do([Job(one.config, folder)])
-            known[one.config] = outcome(folder)
-        return known[one.config]
+            outcomes[one.config] = outcome(folder)
+        return outcomes[one.config]
 
     return found
 
@@ -72,7 +72,7 @@ def test_runs_of_different_lengths_step_together_until_the_shorter_ends(tmp_path
         assert outcome(one.folder) == alone(one)
 
 
-def test_a_run_that_ends_makes_room_for_the_next(tmp_path, alone):
+def test_when_a_run_ends_the_next_joins_the_others(tmp_path, alone):
     jobs = [job(tmp_path / str(seed), epochs, seed) for seed, epochs in enumerate([1, 3, 2])]
     do(jobs, together=2)
     assert [counts_together(one.folder) for one in jobs] == [[2], [2, 2, 2], [2, 2]]
@@ -80,16 +80,16 @@ def test_a_run_that_ends_makes_room_for_the_next(tmp_path, alone):
         assert outcome(one.folder) == alone(one)
 
 
-def test_one_at_a_time_is_one_after_the_other(tmp_path):
+def test_with_together_1_runs_train_one_after_the_other(tmp_path):
     jobs = [job(tmp_path / str(seed), 1, seed) for seed in range(2)]
     do(jobs, together=1)
     assert [counts_together(one.folder) for one in jobs] == [[1], [1]]
 
 
-def test_who_was_stopped_within_an_epoch_comes_to_its_end_first(tmp_path, alone):
+def test_a_run_stopped_within_an_epoch_first_finishes_that_epoch_alone(tmp_path, alone):
     stopped, fresh = job(tmp_path / "stopped", 3), job(tmp_path / "fresh", 2, seed=1)
     with pytest.raises(Stopped, match="by SIGTERM in epoch 2: "):
-        do([stopped], progress=Asking(BATCHES + 2))
+        do([stopped], progress=StopRequesting(BATCHES + 2))
     do([fresh, stopped])
     assert counts_together(stopped.folder) == [1, 1, 2]
     assert counts_together(fresh.folder) == [2, 1]
@@ -97,13 +97,13 @@ def test_who_was_stopped_within_an_epoch_comes_to_its_end_first(tmp_path, alone)
         assert outcome(one.folder) == alone(one)
 
 
-def test_all_that_are_under_way_are_saved_also_who_waits_for_another(tmp_path, alone):
+def test_a_stop_saves_all_unfinished_runs_even_those_that_wait_for_another(tmp_path, alone):
     ahead, behind = (job(tmp_path / str(seed), 3, seed) for seed in range(2))
     for one, steps in ((ahead, BATCHES + 2), (behind, 1)):
         with pytest.raises(Stopped):
-            do([one], progress=Asking(steps))
+            do([one], progress=StopRequesting(steps))
     with pytest.raises(Stopped, match="in epoch 3: "):
-        do([ahead, behind], progress=Asking(2 + 1))  # two to the end of the epoch, and one while it waits
+        do([ahead, behind], progress=StopRequesting(2 + 1))  # two to the end of the epoch, and one while it waits
     assert point(ahead) == (2, 0)
     assert point(behind) == (0, 2)
     do([ahead, behind])
@@ -113,12 +113,12 @@ def test_all_that_are_under_way_are_saved_also_who_waits_for_another(tmp_path, a
 
 
 def point(one):
-    """Where its checkpoint is."""
+    """The epoch and the batch of its checkpoint."""
     state = checkpoint.load(one.folder / "checkpoints").state
     return state["epoch"], state["batch"]
 
 
-def test_a_run_that_another_process_has_is_left_to_it(tmp_path, alone):
+def test_a_run_in_use_by_another_process_is_skipped(tmp_path, alone):
     short, long, locked = (job(tmp_path / str(seed), epochs, seed) for seed, epochs in enumerate([1, 3, 1]))
     with RunFolder.open(locked.folder, locked.config.as_dict()):
         (error,) = do([short, long, locked], together=2)
@@ -131,7 +131,7 @@ def test_a_run_that_another_process_has_is_left_to_it(tmp_path, alone):
         assert outcome(one.folder) == alone(one)
 
 
-def test_runs_that_other_processes_have_are_noted_and_an_error_if_there_are_no_others(tmp_path, capsys):
+def test_runs_in_use_by_other_processes_are_noted_and_are_an_error_if_no_other_run_is_left(tmp_path, capsys):
     mine, theirs = job(tmp_path / "mine", 1), job(tmp_path / "theirs", 1, seed=1)
     with RunFolder.open(theirs.folder, theirs.config.as_dict()):
         for jobs in ([mine, theirs], [theirs]):
@@ -143,8 +143,8 @@ def test_runs_that_other_processes_have_are_noted_and_an_error_if_there_are_no_o
     assert capsys.readouterr().out.count("1 run is still in training in another process: run the same command") == 1
 
 
-def test_runs_that_another_process_ended_meanwhile_are_no_skipped_ones(tmp_path, capsys):
-    """Their number is in the table below: the line tells both kinds by what the folders have at the end."""
+def test_runs_finished_meanwhile_by_another_process_are_distinguished_from_skipped_ones(tmp_path, capsys):
+    """The two kinds are distinguished by what the folders contain at the end."""
     mine, ended, theirs = (job(tmp_path / name, 1, seed) for seed, name in enumerate(["mine", "ended", "theirs"]))
     with ExitStack() as open_:
         held = [open_.enter_context(RunFolder.open(one.folder, one.config.as_dict())) for one in (ended, theirs)]
@@ -160,20 +160,20 @@ def test_runs_that_another_process_ended_meanwhile_are_no_skipped_ones(tmp_path,
     assert line == f"1 run was trained by another process, 1 run is still in training there: {again}"
 
 
-def test_a_run_with_metrics_and_no_checkpoint_says_that_it_begins_anew(tmp_path, alone, capsys):
+def test_a_run_with_metrics_but_no_checkpoint_reports_that_it_starts_over(tmp_path, alone, capsys):
     one = job(tmp_path / "run", 2)
     with RunFolder.open(one.folder, one.config.as_dict()) as run:
         for epoch in range(3):
             run.metrics.append({"epoch": epoch})
     do([one])
-    said = capsys.readouterr().out
-    assert "run has no checkpoint and starts over; it had 3 lines of metrics\n" in said
+    printed = capsys.readouterr().out
+    assert "run has no checkpoint and starts over; it had 3 lines of metrics\n" in printed
     assert outcome(one.folder) == alone(one)
     do([job(tmp_path / "fresh", 1)])
     assert "starts over" not in capsys.readouterr().out
 
 
-def test_a_tracker_that_fails_is_told_once_and_left_while_training_and_the_others_go_on(tmp_path, alone, capsys):
+def test_a_failing_tracker_is_reported_once_and_dropped_while_training_continues(tmp_path, alone, capsys):
     class Failing:
         def log(self, folder, config, metrics):
             raise ConnectionError("no [route] to host")
@@ -192,7 +192,7 @@ def test_a_tracker_that_fails_is_told_once_and_left_while_training_and_the_other
             raise RuntimeError("not sent")
 
     one, other = job(tmp_path / "run", 2), FailingInTheEnd()
-    with Asking() as progress:
+    with StopRequesting() as progress:
         progress.trackers += [Failing(), other]
         do([one], progress=progress)
     assert other.epochs == [0, 1]
@@ -203,7 +203,7 @@ def test_a_tracker_that_fails_is_told_once_and_left_while_training_and_the_other
     ]
 
 
-def test_a_result_that_cannot_be_written_costs_the_others_nothing(tmp_path, alone):
+def test_a_result_that_cannot_be_written_does_not_affect_the_other_runs(tmp_path, alone):
     short, long = job(tmp_path / "short", 1), job(tmp_path / "long", 2, seed=1)
     own = RunFolder.finish
 
@@ -222,7 +222,7 @@ def test_a_result_that_cannot_be_written_costs_the_others_nothing(tmp_path, alon
         assert outcome(one.folder) == alone(one)
 
 
-def test_what_a_run_needed_is_let_go_when_it_ends(tmp_path, monkeypatch):
+def test_the_memory_of_a_run_is_released_when_it_ends(tmp_path, monkeypatch):
     alive, seen = [], []
 
     class Watched(lab.TrainingRun):
@@ -237,7 +237,7 @@ def test_what_a_run_needed_is_let_go_when_it_ends(tmp_path, monkeypatch):
     assert seen == [[], [0], [0], []]
 
 
-def test_steps_are_prepared_only_when_the_company_changes(tmp_path, monkeypatch):
+def test_steps_are_prepared_only_when_the_set_of_runs_that_step_together_changes(tmp_path, monkeypatch):
     prepared = []
     own = lab.steps_of
     monkeypatch.setattr(lab, "steps_of", lambda stepping, note: prepared.append(len(stepping)) or own(stepping, note))
@@ -245,14 +245,14 @@ def test_steps_are_prepared_only_when_the_company_changes(tmp_path, monkeypatch)
     assert prepared == [2, 1]
 
 
-def test_only_runs_whose_batches_are_alike_step_together(tmp_path):
+def test_only_runs_with_the_same_data_split_and_numerics_step_together(tmp_path):
     fields = {"a": {}, "b": {"validation": 0.2}, "c": {}, "d": {"deterministic": True}}
     jobs = [job(tmp_path / name, 1, seed, **of_job) for seed, (name, of_job) in enumerate(fields.items())]
     runs.run(jobs, lambda name: tiny_images(), torch.device("cpu"), Progress(), together=4)
     assert [counts_together(one.folder) for one in jobs] == [[2], [1], [2], [1]]
 
 
-def test_all_runs_are_counted_from_the_start_and_saved_as_often_as_wanted(tmp_path):
+def test_all_runs_are_counted_from_the_start_and_saved_as_often_as_configured(tmp_path):
     saved, console = [], Console(file=io.StringIO(), width=200)
 
     class Watched(Progress):
@@ -264,11 +264,11 @@ def test_all_runs_are_counted_from_the_start_and_saved_as_often_as_wanted(tmp_pa
         runs.run(jobs, lambda name: tiny_images(), torch.device("cpu"), progress, checkpoint_seconds=0)
     assert {0, 1} == {*saved}
     lines = [line for line in console.file.getvalue().splitlines() if "epoch" not in line]
-    assert [line.split(",")[0] for line in lines] == ["run 2 of 2"]  # and none when nothing is left
+    assert [line.split(",")[0] for line in lines] == ["run 2 of 2"]  # and none at the end, when no run is left
 
 
 @pytest.mark.parametrize(("seconds", "saved"), [(1, 3), (0, 11)])
-def test_saving_takes_at_most_a_twentieth_of_the_time_unless_every_epoch_is_to_be_saved(
+def test_saving_takes_at_most_a_twentieth_of_the_time_unless_configured_for_every_epoch(
     seconds, saved, tmp_path, monkeypatch
 ):
     now, seen = [0.0], []
@@ -279,7 +279,7 @@ def test_saving_takes_at_most_a_twentieth_of_the_time_unless_every_epoch_is_to_b
 
         def saved(self, config):
             seen.append(now[0])
-            now[0] += 2  # as a large model takes: 40 seconds until the next
+            now[0] += 2  # as for a large model: the next one is due after 40 seconds
 
     monkeypatch.setattr(lab, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with Slow() as progress:
@@ -287,7 +287,7 @@ def test_saving_takes_at_most_a_twentieth_of_the_time_unless_every_epoch_is_to_b
     assert len(seen) == saved
 
 
-def test_whether_steps_cost_alike_is_recorded(tmp_path):
+def test_metrics_record_whether_all_runs_of_a_step_cost_the_same(tmp_path):
     sgd, sam, bisam = job(tmp_path / "a", 2, method="sgd"), job(tmp_path / "b", 1), job(tmp_path / "c", 1, seed=1)
     do([sgd, sam])
     do([bisam, job(tmp_path / "d", 1, method="bisam-log")])
@@ -295,15 +295,15 @@ def test_whether_steps_cost_alike_is_recorded(tmp_path):
     assert [row["alike"] for row in read(bisam.folder).metrics] == [True]
 
 
-def test_a_stop_that_is_asked_for_at_any_moment_is_saved(tmp_path):
-    """`stopping` is true from the n-th time on that it is looked at."""
+def test_a_stop_requested_at_any_moment_saves_a_checkpoint(tmp_path):
+    """`stopping` is true from its n-th evaluation on."""
 
     class Counted(list):
-        looks = 0
+        evaluations = 0
 
         def __bool__(self):
-            self.looks += 1
-            return self.looks >= self.limit
+            self.evaluations += 1
+            return self.evaluations >= self.limit
 
     for limit in range(1, 2 * (BATCHES + 1) + 1):  # once before each epoch, and after each batch
         one, stopping = job(tmp_path / str(limit), 2), Counted(["SIGTERM"])
@@ -314,7 +314,7 @@ def test_a_stop_that_is_asked_for_at_any_moment_is_saved(tmp_path):
         assert not rows or point(one) >= (len(rows), 0)
 
 
-def test_bars_come_and_go_with_the_runs(tmp_path):
+def test_bars_appear_and_disappear_with_the_runs(tmp_path):
     shown = []
 
     class Watched(Progress):
@@ -334,32 +334,32 @@ def test_bars_come_and_go_with_the_runs(tmp_path):
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_in_a_narrow_terminal_texts_are_cut_and_bar_count_and_time_stay(width, tmp_path):
+def test_in_a_narrow_terminal_texts_are_truncated_while_bar_count_and_time_remain(width, tmp_path):
     shown, own = Console(file=io.StringIO(), width=width), Config(noise=0.4)
-    told = {"loss": 1.0, "validation_accuracy": 90.0, "flips": 1.5, "samples_per_second": 1e4}
+    metrics = {"loss": 1.0, "validation_accuracy": 90.0, "flips": 1.5, "samples_per_second": 1e4}
     with Progress(Console(file=io.StringIO(), force_terminal=True, width=width), label="[b] {}".format) as progress:
         progress.begin({own: 99}, 352)
-        progress.epoch(own, tmp_path, {"epoch": 99, **told})
+        progress.epoch(own, tmp_path, {"epoch": 99, **metrics})
         shown.print(progress._bars.get_renderable())
     (line,) = shown.file.getvalue().splitlines()
     assert len(line) <= width
     assert re.fullmatch(r"\[b\] Conf.*… ━{5,}\S* +35200/70400 -:--:-- validation 9.*…", line)
 
 
-def test_asked_to_stop_when_a_run_is_finished_the_next_is_not_begun(tmp_path):
+def test_after_a_stop_request_no_further_run_begins(tmp_path):
     jobs = [job(tmp_path / str(seed), 1, seed) for seed in range(2)]
     with pytest.raises(Stopped, match="stopped by SIGTERM between two runs: the same command resumes there"):
-        do(jobs, together=1, progress=Asking(at_finish=True))
+        do(jobs, together=1, progress=StopRequesting(at_finish=True))
     assert read(jobs[0].folder).result["status"] == "done"
     assert not jobs[1].folder.exists()
 
 
-def test_asked_to_stop_when_all_is_finished_nothing_is_left_to_go_on_with(tmp_path):
-    do([job(tmp_path, 1)], progress=Asking(at_finish=True))
+def test_a_stop_request_after_the_last_run_is_ignored(tmp_path):
+    do([job(tmp_path, 1)], progress=StopRequesting(at_finish=True))
     assert read(tmp_path).result["status"] == "done"
 
 
-def test_a_run_that_diverges_leaves_the_others_alone_and_makes_room(tmp_path, alone):
+def test_a_diverging_run_does_not_affect_the_others_and_the_next_joins(tmp_path, alone):
     wild = job(tmp_path / "wild", 9, seed=7, lr=1000, weight_decay=1)
     others = [job(tmp_path / str(seed), 3 - seed, seed) for seed in range(2)]
     do([wild, *others], together=2)
@@ -370,19 +370,19 @@ def test_a_run_that_diverges_leaves_the_others_alone_and_makes_room(tmp_path, al
         assert outcome(one.folder) == alone(one)
 
 
-def test_stopped_within_the_epoch_that_it_diverges_in_a_run_ends_as_if_it_were_not(tmp_path, alone):
+def test_a_run_stopped_within_the_epoch_in_which_it_diverges_ends_as_if_not_stopped(tmp_path, alone):
     wild = job(tmp_path, 9, seed=7, lr=1000, weight_decay=1)
     with pytest.raises(Stopped, match="in epoch 2: "):
-        do([wild], progress=Asking(2 * BATCHES - 1))
+        do([wild], progress=StopRequesting(2 * BATCHES - 1))
     do([wild])
     assert outcome(wild.folder) == alone(wild)
 
 
-def test_the_folder_of_a_run_that_has_ended_is_free_while_others_go_on(tmp_path):
+def test_the_folder_of_a_finished_run_is_not_locked_while_others_continue(tmp_path):
     short, long = job(tmp_path / "short", 1), job(tmp_path / "long", 2, seed=1)
     opened = []
 
-    class Opening(Asking):
+    class Opening(StopRequesting):
         def epoch(self, config, folder, metrics):
             if metrics["epoch"] == 1:
                 RunFolder.open(short.folder, short.config.as_dict()).close()
@@ -392,7 +392,7 @@ def test_the_folder_of_a_run_that_has_ended_is_free_while_others_go_on(tmp_path)
     assert opened == ["done"]
 
 
-def test_data_are_made_ready_while_ctrl_c_still_ends_the_command(tmp_path):
+def test_data_are_prepared_while_ctrl_c_still_ends_the_command(tmp_path):
     seen = []
 
     class Slow(InMemory):

@@ -83,7 +83,7 @@ TRAINING = ["--set", "epochs=6", "--set", "batch=256", "--checkpoint-seconds", "
 
 @pytest.fixture(scope="session")
 def network(tmp_path_factory):
-    """The network's file, and `arm(kind, seed)`: the worker that trains that seed kills itself, raises, or stops us.
+    """The network's file, and `arm(kind, seed)`: the worker of that seed kills itself, raises, or stops the command.
 
     In its thirteenth pass, which is in the third of the four steps of the second epoch: a worker that is killed there
     has the checkpoint of the first epoch, and one that is stopped saves after that step. With `after`, it waits first
@@ -121,7 +121,7 @@ def command(network):
 
 @pytest.fixture
 def forked_workers(monkeypatch):
-    """Workers that share what a server has imported. The test of killed workers has them as a user does."""
+    """Workers forked from a server that has imported everything. The test of killed workers starts them as users do."""
     monkeypatch.setattr(processes, "multiprocessing", SimpleNamespace(get_context=lambda _: forked.context()))
 
 
@@ -129,7 +129,7 @@ OF_THE_PLACE = ("seconds", "samples_per_second", "together", "alike")
 
 
 def outcomes(root):
-    """What must not depend on the place of a training, by the name of the run: all but times and places."""
+    """What must not depend on where a run is trained, by the name of the run: all but times and places."""
     found = {}
     for record in records.find_records(Path(root)):
         assert records.verify(record) + records.weights_problems(record) == []
@@ -183,7 +183,7 @@ cluster.shutdown()
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
-    """A Ray cluster of two nodes with a CPU each, the first with a GPU that is none; a folder that the second lacks."""
+    """A Ray cluster of two nodes with a CPU each, the first with a fake GPU; a folder that the second cannot see."""
     pytest.importorskip("ray", reason="ray has no wheel for this system")
     hidden = tmp_path_factory.mktemp("hidden")
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as short:  # sockets have short paths

@@ -1,4 +1,4 @@
-"""Options that name a backend: where runs train, and what is refused in a line before anything is written."""
+"""Options that choose a backend: where runs train, and what is refused before anything is written."""
 
 import socket
 import sys
@@ -20,7 +20,7 @@ COMMANDS = {
 
 
 def refused(command, *options, folder, monkeypatch, **environment):
-    """The line of the error."""
+    """Runs the command, which must fail with a one-line error; returns that line."""
     monkeypatch.chdir(folder)
     (folder / "rows.csv").write_text("a,label\n1,x\n2,y\n")
     done = CliRunner().invoke(app, [*COMMANDS[command], *options], env={"COLUMNS": "300", **environment})
@@ -66,7 +66,7 @@ def silent():
         ),
     ],
 )
-def test_a_place_that_means_nothing_is_refused_in_a_line(command, options, message, tmp_path, monkeypatch):
+def test_invalid_backend_options_are_refused_with_a_one_line_error(command, options, message, tmp_path, monkeypatch):
     if "cuda" in options and torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
     assert refused(command, *options, folder=tmp_path, monkeypatch=monkeypatch).startswith(message)
@@ -74,13 +74,13 @@ def test_a_place_that_means_nothing_is_refused_in_a_line(command, options, messa
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("option", [["--on", "ray"], ["--on", "local"], ["--workers", "2"], ["--runs", "file:///x"]])
-def test_a_place_is_refused_under_torchrun(command, option, tmp_path, monkeypatch):
+def test_backend_options_are_refused_under_torchrun(command, option, tmp_path, monkeypatch):
     line = refused(command, *option, folder=tmp_path, monkeypatch=monkeypatch, RANK="0", WORLD_SIZE="1")
     assert line.startswith(f"torchrun has started this process for one training: remove {option[0]}")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_without_ray_a_line_names_the_extra(command, tmp_path, monkeypatch):
+def test_without_ray_the_error_names_the_extra(command, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     line = refused(command, "--on", "ray", folder=tmp_path, monkeypatch=monkeypatch)
     assert line == "--on ray needs the package ray: pip install 'bisam[ray]'"
@@ -96,7 +96,7 @@ def test_without_ray_a_line_names_the_extra(command, tmp_path, monkeypatch):
         ("ray://silent", "no Ray cluster answers at ray://"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_an_error_in_a_line(command, address, message, silent, tmp_path, monkeypatch):
+def test_a_cluster_that_does_not_answer_is_a_one_line_error(command, address, message, silent, tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="ray has no wheel for this system")
     address = address.replace("silent", silent)
     line = refused(command, "--on", f"ray={address}", folder=tmp_path, monkeypatch=monkeypatch)
@@ -123,7 +123,7 @@ def chosen(on="", **options):
         (1, {"stored": True}, Processes(1, 1)),
     ],
 )
-def test_processes_are_one_for_each_gpu_and_one_gpu_is_this_process(gpus, options, expected, monkeypatch):
+def test_several_gpus_get_a_process_each_and_one_gpu_trains_in_this_process(gpus, options, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert chosen(**options) == expected
@@ -142,11 +142,11 @@ def test_processes_are_one_for_each_gpu_and_one_gpu_is_this_process(gpus, option
         ({"gpus_per_run": 1}, 1),
     ],
 )
-def test_a_task_of_a_cluster_has_a_gpu_or_a_part_of_one_for_each_of_its_runs(options, gpus, monkeypatch):
+def test_a_task_of_a_cluster_has_the_requested_fraction_of_a_gpu_for_each_of_its_runs(options, gpus, monkeypatch):
     pytest.importorskip("ray", reason="ray has no wheel for this system")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert chosen("ray", **options) == RayCluster("", gpus, 2)
 
 
-def test_parts_of_a_gpu_fill_one():
+def test_equal_fractions_of_a_gpu_add_up_to_exactly_one():
     assert all(gpus_of_task(1 / count, count, "auto") == 1 for count in range(1, 65))

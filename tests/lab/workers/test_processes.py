@@ -14,7 +14,7 @@ def finished_seeds(root):
     return sorted(record.config["seed"] for record in records.find_records(root) if record.result is not None)
 
 
-def test_a_killed_worker_starts_again_ctrl_c_saves_and_the_table_ends_with_the_same_bits(
+def test_a_table_with_a_killed_worker_and_a_ctrl_c_ends_with_the_same_bits(
     command, network, expected, of_table, tmp_path
 ):
     others = multiprocessing.active_children()  # of other tests
@@ -45,7 +45,7 @@ def test_a_killed_worker_starts_again_ctrl_c_saves_and_the_table_ends_with_the_s
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_a_run_whose_workers_are_lost_is_named_and_the_others_are_trained(
+def test_a_run_whose_workers_are_lost_is_reported_and_the_others_are_trained(
     command, network, expected, of_table, tmp_path
 ):
     network.arm("raise", seed=3)
@@ -65,14 +65,14 @@ def test_a_run_whose_workers_are_lost_is_named_and_the_others_are_trained(
 
 @pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("retries", [0, 1])
-def test_a_task_that_loses_its_worker_starts_again_as_often_as_retries_allows(retries):
+def test_a_task_that_loses_its_worker_is_repeated_as_often_as_retries_allows(retries):
     happened = Processes(1, retries=retries).run(["not a task, so the worker raises"], [])
     lost = [message for _, message in happened if isinstance(message, Lost)]
     assert [one.again for one in lost] == [True] * retries + [False]
 
 
 def test_a_worker_that_dies_right_after_its_last_message_has_done_its_task(monkeypatch):
-    """Its end may be seen with that message, which no real process can be made to show every time."""
+    """Its death may be detected together with that message, which cannot be forced with a real process."""
 
     def started(self, number):
         def messages():

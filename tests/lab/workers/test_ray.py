@@ -10,14 +10,14 @@ from bisam.lab import records
 
 
 @pytest.fixture(autouse=True)
-def print_stays():
-    """By default Ray replaces it in our process, for bars of its own: what refers to it cannot be pickled then."""
+def print_is_restored():
+    """By default Ray replaces `print` in this process for its bars; what refers to it cannot be pickled then."""
     before = builtins.print
     yield
     assert builtins.print is before
 
 
-def test_a_killed_worker_is_retried_by_ray_ctrl_c_saves_and_the_table_ends_with_the_same_bits(
+def test_on_ray_a_table_with_killed_workers_and_a_ctrl_c_ends_with_the_same_bits(
     command, cluster, network, expected, of_table, tmp_path
 ):
     network.arm("kill", seed=0)
@@ -57,13 +57,13 @@ def test_runs_of_a_storage_are_resumed_from_it_and_gathered_in_one_place(
     assert of_table(mirror) == of_table(tmp_path / "bucket") == expected["sweep"]
 
     shutil.rmtree("runs")
-    again = command("sweep", "--on", cluster.on, "--runs", storage)  # as of another machine
+    again = command("sweep", "--on", cluster.on, "--runs", storage)  # as on another machine
     assert again.exit_code == 0, again.output
     assert "2 of 2 runs are done already" in again.output
     assert of_table(mirror) == expected["sweep"]
 
 
-def test_a_folder_that_a_node_does_not_see_is_refused_with_the_remedy(command, cluster):
+def test_a_folder_that_a_node_cannot_access_is_refused_with_a_remedy(command, cluster):
     if cluster.hidden is None:
         pytest.skip("this system does not let a process mount file systems of its own")
     done = command("reproduce", "--on", cluster.on, "--runs", cluster.hidden / "runs", "--seeds", "0,1")
@@ -73,9 +73,7 @@ def test_a_folder_that_a_node_does_not_see_is_refused_with_the_remedy(command, c
     assert "--runs s3://bucket/runs" in line
 
 
-def test_a_part_of_a_gpu_is_reserved_and_a_gpu_that_torch_does_not_find_is_an_error_in_a_line(
-    command, cluster, tmp_path
-):
+def test_a_fraction_of_a_gpu_is_reserved_and_a_gpu_unknown_to_torch_is_a_one_line_error(command, cluster, tmp_path):
     done = command(
         "reproduce",
         "--on",

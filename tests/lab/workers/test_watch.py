@@ -43,7 +43,7 @@ def begin(number, epoch=0):
     return number, Shown("begin", ({CONFIGS[number]: epoch}, 8))
 
 
-def test_each_run_has_a_bar_of_its_own_whichever_worker_sends(tmp_path):
+def test_each_run_has_its_own_bar_whichever_worker_sends_its_messages(tmp_path):
     display = watched(
         tmp_path,
         begin(0),
@@ -60,7 +60,7 @@ def test_each_run_has_a_bar_of_its_own_whichever_worker_sends(tmp_path):
     assert "run 1 of 20" in display
 
 
-def test_a_terminal_that_is_too_low_for_all_bars_keeps_the_line_about_all_runs(tmp_path):
+def test_a_terminal_too_low_for_all_bars_keeps_the_line_about_all_runs(tmp_path):
     display = watched(tmp_path, *(begin(number) for number in range(20)), height=24)
     lines = display.splitlines()
     assert len(lines) <= 24
@@ -69,28 +69,28 @@ def test_a_terminal_that_is_too_low_for_all_bars_keeps_the_line_about_all_runs(t
     assert "run 1 of 20" in display
 
 
-def test_a_result_whose_message_was_lost_with_its_worker_counts(tmp_path, recorded, write_run):
+def test_a_result_counts_although_its_message_was_lost_with_the_worker(tmp_path, recorded, write_run):
     write_run(tmp_path / "seed0", recorded("demo/40%/sam", 0))
     lines = []
     messages = begin(0), (0, Lost("process 7", "was lost", again=True)), (0, Done())
     assert "run 2 of 20" in watched(tmp_path, *messages, lines=lines)
-    said = "the worker (process 7) was lost; it starts again from its last checkpoint"
-    assert sum(said in line for line in lines) == 1
+    message = "the worker (process 7) was lost; it starts again from its last checkpoint"
+    assert sum(message in line for line in lines) == 1
 
 
-def test_an_error_of_a_worker_is_raised(tmp_path):
+def test_an_error_of_a_worker_is_raised_in_the_command(tmp_path):
     with pytest.raises(ValueError, match="no data"):
         watched(tmp_path, (0, Begun("w")), (3, Failed("no data")))
 
 
-def test_runs_that_were_not_trained_are_named_at_the_end_and_finished_ones_are_not(tmp_path):
+def test_runs_that_were_not_trained_are_listed_at_the_end_and_finished_ones_are_not(tmp_path):
     lost = Lost("process 1", "was lost", again=False)
     with pytest.raises(WorkersLost) as caught:
         watched(tmp_path, begin(0), (0, Shown("finish", (CONFIGS[0], RESULT))), (0, lost), begin(1), (1, lost))
     assert str(caught.value).startswith("1 of 20 runs have no result, because their workers were lost: SAM seed 1 ")
 
 
-def test_runs_that_another_command_trains_are_skipped_unless_they_are_all(tmp_path):
+def test_runs_in_use_by_another_command_are_skipped_unless_all_runs_are(tmp_path):
     lines, in_use = [], InUse(records.RunInUse(tmp_path / "seed0", "1"))
     watched(tmp_path, (0, in_use), (1, Done()), lines=lines)
     assert sum("1 run is still in training in another process" in line for line in lines) == 1
