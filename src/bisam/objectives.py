@@ -352,7 +352,7 @@ def check_classification(logits: Tensor, target: Tensor) -> None:
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"{name} must be a tensor, got {type(value).__name__}. If the model returns more than logits, or the "
-                "loader more than labels, take them out in a closure for step()"
+                "loader more than labels, take them out in a closure for step(), or wrap the model or the loader"
             )
     if logits.dim() == 0 or not logits.is_floating_point():
         raise TypeError(f"logits must be a floating-point tensor (K), (N, K) or (N, K, d1, …), got {_describe(logits)}")
@@ -360,7 +360,8 @@ def check_classification(logits: Tensor, target: Tensor) -> None:
     if logits.shape[dim] < 2:
         raise ValueError(
             f"a classification needs at least two classes, got logits of shape {tuple(logits.shape)}. For two classes "
-            "give the model two logits; for a regression use SAM with descent=torch.nn.MSELoss() or another loss"
+            "give the model two logits; for a regression give SAM another loss, as in descent=torch.nn.MSELoss(), and "
+            "measure it with objective=torch.nn.MSELoss()"
         )
     if logits.numel() == 0:
         raise ValueError(f"the batch is empty: logits have shape {tuple(logits.shape)}")

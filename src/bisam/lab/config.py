@@ -169,6 +169,27 @@ def suggestion(name: str, names: Collection[str], cutoff: float = 0.5) -> str:
     return f"the nearest names are {', '.join(near)}" if near else f"choose from {', '.join(names)}"
 
 
+def refuse_without_effect(changed: Collection[str], config: Config) -> None:
+    """ValueError for a changed field that the schedule or the base optimizer of this configuration does not read.
+
+    >>> refuse_without_effect(["warmup"], Config(schedule="linear", warmup=0.1))
+    >>> refuse_without_effect(["warmup"], Config(warmup=0.1))
+    Traceback (most recent call last):
+    ValueError: warmup has no effect with schedule=cosine: use warmup_epochs, or set schedule=linear
+    """
+    for name, field, needed, remedy in _READ_WITH:
+        found = getattr(config, field)
+        if name in changed and getattr(config, name) and found != needed:
+            raise ValueError(f"{name} has no effect with {field}={found}: {remedy}")
+
+
+_READ_WITH = [
+    ("warmup", "schedule", "linear", "use warmup_epochs, or set schedule=linear"),
+    ("warmup_epochs", "schedule", "cosine", "use warmup, a part of the training, or set schedule=cosine"),
+    ("momentum", "optimizer", "sgd", "remove it, or set optimizer=sgd"),
+]
+"""Fields that have an effect only where another field has this value."""
+
 ESSENTIAL = ("recipe", "data", "model", "method", "seed", "epochs")
 """Fields that a record must have to be assigned to a cell."""
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -420,3 +421,11 @@ def test_arrow_string_view_columns_are_read_as_texts(tmp_path):
     columns = {"x": pa.array(["a", "b"] * 20).cast(pa.string_view()), "label": ["u", "u", "v", "v"] * 10}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
     assert open_dataset(f"{tmp_path / 't.parquet'}?label=label").features == 2
+
+
+def test_a_data_frame_that_still_has_its_labels_is_refused():
+    frame = pandas.DataFrame({"age": [1.0, 2.0, 3.0, 4.0], "churned": ["yes", "no", "yes", "no"]})
+    with pytest.raises(DataError, match=r"x still has the labels, in its column 'churned': give x.drop\(columns="):
+        from_parts("frame", {"train": (frame, frame["churned"])}, "the data")
+    shuffled = frame.assign(churned=["no", "no", "yes", "yes"])  # another column of that name is an input
+    from_parts("frame", {"train": (shuffled, frame["churned"])}, "the data")

@@ -440,3 +440,19 @@ def test_a_folder_of_unrelated_tables_or_of_mixed_formats_is_refused(refused, tm
 def test_the_config_option_is_refused_for_data_that_are_not_from_the_hub(refused, tmp_path):
     path = table(tmp_path / "a.csv", {"x": NUMBERS, "label": ["a", "b"] * 6})
     assert "is no data set of the hub, of which --config chooses" in refused(path, "--config", "english")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "mu=5", "--methods", "base,sam"], "sgd, sam do not use mu: remove --set mu="),
+        (["--set", "warmup=0.2"], "warmup has no effect with schedule=cosine: use warmup_epochs"),
+        (
+            ["--set", "schedule=linear", "--set", "warmup_epochs=2", "--epochs", 4],
+            "warmup_epochs has no effect with schedule=linear",
+        ),
+        (["--set", "optimizer=adamw", "--set", "momentum=0.1"], "momentum has no effect with optimizer=adamw"),
+    ],
+)
+def test_settings_without_an_effect_are_refused(options, message, refused, breast_cancer):
+    assert message in refused(breast_cancer, options=options)

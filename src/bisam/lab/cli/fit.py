@@ -139,11 +139,17 @@ def _decided(study: Study, note: Callable[[str], None], storage: Storage | None,
         try:
             plan = study.decide(note, show, uncounted=uncounted)
         except KeyboardInterrupt:
-            note("stopped in the search of ρ: the same command repeats the search for this method, and resumes")
+            note(_stopped_by_ctrl_c(study))
             raise
     if storage is not None:
         storage.push_file(study.folder / records.PLAN, study.name)
     return plan
+
+
+def _stopped_by_ctrl_c(study: Study) -> str:
+    if study.searched:
+        return "stopped in the search of ρ: the same command repeats the search for this method, and resumes"
+    return "stopped before the first run: the same command starts over"
 
 
 def _write_page(study: Study) -> None:

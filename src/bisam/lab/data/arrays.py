@@ -31,6 +31,13 @@ def refuse_other_index(x: Any, y: Any, where: str) -> None:
     )
 
 
+def refuse_labels_among_inputs(x: Any, y: Any, where: str) -> None:
+    """DataError if x is a data frame that still has the column y: every network would read its labels there."""
+    name = getattr(y, "name", None)
+    if has_columns(x) and isinstance(name, str) and name in x.columns and list(x[name]) == list(y):
+        raise DataError(f"{where}: x still has the labels, in its column {name!r}: give x.drop(columns={name!r})")
+
+
 def label_values(y: Any, where: str) -> list[Any]:
     """One label for each sample, from an array with one axis, or a second one of length 1."""
     if not isinstance(y, (Tensor, np.ndarray)):

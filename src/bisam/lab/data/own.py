@@ -14,7 +14,13 @@ from torch import Tensor
 
 from bisam.lab import spec
 from bisam.lab.data import columns, table_notes, tabular
-from bisam.lab.data.arrays import inputs_of, label_values, load_npz, refuse_other_index
+from bisam.lab.data.arrays import (
+    inputs_of,
+    label_values,
+    load_npz,
+    refuse_labels_among_inputs,
+    refuse_other_index,
+)
 from bisam.lab.data.classes import note_of_spellings, number_classes
 from bisam.lab.data.held_out import WORDS as PART_WORDS
 from bisam.lab.data.held_out import roles, split_of
@@ -106,6 +112,7 @@ def from_parts(name: str, raw: Mapping[str, tuple[Any, Any]], where: str) -> Own
     kinds, inputs, labels = set(), {}, {}
     for part, (x, y) in raw.items():
         refuse_other_index(x, y, f"{where}, {part}")
+        refuse_labels_among_inputs(x, y, f"{where}, {part}")
         kind, inputs[part] = inputs_of(x, f"{where}, {part}")
         kinds.add(kind)
         labels[part] = label_values(y, f"{where}, {part}")

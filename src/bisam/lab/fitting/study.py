@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from bisam.lab import records, spec
-from bisam.lab.config import Config
+from bisam.lab.config import Config, refuse_without_effect
 from bisam.lab.data.own_source import OwnData
 from bisam.lab.data.sources import open_source
 from bisam.lab.files import write_atomically
@@ -105,6 +105,8 @@ class Study:
         self.methods = [method for method in METHODS if method in {base, *wanted}]
         if len(self.methods) < 2:
             raise ValueError(f"a comparison needs a method beside {title_of(base)}: name some, such as sam,bisam-log")
+        runs.refuse_unused(self.changes, self.methods)
+        refuse_without_effect(self.changes, self.settings.config)
         self.name = self.name or self._default_name()
         self._refuse_unlike_ranks()
 

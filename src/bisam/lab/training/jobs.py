@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bisam.lab import records, spec
-from bisam.lab.config import Config
+from bisam.lab.config import Config, refuse_without_effect
 from bisam.lab.data.sources import Source
 from bisam.lab.methods import uses
 from bisam.lab.recipes import Recipe
@@ -37,15 +37,14 @@ def jobs_of(
     for name, remedy in {"seed": "--seeds", "method": "table/row/method", "recipe": "another recipe"}.items():
         if name in changes:
             raise ValueError(f"{name} is part of a run's name: use {remedy} instead of --set {name}=")
-    for name in changes:
-        if not any(uses(method, name) for method in recipe.methods):
-            raise ValueError(f"{_listed(recipe.methods)} not use {name}: remove --set {name}=")
+    refuse_unused(changes, recipe.methods)
     jobs = []
     rows: dict[str, str] = {}
     for seed in seeds:
         for (row, _), config in recipe.cells.items():
             own = replace(config, seed=seed)
             changed = own.with_changes({name: text for name, text in changes.items() if uses(own.method, name)})
+            refuse_without_effect(changes, changed)
             changed = ranks.adapted(changed)
             name = folder_name(row, own, changed)
             if rows.setdefault(name, row) != row:
@@ -54,6 +53,13 @@ def jobs_of(
                 )
             jobs.append(Job(changed, root / recipe.name / name))
     return jobs
+
+
+def refuse_unused(changes: Iterable[str], methods: Sequence[str]) -> None:
+    """ValueError for a changed field that none of the methods uses."""
+    for name in changes:
+        if not any(uses(method, name) for method in methods):
+            raise ValueError(f"{_listed(methods)} not use {name}: remove --set {name}=")
 
 
 def _listed(methods: Sequence[str]) -> str:
