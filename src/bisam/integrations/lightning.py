@@ -72,7 +72,8 @@ class SharpnessAwareModule(lightning.LightningModule):
         if optimizer is None:
             raise RuntimeError(
                 "sharpness_loss() is that of the optimizer, and there is no sharpness-aware one here. Return one from "
-                "configure_optimizers(); outside of fit() use the plain loss"
+                "configure_optimizers(), for a baseline bisam.SAM(base, self, rho=0); outside of fit() use the plain "
+                "loss"
             )
         return loss_of_pass(optimizer.criterion, output, target)
 

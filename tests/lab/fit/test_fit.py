@@ -131,7 +131,7 @@ def test_the_best_weights_are_saved_and_load_into_the_model(rows):
 def test_the_generated_python_code_trains_with_the_settings_of_the_run(rows):
     folder, done, _ = rows
     code = (folder / "train.py").read_text()
-    assert len(code.splitlines()) == 8
+    assert len(code.splitlines()) == 9
     assert all(line in done.output for line in code.splitlines())
     model = nn.Linear(30, 2)
     before = model.weight.detach().clone()

@@ -8,9 +8,10 @@ from bisam.lab.methods import METHODS
 
 
 def lines(config: Config) -> str:
-    """The whole training, with `model` and `loader` in it.
+    """The whole training; `model` and `loader` are to be written before it, as its first line says.
 
     >>> print(lines(Config(method="bisam-log", rho=0.1, label_smoothing=0.0, precision="fp32")))
+    # before these lines: model, your network, and loader, shuffled batches (x, y) of 128 samples
     import bisam, torch
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.0005)
     optimizer = bisam.BiSAM(base, model, rho=0.1, phi="log")
@@ -25,6 +26,7 @@ def lines(config: Config) -> str:
     batches = f"itertools.islice(batches, {config.epoch_steps})" if chosen else "loader"
     return "\n".join(
         [
+            f"# before these lines: model, your network, and loader, shuffled batches (x, y) of {config.batch} samples",
             f"import bisam, {'itertools, ' * chosen}torch",
             f"base = {_base(config)}",
             f"optimizer = {_optimizer(config)}",
