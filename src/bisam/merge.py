@@ -15,7 +15,7 @@ from bisam.tensors.memory import Memory
 
 
 class Turn(Enum):
-    """What a step is, among all steps of a training."""
+    """Whether a step perturbs, is left out by `every`, or is the base optimizer's."""
 
     PERTURBED = auto()
     BETWEEN = auto()
@@ -77,7 +77,7 @@ class WeightedSharpness(Merge):
     needs_gradient_at_weights = True
 
     def __init__(self, gamma: float) -> None:
-        self.gamma = numbers.share("gamma", gamma, zero=True)
+        self.gamma = numbers.fraction("gamma", gamma, zero=True)
 
     def perturbed(self, params: Sequence[Tensor], at_weights: Gradients) -> None:
         _, at_perturbed, plain = _both_gradients(params, at_weights)
@@ -176,6 +176,6 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _finite_ratio(a: Tensor, b: Tensor) -> Tensor:
-    """The same, and 0 where the gradients are finite but their products are too large: no NaN from finite gradients."""
+    """a/b, and 0 where b is 0 or the products of finite gradients are too large: no NaN from finite gradients."""
     ratio = _ratio(a, b)
     return torch.where(ratio.isfinite(), ratio, 0.0)

@@ -48,7 +48,7 @@ def count(name: str, value: Any, of: str) -> int:
     return int(value)
 
 
-def share(name: str, value: Any, *, zero: bool) -> float:
+def fraction(name: str, value: Any, *, zero: bool) -> float:
     """A number in [0, 1) or, without zero, in (0, 1]."""
     if not (is_number(value) and (0 <= value < 1 if zero else 0 < value <= 1)):
         raise ValueError(f"{name} must lie in {'[0, 1)' if zero else '(0, 1]'}, got {value!r}")

@@ -281,7 +281,7 @@ class RandomTensors(Drawing):
 
     def __init__(self, inner: Perturbation, beta: float) -> None:
         super().__init__(inner)
-        self.beta = numbers.share("beta", beta, zero=False)
+        self.beta = numbers.fraction("beta", beta, zero=False)
         self._captured = False
         self._dropped: list[Tensor] = []
         self._frozen: list[Tensor] = []
@@ -364,16 +364,16 @@ class RandomStart(Drawing):
 
 
 class WithMean(Around):
-    """A perturbation that keeps a running mean of the ascent gradients, m ← (1 − θ) m + θ g with θ = `share`.
+    """A perturbation that keeps a running mean of the ascent gradients, m ← (1 − θ) m + θ g.
 
     The mean begins as a parameter's first gradient. A gradient whose norm is not finite is not remembered. After a
     step whose second pass raised, the mean includes the gradient of the first: to take it back exactly would take one
     more copy of the weights.
     """
 
-    def __init__(self, inner: Perturbation, share: float) -> None:
+    def __init__(self, inner: Perturbation, theta: float) -> None:
         super().__init__(inner)
-        self._share = share
+        self._theta = theta
 
     def __call__(self, buckets: Sequence[Bucket]) -> Tensor:
         assert self.memory is not None
@@ -382,9 +382,9 @@ class WithMean(Around):
             means, counts = self.memory.of("mean", bucket.owners), self.memory.counts("finite", bucket.owners)
             here = finite.to(means[0].device)
             seen = torch.stack(counts)
-            shares = torch.full_like(seen, self._share).masked_fill_(seen == 0, 1.0)  # the first gradient is whole
+            thetas = torch.full_like(seen, self._theta).masked_fill_(seen == 0, 1.0)  # the first gradient is whole
             torch._foreach_add_(counts, [here.to(seen.dtype)] * len(counts))
-            self._redirect(bucket.gradients, means, [*shares.unbind()], here)
+            self._redirect(bucket.gradients, means, [*thetas.unbind()], here)
         return self.inner(buckets)
 
     def _redirect(self, gradients: list[Tensor], means: list[Tensor], shares: list[Tensor], finite: Tensor) -> None:
@@ -402,7 +402,7 @@ class MinusMean(WithMean):
     """
 
     def __init__(self, inner: Perturbation, sigma: float, decay: float) -> None:
-        self.decay = numbers.share("decay", decay, zero=True)
+        self.decay = numbers.fraction("decay", decay, zero=True)
         self.sigma = numbers.non_negative("sigma", sigma)
         super().__init__(inner, 1 - self.decay)
 
@@ -419,7 +419,7 @@ class AlongMean(WithMean):
     """VaSSO: ascend the running mean of the gradients, d ← (1 − θ) d + θ g; ε = ρ d/‖d‖. θ = 1 is SAM, bit for bit."""
 
     def __init__(self, inner: Perturbation, theta: float) -> None:
-        self.theta = numbers.share("theta", theta, zero=False)
+        self.theta = numbers.fraction("theta", theta, zero=False)
         super().__init__(inner, self.theta)
 
     def _redirect(self, gradients: list[Tensor], means: list[Tensor], shares: list[Tensor], finite: Tensor) -> None:

@@ -123,7 +123,7 @@ class MostSensitive(Plan):
     """
 
     def __init__(self, gamma: float) -> None:
-        self.gamma = numbers.share("gamma", gamma, zero=False)
+        self.gamma = numbers.fraction("gamma", gamma, zero=False)
         self.chooses = self.needs_scores_of_ascent = gamma < 1
 
     def for_descent(self, batch: Batch, before: Tensor | None, look: Look) -> Batch:

@@ -437,7 +437,9 @@ def refuse_join_and_zero_redundancy():
     model, optimizer = build_replicas("SAM")
     x, y = (ranks.mine(t) for t in data(0))
     before = weights_of(model)
-    refused = pytest.raises(RuntimeError, match=r"join\(\) stands in for a rank.*Give all ranks as many batches")
+    refused = pytest.raises(
+        RuntimeError, match=r"join\(\) stands in for a rank.*Give every rank the same number of batches"
+    )
     with refused, model.join():
         optimizer.minimize(x, y, accumulate=2)
     assert_identical(before, weights_of(model))

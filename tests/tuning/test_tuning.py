@@ -437,8 +437,8 @@ def test_ties_in_accuracy_are_broken_by_the_lower_loss_and_then_by_the_smaller_r
     assert len({statistics.fmean(every) for every in accuracies.values()}) == 2
     found = judged(accuracies, {0.05: [2.0, 2.0, 2.0], 0.1: [1.0, 2.0, 2.0], 0.2: [1.0, 2.0, 2.0]})
     assert found.rho == 0.1
-    assert "ρ = 0.05 and 0.2 came to the same, with no lower loss." in found.remarks[0]
-    assert "came to the same" not in judged({0.05: [0.1, 0.3], 0.1: [0.2, 0.1]}).remarks[0]
+    assert "ρ = 0.05 and 0.2 had the same accuracy, and no lower loss." in found.remarks[0]
+    assert "had the same accuracy" not in judged({0.05: [0.1, 0.3], 0.1: [0.2, 0.1]}).remarks[0]
 
 
 # What cannot be distinguished.
@@ -530,7 +530,7 @@ def test_repeats_in_which_nothing_was_random_count_as_one():
     found = sweep(mlp().eval(), rhos=(0, 0.1, 3.0), epochs=5, repeats=3)
     assert len(set(found.best.losses)) == 1
     assert found.indistinguishable is None
-    assert "All repeats came to the same" in str(found)
+    assert "All repeats gave the same results" in str(found)
     assert sweep(mlp(), train=loader(), repeats=3).indistinguishable is not None
 
 

@@ -57,7 +57,7 @@ class Branch:
         return loss
 
     def like_captured(self, batch: Sequence[Any]) -> Tensor:
-        """The same with the numbers of a captured step, so that both round alike."""
+        """Run the step with the numbers of a captured one, so that both round alike."""
 
         def step() -> Tensor:
             self.fit_state()

@@ -193,7 +193,7 @@ class CapturedSteps:
                 raise  # other ranks may have enough, and would replay what this one runs eagerly
             self.eager_because = f"there is not enough memory for a captured step: {str(error).splitlines()[0]}"
         except DrawsOnHostError:
-            self.eager_because = "the step draws random numbers on the host, which a graph would draw once and for all"
+            self.eager_because = "the step draws random numbers on the host, which a graph would repeat in every step"
         if self.eager_because is not None:
             self.reset()
             self._warn_once(f"{self.eager_because} – every step runs eagerly from now on")

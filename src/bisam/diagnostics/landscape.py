@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bisam.diagnostics.arguments import Data, Progress, check_count
-from bisam.diagnostics.passes import Look, Probe
+from bisam.diagnostics.passes import PassResult, Probe
 from bisam.objectives import Objective
 
 Values = list[float] | list[list[float]]
@@ -73,6 +73,6 @@ def surface(
     )
 
 
-def _errors(line: Sequence[Look]) -> list[float] | None:
+def _errors(line: Sequence[PassResult]) -> list[float] | None:
     errors = [there.error for there in line]
     return [error for error in errors if error is not None] if None not in errors else None

@@ -1,4 +1,4 @@
-"""Passes over data with a model held still: it is moved, run and differentiated, and comes back as it was."""
+"""Passes over data at moved weights: the model is run, differentiated and restored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bisam.tensors.snapshot import BufferSnapshot, RandomState, Snapshot, forget
 
 
 @dataclass
-class Look:
+class PassResult:
     """What one pass over the data saw."""
 
     loss: float
@@ -42,7 +42,7 @@ class Look:
 
 
 class Probe:
-    """A model held still: moved, run and differentiated, and as it was when the `with` ends, however it ends.
+    """Moves, runs and differentiates a model. Leaving the `with` restores it, also after an error.
 
     Vectors are flat, of all parameters that require gradients in their order, in float32 or wider, on the device of the
     first. The weights are written to behind autograd's back: they will be the same bits again when a graph that waits
@@ -121,7 +121,7 @@ class Probe:
         for module, training in self._modes:
             module.training = training
 
-    def look(self, offset: Tensor | None = None, *, gradient: bool = False) -> Look:
+    def look(self, offset: Tensor | None = None, *, gradient: bool = False) -> PassResult:
         """The loss and what goes with it at w + offset."""
         self._move(offset)
         loss, ascended, bound = Mean(self.objective), Mean(self.ascent), Mean(self.ascent)
@@ -145,7 +145,7 @@ class Probe:
                 predicted.add(output, batch.y)
         if gradient:
             slope /= ascended.divisor
-        return Look(
+        return PassResult(
             loss=loss.value,
             ascended=ascended.value,
             bound=None if lower is None else bound.value,

@@ -1,4 +1,4 @@
-"""What adds up over batches to that of all samples together: objectives, and which samples are classified correctly."""
+"""Totals over batches: the mean of an objective, and which samples are classified correctly."""
 
 from __future__ import annotations
 

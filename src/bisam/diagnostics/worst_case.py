@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bisam.diagnostics.arguments import Data, Progress, check_count, check_radius
-from bisam.diagnostics.passes import Look, Probe, length, unit
+from bisam.diagnostics.passes import PassResult, Probe, length, unit
 from bisam.objectives import Objective
 
 
@@ -135,7 +135,7 @@ def _into_ball(point: Tensor, rho: float) -> Tensor:
     return point * torch.where(norm > rho, rho / norm, 1.0)
 
 
-def _count_flips(before: Look, after: Look) -> int | None:
+def _count_flips(before: PassResult, after: PassResult) -> int | None:
     if before.right is None or after.right is None or before.labels is None or after.labels is None:
         return None
     if not torch.equal(before.labels, after.labels):

@@ -160,7 +160,7 @@ class Moves(Wrapper):
         return self.stop is not None and self._steps >= self.stop
 
     def _turn(self) -> Turn:
-        """What the next step is."""
+        """Whether the next step perturbs, is left out by `every`, or is the base optimizer's."""
         self._complete_groups()
         if self.has_stopped or all_zero(self.base.param_groups):
             return Turn.PLAIN

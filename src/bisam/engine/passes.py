@@ -347,7 +347,7 @@ class TwoPasses(Moves):
                 bucket.weights = self._weights.copies_of(bucket.owners)
             self.criterion.telemetry._ascent_norms.append(self.perturbation(buckets))
             for bucket in buckets:
-                _ = bucket.gradients  # multiplied by what the perturbation left to multiply by
+                bucket.settle()
             perturbed = {of_name[owner] for bucket in buckets for owner in bucket.owners}
             left_out = [value for name, value in gradient.items() if name not in perturbed]
             if left_out:

@@ -32,7 +32,7 @@ class Replay:
 
     @property
     def turn(self) -> Turn:
-        """What the next step is."""
+        """Whether the next step perturbs, is left out by `every`, or is the base optimizer's."""
         return self.optimizer._turn()
 
     @property

@@ -1,8 +1,8 @@
 """The closed form as Triton kernels: one pass over the logits for Q, one more for its gradient, nothing in between.
 
-The value's pass keeps two numbers of each row: S, and Σ_{j≠y} w_j φ′(F_j), which is what the label's own entry of the
-gradient takes back. So the gradient's pass is elementwise; it recomputes the terms from the logits, which is cheaper
-than to store them. Half-precision logits are read as they are and computed with in float32. A label outside of
+The value's pass keeps two numbers of each row: S, and Σ_{j≠y} w_j φ′(F_j), the negative of the
+gradient's entry of the label. So the gradient's pass is elementwise; it recomputes the terms from the logits, which is
+cheaper than to store them. Half-precision logits are read as they are and computed with in float32. A label outside of
 0 … K − 1 that is not `ignore_index` makes the value NaN; torch's cross entropy would stop the device.
 """
 
@@ -74,7 +74,7 @@ def _value_kernel(
     values,
     shares,
     sums,
-    takes_back,
+    other_slopes,
     stride,
     rows,
     classes,
@@ -103,7 +103,7 @@ def _value_kernel(
     if HAS_WEIGHTS:
         share *= tl.load(class_weights + label, mask=counted & (label >= 0) & (label < classes), other=0.0).to(WIDE)
     tl.store(sums + row, total, mask=inside)
-    tl.store(takes_back + row, back, mask=inside)
+    tl.store(other_slopes + row, back, mask=inside)
     tl.store(shares + 1 + row, share, mask=inside)
     tl.store(values + row, tl.where(counted, tl.log(total) / MU * share, 0.0), mask=inside)
 
@@ -128,7 +128,7 @@ def _gradient_kernel(
     labels,
     shares,
     sums,
-    takes_back,
+    other_slopes,
     upstream,
     gradient,
     stride,
@@ -153,7 +153,7 @@ def _gradient_kernel(
         factor *= tl.load(upstream).to(WIDE)
     if IS_MEAN:
         factor /= tl.load(shares)
-    back = tl.load(takes_back + row, mask=inside, other=0.0)
+    back = tl.load(other_slopes + row, mask=inside, other=0.0)
     column = tl.program_id(1) * CLASS_TILE + tl.arange(0, CLASS_TILE)
     exists = inside[:, None] & (column < classes)[None, :]
     z = tl.load(start[:, None] + column[None, :], mask=exists, other=0.0).to(WIDE)
@@ -188,7 +188,7 @@ class Fused:
         rows, classes = logits.shape
         logits, labels = _by_row(logits), labels.contiguous()
         wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        values, sums, takes_back = (logits.new_empty(rows, dtype=wide) for _ in range(3))
+        values, sums, other_slopes = (logits.new_empty(rows, dtype=wide) for _ in range(3))
         shares = logits.new_empty(1 + rows, dtype=wide)  # their sum first
         row_tile, class_tile, warps = _tiles(classes, largest=4096)
         _value_kernel[(triton.cdiv(rows, row_tile),)](
@@ -198,7 +198,7 @@ class Fused:
             values,
             shares,
             sums,
-            takes_back,
+            other_slopes,
             logits.stride(0),
             rows,
             classes,
@@ -210,11 +210,11 @@ class Fused:
             num_warps=warps,
         )
         value = values if formula.reduction == "none" else _summed(values, shares, is_mean=formula.reduction == "mean")
-        return value, (shares, sums, takes_back) if keep else ()
+        return value, (shares, sums, other_slopes) if keep else ()
 
     @_on_its_device
     def gradient(self, formula: Formula, logits: Tensor, labels: Tensor, saved: Saved, upstream: Tensor) -> Tensor:
-        shares, sums, takes_back = saved
+        shares, sums, other_slopes = saved
         rows, classes = logits.shape
         logits, labels = _by_row(logits), labels.contiguous()
         gradient = torch.empty((rows, classes), dtype=logits.dtype, device=logits.device)
@@ -224,7 +224,7 @@ class Fused:
             labels,
             shares,
             sums,
-            takes_back,
+            other_slopes,
             upstream.contiguous(),
             gradient,
             logits.stride(0),

@@ -50,7 +50,7 @@ def norm_of(buckets: Iterable[list[Tensor]]) -> Tensor:
 
 
 def norm(tensors: Iterable[Tensor]) -> Tensor:
-    """The same of tensors of any kinds."""
+    """‖·‖₂ of tensors of any devices and types."""
     return norm_of(by_kind(tensors))
 
 
@@ -143,6 +143,10 @@ class Bucket:
             torch._foreach_mul_(self.unsettled, self.factor.to(self.unsettled[0].device))
         self.factor = None
         return self.unsettled
+
+    def settle(self) -> None:
+        """Multiply the gradients by what `multiply` was given, now."""
+        _ = self.gradients
 
     def move(self) -> None:
         """Add the gradients to the parameters: ε to w."""

@@ -232,7 +232,8 @@ def _refuse_join(replicas: Sequence[nn.parallel.DistributedDataParallel]) -> Non
         raise RuntimeError(
             "DistributedDataParallel.join() stands in for a rank that has run out of batches only where gradients are "
             "averaged during a pass, and this step averages after its passes: it has several closures, accumulate=, "
-            "micro_batch= or find_unused_parameters=True. Give all ranks as many batches, or step with whole ones"
+            "micro_batch= or find_unused_parameters=True. Give every rank the same number of "
+            "batches, or remove these options"
         )
 
 

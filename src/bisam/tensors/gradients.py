@@ -27,7 +27,7 @@ def take(params: Sequence[Tensor], *, copied: bool = False) -> Gradients:
 
 
 def owned(gradients: Gradients) -> Gradients:
-    """The same, copied where they are a part of larger memory: a later closure may clear all of it."""
+    """Clone gradients that are a part of larger memory, all of which a later closure may clear."""
     return [gradient.clone() if gradient is not None and _is_part(gradient) else gradient for gradient in gradients]
 
 
@@ -38,8 +38,9 @@ def _is_part(gradient: Tensor) -> bool:
 
 
 def apart(gradients: Gradients) -> Gradients:
-    """The same, each in memory of its own: autograd may leave views of one tensor in the `.grad` of two parameters
-    that are added up. Scaled in place, both would be scaled twice.
+    """Clone gradients that share memory with an earlier one, so that scaling in place scales each once.
+
+    Autograd may leave views of one tensor in the `.grad` of two parameters that are added up.
     """
     if torch.compiler.is_compiling():
         return gradients
@@ -56,7 +57,7 @@ def apart(gradients: Gradients) -> Gradients:
 
 
 def placed(params: Sequence[Tensor], gradients: Gradients) -> Gradients:
-    """The same, those of DTensors divided as the parameters are.
+    """Redistribute gradients that are DTensors to the placements of their parameters.
 
     Tensor parallelism leaves gradients whose ranks hold parts of a sum: what follows is computed from each rank's own.
     """
@@ -161,7 +162,7 @@ def mark(params: Iterable[Tensor], *, zeros: bool = False) -> None:
 
 
 def mark_tensors(found: Iterable[Tensor | None], *, zeros: bool = False) -> None:
-    """The same for gradients that are at hand."""
+    """Mark these gradients as those of the last step, or as zeros: see `mark`."""
     for gradient in found:
         if gradient is not None:
             setattr(gradient, _ZEROS if zeros else _MARK, _version(gradient))

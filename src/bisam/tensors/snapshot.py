@@ -45,7 +45,7 @@ class Snapshot:
         self._by_owner: dict[Tensor, Tensor] = {}
 
     def save(self, tensors: Sequence[Tensor], owners: Sequence[Tensor] = ()) -> None:
-        """Copy the tensors; `owners`, whose shards they may be, are the keys of `copies_of`."""
+        """Copy the tensors. `copies_of` finds a copy by its owner: the parameter, or the DTensor of the shard."""
         if not _alike(self.copies, tensors):
             self.copies = []  # freed before the new ones are allocated
             self.copies = [torch.empty_like(tensor) for tensor in tensors]

@@ -85,7 +85,7 @@ class RhoSweep:
         choice = f"ρ = {self.rho:g} has the best mean accuracy, {best} %, after {self.steps} steps, {times}"
         others = [point for point in self.points if point is not self.best and not point.diverged]
         ties = [point.rho for point in others if _rounded(point) == _rounded(self.best)]
-        return f"{choice}. ρ = {_listed(ties)} came to the same, with no lower loss." if ties else f"{choice}."
+        return f"{choice}. ρ = {_listed(ties)} had the same accuracy, and no lower loss." if ties else f"{choice}."
 
     def _scatter(self) -> str:
         if self.repeats == 1:
@@ -95,7 +95,7 @@ class RhoSweep:
         equal = self.indistinguishable
         if equal is None:
             return (
-                "All repeats came to the same, so nothing is known of the scatter. If nothing in them was random, pass "
+                "All repeats gave the same results, so the scatter is unknown. If nothing in them was random, pass "
                 "a DataLoader that shuffles, or a function that makes the model."
             )
         if equal:
