@@ -140,10 +140,21 @@ METHODS: dict[str, Method] = {
 
 
 def find_method(name: str) -> Method:
-    """The method of that name; ValueError with the names that there are if there is none."""
+    """The method of that name; ValueError with the names that there are, or those of the class that is meant.
+
+    >>> find_method("FriendlySAM")
+    Traceback (most recent call last):
+    ValueError: unknown method 'FriendlySAM': use fsam
+    """
     if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}: {suggestion(name, METHODS, cutoff=0.4)}")
+        of_class = [one for one, variant in VARIANTS.items() if _class_name(variant) == name.lower()]
+        remedy = f"use {' or '.join(of_class)}" if of_class else suggestion(name, METHODS, cutoff=0.6)
+        raise ValueError(f"unknown method {name!r}: {remedy}")
     return METHODS[name]
+
+
+def _class_name(variant: Any) -> str:
+    return str(getattr(variant, "func", variant).__name__).lower()
 
 
 def title_of(name: str) -> str:
