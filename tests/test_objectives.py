@@ -334,7 +334,7 @@ LABELS = torch.zeros(4, dtype=torch.long)
 @pytest.mark.parametrize(
     ("logits", "target", "error", "message"),
     [
-        (torch.randn(4, 1), LABELS, ValueError, r"shape \(4, 1\)\. For two .*; for a regression use SAM"),
+        (torch.randn(4, 1), LABELS, ValueError, r"shape \(4, 1\)\. For two .*; for a regression give SAM another loss"),
         (torch.randn(4, 3), LABELS + 3, IndexError, r"labels must lie in 0 … 2.* got labels from 3 to 3"),
         (torch.randn(4, 3), LABELS - 1, IndexError, r"labels must lie in 0 … 2.* got labels from -1 to -1"),
         (torch.randn(4, 3), LABELS.float(), TypeError, r"float32 of shape \(4,\).*pass target.long\(\)"),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bisam.lab import records, spec
-from bisam.lab.config import Config, refuse_without_effect
+from bisam.lab.config import Config
 from bisam.lab.data.sources import Source
 from bisam.lab.methods import uses
 from bisam.lab.recipes import Recipe
@@ -44,7 +44,6 @@ def jobs_of(
         for (row, _), config in recipe.cells.items():
             own = replace(config, seed=seed)
             changed = own.with_changes({name: text for name, text in changes.items() if uses(own.method, name)})
-            refuse_without_effect(changes, changed)
             changed = ranks.adapted(changed)
             name = folder_name(row, own, changed)
             if rows.setdefault(name, row) != row:
