@@ -1,5 +1,6 @@
 """Options and models that would train wrongly without an error: warned about once, or refused."""
 
+import gc
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -58,6 +59,12 @@ def test_a_step_by_hand_that_is_abandoned_leaves_no_hook():
     optimizer.criterion(model(batch()[0]), batch()[1]).backward()
     optimizer.ascend()
     optimizer.restore()
+    assert not nn.modules.module._global_forward_pre_hooks
+    optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer.criterion(model(batch()[0]), batch()[1]).backward()
+    optimizer.ascend()
+    del optimizer
+    gc.collect()
     assert not nn.modules.module._global_forward_pre_hooks
 
 

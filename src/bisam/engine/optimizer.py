@@ -7,6 +7,7 @@ What a step does in detail is in `passes.py`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypedDict
@@ -301,6 +302,7 @@ class SharpnessAware(TwoPasses):
         self._ascend(_own_gradients(params))
         if self.model is None and not self._has_watched_buffers:
             self._has_watched_buffers, self._buffer_watch = True, WatchBuffers()  # of the second pass
+            weakref.finalize(self, self._buffer_watch.stop)  # a step may be abandoned with its optimizer
         self._others = self._parameters_of_others()
         gradients.take([*params, *self._others])  # another optimizer steps with those of the descent
 
