@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bisam import numbers
-from bisam.tensors.buckets import Bucket, is_zero, norm_of
+from bisam.tensors.buckets import Bucket, is_zero, norm_of, widest
 from bisam.tensors.memory import Memory
 
 _LEAST_NORM = 1e-30
@@ -410,7 +410,8 @@ class MinusMean(WithMean):
         torch._foreach_sub_(gradients, means, alpha=self.sigma)
         # λ m + (1 − λ) g, from g − σ m, which is all that is left of g; an overflow is not remembered
         kept = self.decay + (1 - self.decay) * self.sigma
-        torch._foreach_mul_(means, torch.full_like(finite, kept, dtype=torch.float64).masked_fill_(~finite, 1.0))
+        factor = torch.full_like(finite, kept, dtype=widest(finite.device)).masked_fill_(~finite, 1.0)
+        torch._foreach_mul_(means, factor)
         for mean, gradient, share in zip(means, gradients, shares, strict=True):  # `where` has no foreach form
             mean.addcmul_(torch.where(finite, gradient, 0.0), share)
 

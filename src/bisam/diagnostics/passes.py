@@ -18,7 +18,7 @@ from bisam.diagnostics.tally import CountedPredictions, Mean, scalar
 from bisam.engine.criterion import Criterion
 from bisam.objectives import CrossEntropy, LowerBound, Objective, logits_of
 from bisam.plan import Batch
-from bisam.tensors.buckets import is_sharded
+from bisam.tensors.buckets import is_sharded, widest
 from bisam.tensors.snapshot import BufferSnapshot, RandomState, Snapshot, forget_derived
 
 
@@ -268,5 +268,5 @@ def unit(vector: Tensor) -> Tensor:
 
 
 def length(vector: Tensor) -> Tensor:
-    """‖v‖, in float64: float32 holds no square of a number above 1e19 or below 1e-23. MPS has no float64."""
-    return vector.norm(dtype=None if vector.device.type == "mps" else torch.float64)
+    """‖v‖, in float64: float32 holds no square of a number above 1e19 or below 1e-23."""
+    return vector.norm(dtype=widest(vector.device))

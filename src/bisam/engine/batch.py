@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from bisam.engine.checks import Closure
 from bisam.engine.criterion import Criterion, Pass
 from bisam.engine.objective_options import ignored, per_sample, shares
-from bisam.engine.work import Given
 from bisam.objectives import Objective, logits_of
 from bisam.plan import Batch, Plan
 from bisam.tensors.snapshot import forget_derived
@@ -120,7 +119,3 @@ class Planned:
         else:
             self.runner.criterion.current = Pass.DESCENT_OBSERVED
         return scores
-
-
-Work = Given | Planned
-"""The samples that share one ε, as closures for each pass, whose gradients add up."""

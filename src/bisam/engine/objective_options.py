@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bisam.objectives import LowerBound, Objective, as_target, label_weights, lower_bound
+from bisam.tensors.buckets import widest
 
 _FUNCTIONS = (F.cross_entropy, F.nll_loss, lower_bound)
 _OF_SEVERAL_LABELS = (nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss, nn.SoftMarginLoss)
@@ -83,8 +84,8 @@ def divisor(objective: Objective, target: Any) -> float | Tensor:
     if ignore_index is None or target.is_floating_point():
         classes = target.shape[1] if target.dim() > 1 and is_of_labels(objective) else 1
         return target.numel() / classes
-    exact = torch.float32 if target.device.type == "mps" else torch.float64  # 1/3 of a batch is a third in float64 too
-    return label_weights(target, class_weights(objective), ignore_index).sum(dtype=exact)
+    kept = label_weights(target, class_weights(objective), ignore_index)
+    return kept.sum(dtype=widest(target.device))  # 1/3 of a batch is a third in float64 too
 
 
 def ignored(objective: Objective, target: Tensor) -> Tensor | None:

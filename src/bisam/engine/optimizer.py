@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bisam import numbers
-from bisam.engine.batch import Planned, Runner, Work
+from bisam.engine.batch import Planned, Runner
 from bisam.engine.checks import (
     Closure,
     Start,
@@ -43,7 +43,7 @@ from bisam.engine.combined import Base, combine, leaves
 from bisam.engine.criterion import Criterion, Pass, Phase
 from bisam.engine.objective_options import shares
 from bisam.engine.passes import TwoPasses
-from bisam.engine.work import Given
+from bisam.engine.work import Given, Work
 from bisam.engine.wrapper import parts_of
 from bisam.merge import Merge, Turn
 from bisam.objectives import Objective

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bisam.engine.batch import Planned, Work, are_equal_batches, precision
+from bisam.engine.batch import Planned, are_equal_batches, precision
 from bisam.engine.checks import (
     FRAMEWORKS,
     Closure,
@@ -32,7 +32,7 @@ from bisam.engine.closure_weights import ClosureWeights
 from bisam.engine.criterion import Pass
 from bisam.engine.moves import Moves
 from bisam.engine.vectorized import Vectorized
-from bisam.engine.work import Given
+from bisam.engine.work import Given, Work
 from bisam.merge import Turn
 from bisam.tensors import gradients, scaling
 from bisam.tensors.gradients import Gradients

@@ -1,4 +1,4 @@
-"""Closures that the user gave, as the work of a step."""
+"""What a step runs: the samples that share one ε, as closures for each pass."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from bisam.engine.batch import Planned
 from bisam.engine.checks import Closure
 
 
@@ -27,3 +28,7 @@ class Given:
         return self.closures
 
     descent = plain = ascent
+
+
+Work = Given | Planned
+"""The samples that share one ε, as closures for each pass, whose gradients add up."""

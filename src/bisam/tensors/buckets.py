@@ -54,6 +54,11 @@ def norm(tensors: Iterable[Tensor]) -> Tensor:
     return norm_of(by_kind(tensors))
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """The widest floating-point type of a device: MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Cut so that each list can be one foreach operation."""
     kinds: dict[tuple[Any, ...], list[Tensor]] = {}
@@ -129,7 +134,7 @@ class Bucket:
         elif isinstance(factor, Tensor):
             self.factor = factor
         else:  # made on the device: a graph cannot copy it there
-            self.factor = torch.full((), factor, dtype=torch.float64, device=self.params[0].device)
+            self.factor = torch.full((), factor, dtype=widest(self.params[0].device), device=self.params[0].device)
 
     @property
     def states(self) -> list[Mapping[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -132,12 +133,24 @@ class RandomState:
 
     def __init__(self, devices: set[torch.device]) -> None:
         self._cpu = torch.get_rng_state()
-        self._devices = {d: torch.cuda.get_rng_state(d) for d in devices if d.type == "cuda"}
+        self._devices = {device: _generator_state(device) for device in devices if device.type not in ("cpu", "meta")}
 
     def restore(self) -> None:
         torch.set_rng_state(self._cpu)
         for device, state in self._devices.items():
-            torch.cuda.set_rng_state(state, device)
+            module: Any = torch.get_device_module(device)
+            module.set_rng_state(state, *_named(device))
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    module: Any = torch.get_device_module(device)
+    state: Tensor = module.get_rng_state(*_named(device))
+    return state
+
+
+def _named(device: torch.device) -> list[torch.device]:
+    """The device as an argument: MPS has one, whose functions take none."""
+    return [] if device.type == "mps" else [device]
 
 
 def _differ(current: dict[str, Tensor | None], saved: dict[str, Tensor | None]) -> bool:

@@ -19,7 +19,7 @@ from bisam.engine.objective_options import setting
 from bisam.engine.optimizer import SharpnessAware
 from bisam.objectives import as_target, correct, logits_of
 from bisam.plan import Batch
-from bisam.tensors.buckets import full
+from bisam.tensors.buckets import full, widest
 from bisam.tuning.randomness import Randomness
 
 MakeOptimizer = Callable[[Any, float], SharpnessAware]
@@ -165,7 +165,7 @@ class _Pairing:
 
 def _signature(target: Tensor) -> Tensor:
     """One number that another order, or other labels, would change."""
-    exact = torch.float32 if target.device.type == "mps" else torch.float64
+    exact = widest(target.device)
     places = torch.arange(1, target.numel() + 1, dtype=exact, device=target.device)
     return (target.detach().flatten().to(exact) * places).sum() + target.numel()
 
