@@ -87,30 +87,34 @@ def evidence_table(found: Collection) -> str:
         for one in summary.comparisons(result_table)
     }
     rows = []
-    shown: dict[str, list[tuple[str, Difference]]] = {"BiSAM with SAM": [], "SAM with its base": []}
+    compared: dict[str, list[tuple[str, Difference]]] = {"BiSAM with SAM": [], "SAM with its base": []}
     for title, table, row in EVIDENCE:
         of_row = {method: gaps[table, row, method] for method in EVIDENCE_METHODS if (table, row, method) in gaps}
         if of_row:
             for method, gap in of_row.items():
-                shown["SAM with its base" if method == "sam" else "BiSAM with SAM"].append((title, gap))
+                pair = "SAM with its base" if method == "sam" else "BiSAM with SAM"
+                compared[pair].append((f"{title}: {EVIDENCE_METHODS[method].split(' − ')[0]}", gap))
             few, many = (pick(gap.runs[0] for gap in of_row.values()) for pick in (min, max))
             cells = [_beside(of_row.get(method)) for method in EVIDENCE_METHODS]
             rows.append([title, *cells, str(few) if few == many else f"{few} to {many}"])
-    counts = " ".join(_resolved_by_chance(what, of) for what, of in shown.items() if of)
+    counts = "\n".join(_resolved_by_chance(pair, gaps) for pair, gaps in compared.items() if gaps)
     return f"{markdown(['trained on', *EVIDENCE_METHODS.values(), 'seeds'], rows)}\n\n{counts}"
 
 
-def _resolved_by_chance(what: str, gaps: list[tuple[str, Difference]]) -> str:
+def _resolved_by_chance(pair: str, gaps: list[tuple[str, Difference]]) -> str:
     """How many differences are resolved, how many would be if none existed, and which are with Holm's correction."""
     tested = [(title, gap, p) for title, gap in gaps if (p := gap.p_value) is not None]
     resolved = sum(gap.resolved for _, gap, _ in tested)
     survive = holm([p for _, _, p in tested])
-    names = [title for (title, _, _), survives in zip(tested, survive, strict=True) if survives]
-    still = f"{len(names)} still {'do' if len(names) > 1 else 'does'}: {'; '.join(names)}" if names else "none does"
+    names = [
+        f"{title} {'above' if gap.mean > 0 else 'below'}"
+        for (title, gap, _), survives in zip(tested, survive, strict=True)
+        if survives
+    ]
     by_chance = len(tested) * (1 - LEVEL)
     return (
-        f"Of the {len(tested)} intervals that compare {what}, {resolved} exclude 0. If there were no differences, "
-        f"about {by_chance:.1f} would by chance. Corrected for {len(tested)} comparisons (Holm), {still}."
+        f"- **{pair}**: {resolved} of {len(tested)} intervals exclude 0; if there were no differences, about "
+        f"{by_chance:.1f} would by chance. With Holm's correction, which allows for that: {'; '.join(names) or 'none'}."
     )
 
 

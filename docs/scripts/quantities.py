@@ -8,7 +8,7 @@ A cell means the test accuracy of its runs, or what follows an @, which a second
 `@last` and `@validation` are other accuracies, `@paper` is what the paper prints, `@seed0` is one run, `@without0` all
 others, `@above30` and `@below30` are the runs that end there.
 
-The difference of a group of rows is the mean of theirs: clean_cifar/bisam-log sam.
+The difference of a group of rows is that of the means over them, seed by seed: clean_cifar/bisam-log sam.
 
 `measured:` and a path is a number of a file of benchmarks/results, or a list of them, which are the runs then:
 measured:bench_h200/epoch/resnet56/speed_up_over_authors. A `*` is each one there, and `_` may be a blank.
@@ -27,13 +27,13 @@ import frontier
 from bisam.lab.recipes import frontier_row
 from bisam.lab.tables import published
 from bisam.lab.tables.cells import Collection, ResultTable
-from bisam.lab.tables.statistics import Difference, Moments, difference, difference_of_means, mean_difference
+from bisam.lab.tables.statistics import Difference, Moments, difference, difference_of_means
 
 GROUPS = {
     "clean_cifar": ["label_noise/0%", "cifar10/vgg19bn", "cifar10/resnet56"],
     "noisy_cifar": ["label_noise/20%", "label_noise/40%", "label_noise/60%"],
 }
-"""Rows whose differences a sentence averages. At 80 % wrong labels some trainings fail: their scatter would decide."""
+"""Rows that a sentence averages over. At 80 % wrong labels some trainings fail: their scatter would decide."""
 
 FRONTIERS = {
     "cifar0": ("frontier", "resnet32", 0.0),
@@ -134,16 +134,29 @@ class Query:
         return Moments(statistics.fmean(values), statistics.stdev(values) if values[1:] else None, len(values))
 
     def gap(self) -> Difference:
-        """Of the first cell − the second; of a group of rows the mean of their differences."""
+        """Of the first cell − the second; of a group of rows that of the seeds' means over them: rows share seeds."""
         group, _, method = self.arguments[0].partition("/")
         if group in GROUPS:
-            of_rows = [[f"{row}/{method}", *self.arguments[1:]] for row in GROUPS[group]]
-            return mean_difference([Query(self.tables, one, self.digits).gap() for one in of_rows])
+            of_rows = [
+                Query(self.tables, [f"{row}/{method}", *self.arguments[1:]], self.digits) for row in GROUPS[group]
+            ]
+            found = difference(*(_means([query.values(place) for query in of_rows]) for place in (0, 1)))
+            assert found is not None
+            return found
         if self.of_paper(0) or self.of_paper(1):
             return difference_of_means(self.moments(0), self.moments(1))
         found = difference(self.values(0), self.values(1))
         assert found is not None
         return found
+
+
+def _means(rows: list[dict[int, float]]) -> dict[int, float]:
+    """The mean over rows of each seed that all of them have.
+
+    >>> _means([{0: 1.0, 1: 2.0}, {0: 3.0}])
+    {0: 2.0}
+    """
+    return {seed: statistics.fmean(row[seed] for row in rows) for seed in rows[0] if all(seed in row for row in rows)}
 
 
 def _measured(path: str) -> list[float]:

@@ -303,9 +303,9 @@ def correct(logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Tens
     """
     dim = _class_dim(logits)
     target = as_target(target)
-    labels = target.argmax(dim) if target.is_floating_point() else target
+    labels = target.argmax(dim) if target.is_floating_point() else target.masked_fill(target == ignore_index, 0)
     largest, predicted = logits.max(dim)
-    return (predicted == labels) & (largest == largest)  # which NaN is not
+    return (predicted == labels) & (_of_label(logits, labels, dim).squeeze(dim) == largest)  # which NaN is not
 
 
 def zero_one_error(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, ignore_index: int = -100) -> Tensor:
@@ -318,8 +318,6 @@ def zero_one_error(logits: Tensor, target: Tensor, *, weight: Tensor | None = No
         0.5
     """
     check_classification(logits, target)
-    if not target.is_floating_point():
-        _of_label(logits, as_target(target).masked_fill(target == ignore_index, 0), _class_dim(logits))  # or raises
     wrong = (~correct(logits, target, ignore_index=ignore_index)).float()
     if target.is_floating_point():  # which no class index can ignore
         share = label_weights(target.argmax(_class_dim(logits)), weight, -100)

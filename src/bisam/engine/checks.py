@@ -273,10 +273,11 @@ def warn_of_labels_ignored_once(criterion: Criterion) -> None:
     """Warn if the descent ignores another label than Q, such as that of padding, which Q would count."""
     ignored = setting(criterion.descent, "ignore_index")
     if isinstance(criterion.ascent, LowerBound) and ignored not in (None, criterion.ascent.ignore_index):
-        warn_caller(
-            f"the descent ignores the label {ignored}, and the ascent {criterion.ascent.ignore_index}: give "
-            f"ascent=bisam.LowerBound(ignore_index={ignored}). Class weights, too, go to both"
-        )
+        ours = criterion.ascent.ignore_index
+        remedy = f"the LowerBound too: ignore_index={ignored}"
+        if ignored == -100:  # the default of both
+            remedy = f"the descent too: descent=torch.nn.CrossEntropyLoss(ignore_index={ours})"
+        warn_caller(f"the descent ignores the label {ignored}, and the ascent {ours}: give it to {remedy}")
 
 
 def warn_of_averaged_ascent() -> None:
@@ -324,18 +325,14 @@ def has_no_reentrant_checkpoint(loss: Tensor) -> bool:
 
 
 class WatchBuffers:
-    """Which modules with batch statistics run in the first step of an optimizer that has no model.
-
-    A momentum of 0, by which some loops keep the second pass from updating them, is no reason to warn.
-    """
+    """Which modules with batch statistics run in the first step of an optimizer that has no model."""
 
     def __init__(self) -> None:
         self._found: set[str] = set()
         self._handle = register_module_forward_pre_hook(self._look)
 
     def _look(self, module: nn.Module, _: Any) -> None:
-        frozen = getattr(module, "momentum", None) == 0.0
-        may_update = module.training and not frozen and not isinstance(module, _WITH_CLASS_WEIGHTS)
+        may_update = module.training and not isinstance(module, _WITH_CLASS_WEIGHTS)
         if may_update and any(buffer.is_floating_point() for buffer in module.buffers(recurse=False)):
             self._found.add(type(module).__name__)
 
@@ -343,8 +340,7 @@ class WatchBuffers:
         if self._found:
             warn_caller(
                 f"{', '.join(sorted(self._found))} may update buffers (batch statistics) in both passes of a step, and "
-                f"without the model {name} cannot bring them back: give it, as in {name}(base, model), or set "
-                "optimizer.model"
+                f"without the model {name} cannot bring them back: give it, as in {name}(base, model)"
             )
 
     def stop(self) -> None:

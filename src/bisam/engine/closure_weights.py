@@ -58,8 +58,9 @@ class ClosureWeights:
 
     def mean(self, values: list[Any]) -> list[Any]:
         """The weighted mean, or sum, of what the closures returned, in a list; the first if they are no numbers."""
-        if not all(isinstance(value, Tensor) or is_number(value) for value in values):
+        if not all(is_number(value) or getattr(value, "ndim", None) == 0 for value in values):
             return values[:1]
+        values = [value if isinstance(value, Tensor) else float(value) for value in values]
         factors = [1.0 if weight is None else weight for weight in self._found]
         weighted = [
             # the mean of a closure whose labels were all ignored is 0/0, and counts for nothing

@@ -103,9 +103,17 @@ class Criterion:
     def ascent(self) -> Objective:
         return self._pair.ascent
 
+    @ascent.setter
+    def ascent(self, _: Objective) -> None:
+        raise AttributeError("an objective cannot be replaced: build a new optimizer, with ascent=")
+
     @property
     def descent(self) -> Objective:
         return self._pair.descent
+
+    @descent.setter
+    def descent(self, _: Objective) -> None:
+        raise AttributeError("an objective cannot be replaced: build a new optimizer, with descent=")
 
     @property
     def bilevel(self) -> bool:

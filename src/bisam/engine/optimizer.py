@@ -7,7 +7,6 @@ What a step does in detail is in `passes.py`.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypedDict
@@ -20,7 +19,6 @@ from bisam.engine.batch import Planned, Runner
 from bisam.engine.checks import (
     Closure,
     Start,
-    WatchBuffers,
     as_closures,
     check_ascent,
     check_base,
@@ -158,8 +156,7 @@ class SharpnessAware(TwoPasses):
         self._has_perturbed = self._has_looked_for_replicas = self._has_warned_of_averaged = False
         self._may_freeze = True
         self._fixed_radii = None
-        self._buffer_watch: WatchBuffers | None = None
-        self._has_watched_buffers = self._has_looked_at_rounding = False
+        self._has_looked_at_rounding = False
         super().__init__(combined)
 
     @property
@@ -300,9 +297,6 @@ class SharpnessAware(TwoPasses):
         if self.criterion.current is Pass.NONE:
             self.criterion.begin()
         self._ascend(_own_gradients(params))
-        if self.model is None and not self._has_watched_buffers:
-            self._has_watched_buffers, self._buffer_watch = True, WatchBuffers()  # of the second pass
-            weakref.finalize(self, self._buffer_watch.stop)  # a step may be abandoned with its optimizer
         self._others = self._parameters_of_others()
         gradients.take([*params, *self._others])  # another optimizer steps with those of the descent
 
@@ -318,7 +312,6 @@ class SharpnessAware(TwoPasses):
             self._bring_back()
         finally:
             self.criterion.finish()
-            self._end_buffer_watch(warn=True)
         self._require_gradients("descend()", "the second backward pass")
         params = self._parameters()
         gradients.put(params, _own_gradients(params))  # to be unscaled and clipped in place
@@ -334,16 +327,8 @@ class SharpnessAware(TwoPasses):
                 self._bring_back()
             finally:
                 self.criterion.finish()
-                self._end_buffer_watch(warn=False)
                 scaling.take_unscaled_state(self.scaler, self)
                 self.zero_grad()
-
-    def _end_buffer_watch(self, *, warn: bool) -> None:
-        watch, self._buffer_watch = self._buffer_watch, None
-        if watch is not None:
-            watch.stop()
-            if warn:
-                watch.warn(type(self).__name__)
 
     @property
     def phase(self) -> Phase:
@@ -435,7 +420,6 @@ class SharpnessAware(TwoPasses):
             **state,
             "_weights": Snapshot(),
             "_buffers": BufferSnapshot(self.model),
-            "_buffer_watch": None,
             "_stale": None,
             "_running": False,
         }

@@ -107,7 +107,7 @@ class TwoPasses(Moves):
         self.criterion.begin(most_calls=math.inf)  # the step ends them
         forget_derived()  # under an autocast of the user's: of the step before
         if gradients.present(params):
-            are_cleared = isinstance(work[0], Planned) or gradients.are_cleared(params)
+            are_cleared = isinstance(work[0], Planned) or gradients.are_cleared(params) or gradients.are_zero(params)
             found = gradients.take(params)
             self._stale = None if are_cleared else found
 
@@ -318,15 +318,12 @@ class TwoPasses(Moves):
     def _check_closure(self, *, is_of_list: bool) -> None:
         """Raise if gradients from before the closure are left in `.grad`, or a closure of a list unscaled its own."""
         if self._stale is not None:
-            if not gradients.are_zero(self._stale):
-                raise RuntimeError(
-                    "step() found gradients from before it, and the closure did not clear them by "
-                    "optimizer.zero_grad(). Gradients cannot be accumulated outside, because the second pass would "
-                    "miss them: give step() a list of closures, one for each micro-batch, or use minimize(x, y, "
-                    "accumulate=n). If they are left over, call zero_grad() first. Inside of a framework that "
-                    f"accumulates see {FRAMEWORKS}"
-                )
-            self._stale = None
+            raise RuntimeError(
+                "step() found gradients from before it, and the closure did not clear them by optimizer.zero_grad(). "
+                "Gradients cannot be accumulated outside, because the second pass would miss them: give step() a list "
+                "of closures, one for each micro-batch, or use minimize(x, y, accumulate=n). If they are left over, "
+                f"call zero_grad() first. Inside of a framework that accumulates see {FRAMEWORKS}"
+            )
         if is_of_list and scaling.is_unscaled(self.scaler, self):
             raise RuntimeError(
                 "a closure of a list has called scaler.unscale_(optimizer), which reaches its own gradients only. "

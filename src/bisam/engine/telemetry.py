@@ -43,14 +43,22 @@ class Observation:
     """What one call of the criterion saw: scalars and masks on their device. Sums are computed when they are read."""
 
     loss: Tensor
-    target: Tensor | None
-    """Labels, or the shape of other targets: what the weight of this part is computed from."""
+    target: Any
+    loss_divisor: float | Tensor = 1.0
     ascent: Tensor | None = None
+    ascent_divisor: float | Tensor = 1.0
     bound: Tensor | None = None
     right: Tensor | None = None
     wrong: Tensor | None = None
     propagated: bool | None = None
     """Whether `backward` has run through the loss; None where that is not noted, as of a compiled criterion."""
+
+    def weigh(self, pair: ObjectivePair) -> None:
+        """Compute the weight of this part. Needed only where there are several parts."""
+        if self.target is not None:
+            self.loss_divisor = objective_options.divisor(pair.descent, self.target)
+            self.ascent_divisor = objective_options.divisor(pair.ascent, self.target)
+            self.target = None
 
     def wait_for_backward(self, loss: Tensor) -> None:
         self.propagated = False
@@ -91,12 +99,12 @@ class Telemetry:
     @property
     def loss(self) -> Tensor | None:
         """The descent's loss (cross entropy) at w."""
-        return _merged(self._pair.descent, [(o.loss, o.target) for o in self._at_weights])
+        return _merged(self._pair.descent, [(o.loss, o.loss_divisor) for o in self._at_weights])
 
     @property
     def perturbed_loss(self) -> Tensor | None:
         """The descent's loss (cross entropy) at w + ε: what the update minimises."""
-        return _merged(self._pair.descent, [(o.loss, o.target) for o in self._at_perturbed])
+        return _merged(self._pair.descent, [(o.loss, o.loss_divisor) for o in self._at_perturbed])
 
     @property
     def surrogate_gap(self) -> Tensor | None:
@@ -107,7 +115,7 @@ class Telemetry:
     @property
     def ascent(self) -> Tensor | None:
         """The ascent's objective at w: Q for the bilevel variants, else the loss."""
-        return _merged(self._pair.ascent, [(o.ascent, o.target) for o in self._at_weights])
+        return _merged(self._pair.ascent, [(o.ascent, o.ascent_divisor) for o in self._at_weights])
 
     @property
     def bound(self) -> Tensor | None:
@@ -116,7 +124,7 @@ class Telemetry:
         None if Q has class weights or the targets are probabilities: the bound is then below another error than
         `error`, which counts each sample once and takes the most probable class as its label.
         """
-        return _merged(self._pair.ascent, [(o.bound, o.target) for o in self._at_weights])
+        return _merged(self._pair.ascent, [(o.bound, o.ascent_divisor) for o in self._at_weights])
 
     @property
     def error(self) -> Tensor | None:
@@ -160,7 +168,8 @@ class Telemetry:
         # cloned: the caller may change the loss in place, such as divide it
         value = loss.detach().clone()
         descent = self._pair.descent(logits, target) if of_ascent and self._pair.bilevel else value
-        observation = Observation(descent, _kept(target))
+        # labels of its own: the caller may put the next part's into the same tensor
+        observation = Observation(descent, target.clone() if _are_labels(target) else target)
         if loss.requires_grad and not torch.compiler.is_compiling():
             observation.wait_for_backward(loss)
         if of_ascent:
@@ -168,6 +177,11 @@ class Telemetry:
         if self._pair.is_classification and isinstance(target, Tensor):
             observation.right, observation.wrong = self._right_and_wrong(logits, target)
         passes.append(observation)
+        if not _are_labels(target):  # of which the shape is enough
+            observation.weigh(self._pair)
+        if len(passes) > 1:
+            for part in passes[-2:]:
+                part.weigh(self._pair)
 
     def _bound_of(self, value: Tensor, logits: Tensor, target: Any) -> Tensor | None:
         ascent = self._pair.ascent
@@ -181,8 +195,7 @@ class Telemetry:
         if target.is_floating_point():
             return right, ~right
         counted = target.long() != ignore_index  # as int64: in uint8, -100 would be class 156
-        right &= counted
-        return right, counted ^ right
+        return right & counted, ~right & counted
 
     def __repr__(self) -> str:
         """The values, which are read from the device for it."""
@@ -200,14 +213,7 @@ def _are_labels(target: Any) -> bool:
     return isinstance(target, Tensor) and not target.is_floating_point()
 
 
-def _kept(target: Any) -> Tensor | None:
-    """Labels of its own, for the caller may put the next part's into the same tensor; of other targets the shape."""
-    if _are_labels(target):
-        return target.clone()
-    return torch.empty_like(target, device="meta") if isinstance(target, Tensor) else None
-
-
-def _merged(objective: Objective, parts: list[tuple[Tensor | None, Tensor | None]]) -> Tensor | None:
+def _merged(objective: Objective, parts: list[tuple[Tensor | None, float | Tensor]]) -> Tensor | None:
     """One value from those of several parts: sums add up, means are weighted by what they were divided by."""
     values = [value for value, _ in parts if value is not None]
     if len(values) != len(parts) or not parts:
@@ -216,7 +222,7 @@ def _merged(objective: Objective, parts: list[tuple[Tensor | None, Tensor | None
         return values[0]
     if objective_options.is_sum(objective):
         return torch.stack(values).sum()
-    divisors = [objective_options.divisor(objective, target) for _, target in parts]
+    divisors = [divisor for _, divisor in parts]
     weighted = [
         # a part in which everything was ignored is 0/0, and counts for nothing
         torch.where(divisor == 0, 0.0, value * divisor) if isinstance(divisor, Tensor) else value * divisor

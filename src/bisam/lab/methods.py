@@ -147,14 +147,14 @@ def find_method(name: str) -> Method:
     ValueError: unknown method 'FriendlySAM': use fsam
     """
     if name not in METHODS:
-        of_class = [one for one, variant in VARIANTS.items() if _class_name(variant) == name.lower()]
+        of_class = [one for one, variant in VARIANTS.items() if name in (own := _class_name(variant), own.lower())]
         remedy = f"use {' or '.join(of_class)}" if of_class else suggestion(name, METHODS, cutoff=0.6)
         raise ValueError(f"unknown method {name!r}: {remedy}")
     return METHODS[name]
 
 
 def _class_name(variant: Any) -> str:
-    return str(getattr(variant, "func", variant).__name__).lower()
+    return str(getattr(variant, "func", variant).__name__)
 
 
 def title_of(name: str) -> str:

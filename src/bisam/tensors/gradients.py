@@ -141,9 +141,9 @@ def _values(param: Tensor) -> Tensor:
     return param.grad.values()
 
 
-def are_zero(gradients: Gradients) -> bool:
-    """Whether all are zeros, as `zero_grad(set_to_none=False)` leaves them. Waits for the device."""
-    found = buckets.locals_of(gradient for gradient in gradients if gradient is not None)
+def are_zero(params: Iterable[Tensor]) -> bool:
+    """Whether all gradients are zeros, as `zero_grad(set_to_none=False)` leaves them. Waits for the device."""
+    found = buckets.locals_of(param.grad for param in params if param.grad is not None)
     if any(gradient.layout is not torch.strided for gradient in found):
         return False
     return not torch.stack([gradient.any().to(found[0].device) for gradient in found]).any()

@@ -133,13 +133,16 @@ class RandomState:
 
     def __init__(self, devices: set[torch.device]) -> None:
         self._cpu = torch.get_rng_state()
-        self._devices = {device: _generator_state(device) for device in devices if device.type not in ("cpu", "meta")}
+        self._devices = {device: _generator_state(device) for device in devices if device.type in _WITH_GENERATORS}
 
     def restore(self) -> None:
         torch.set_rng_state(self._cpu)
         for device, state in self._devices.items():
             module: Any = torch.get_device_module(device)
             module.set_rng_state(state, *_named(device))
+
+
+_WITH_GENERATORS = ("cuda", "xpu", "mps")
 
 
 def _generator_state(device: torch.device) -> Tensor:

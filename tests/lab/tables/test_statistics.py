@@ -16,7 +16,6 @@ from bisam.lab.tables.statistics import (
     difference_of_means,
     holm,
     interval_of_mean,
-    mean_difference,
 )
 
 accuracies = st.floats(0, 100)
@@ -52,22 +51,6 @@ def test_pairs_have_the_interval_of_the_paired_t_test(pairs):
     assert found.mean == pytest.approx(sum(a - b for a, b in pairs) / len(pairs), **EXACT)
     assert (found.paired, found.runs, found.n) == (True, (len(pairs), len(pairs)), f"{len(pairs)} pairs")
     assert found.p_value == pytest.approx(ttest_rel(ours, theirs).pvalue, rel=1e-6)
-
-
-@given(st.lists(accuracies, min_size=2, max_size=6), st.lists(accuracies, min_size=2, max_size=6))
-def test_the_mean_of_two_rows_has_half_the_interval_of_welch_s_t_test_of_their_sum(first, second):
-    assume(has_scatter(first) and has_scatter(second))
-    rows = [difference(dict(enumerate(gaps)), dict.fromkeys(range(len(gaps)), 0.0)) for gaps in (first, second)]
-    found = mean_difference(rows)
-    expected = interval_of(lambda: ttest_ind(first, [-gap for gap in second], equal_var=False))
-    assert (2 * found.low, 2 * found.high) == pytest.approx(expected, **EXACT)
-    assert found.runs[0] == len(first) + len(second)
-
-
-def test_a_row_without_scatter_leaves_the_mean_over_rows_without_an_interval():
-    rows = [difference({0: 1.0, 1: 2.0}, {0: 0.0, 1: 0.5}), difference({0: 1.0, 1: 1.0}, {0: 0.0, 1: 0.0})]
-    found = mean_difference(rows)
-    assert (found.mean, found.low, rows[1].p_value) == (1.125, None, None)
 
 
 @given(st.lists(st.floats(0, 1), max_size=8))

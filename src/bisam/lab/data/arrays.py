@@ -34,7 +34,13 @@ def refuse_other_index(x: Any, y: Any, where: str) -> None:
 def refuse_labels_among_inputs(x: Any, y: Any, where: str) -> None:
     """DataError if x is a data frame that still has the column y: every network would read its labels there."""
     name = getattr(y, "name", None)
-    if has_columns(x) and isinstance(name, str) and name in x.columns and list(x[name]) == list(y):
+    if (
+        has_columns(x)
+        and isinstance(name, str)
+        and name in x.columns
+        and type(x[name]) is type(y)
+        and x[name].equals(y)
+    ):
         raise DataError(f"{where}: x still has the labels, in its column {name!r}: give x.drop(columns={name!r})")
 
 

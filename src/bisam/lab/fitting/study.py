@@ -105,7 +105,7 @@ class Study:
         self.methods = [method for method in METHODS if method in {base, *wanted}]
         if len(self.methods) < 2:
             raise ValueError(f"a comparison needs a method beside {title_of(base)}: name some, such as sam,bisam-log")
-        runs.refuse_unused(self.changes, self.methods)
+        runs.refuse_unused(self.changes, self.methods, option="{}=" if self.make is not None else "--set {}=")
         refuse_without_effect(self.changes, self.settings.config)
         self.name = self.name or self._default_name()
         self._refuse_unlike_ranks()

@@ -122,22 +122,6 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Differ
     return Difference(mean, low, high, runs, paired=False)
 
 
-def mean_difference(differences: Sequence[Difference]) -> Difference:
-    """The mean over differences of independent pairs, as of the rows of a table, each with its own scatter (Welch's t).
-
-    >>> row = difference({0: 94.2, 1: 94.9, 2: 94.5}, {0: 94.0, 1: 94.7, 2: 94.2})
-    >>> row.interval, mean_difference([row, row]).interval
-    ('+0.09 to +0.38', '+0.17 to +0.30')
-    """
-    mean, pairs = statistics.fmean(one.mean for one in differences), sum(one.runs[0] for one in differences)
-    if any(one.deviation is None for one in differences):
-        return Difference(mean, None, None, (pairs, pairs), paired=True)
-    counts = [one.runs[0] for one in differences]
-    squares = [(one.deviation or 0) ** 2 / one.runs[0] / len(differences) ** 2 for one in differences]
-    low, high = _welch(mean, squares, counts, [one.mean for one in differences])
-    return Difference(mean, low, high, (pairs, pairs), paired=True)
-
-
 def holm(p_values: Sequence[float]) -> list[bool]:
     """Which of several tests reject with Holm's correction, so that the chance of any false one is at most 5 %.
 
@@ -188,12 +172,11 @@ def interval_of_mean(values: Sequence[float]) -> tuple[float, float] | tuple[Non
 
 
 def _welch(
-    mean: float, squares: Sequence[float], runs: Sequence[int], values: Sequence[float]
+    mean: float, squares: tuple[float, float], runs: tuple[int, int], values: Sequence[float]
 ) -> tuple[float, float] | tuple[None, None]:
-    """Of groups with these squared standard errors, which add up."""
+    """Of two groups with these squared standard errors."""
     total = sum(squares)
-    # of tiny ones the squares would be 0
-    shares = [square / total for square in squares] if total else [1.0] + [0.0] * (len(squares) - 1)
+    shares = [square / total for square in squares] if total else [1.0, 0.0]  # of tiny ones the squares would be 0
     freedom = 1 / sum(share**2 / (count - 1) for share, count in zip(shares, runs, strict=True))
     return _interval(mean, total**0.5, freedom, values)
 

@@ -54,11 +54,11 @@ def jobs_of(
     return jobs
 
 
-def refuse_unused(changes: Iterable[str], methods: Sequence[str]) -> None:
-    """ValueError for a changed field that none of the methods uses."""
+def refuse_unused(changes: Iterable[str], methods: Sequence[str], option: str = "--set {}=") -> None:
+    """ValueError for a changed field that none of the methods uses; `option` is how it was given."""
     for name in changes:
         if not any(uses(method, name) for method in methods):
-            raise ValueError(f"{_listed(methods)} not use {name}: remove --set {name}=")
+            raise ValueError(f"{_listed(methods)} not use {name}: remove {option.format(name)}")
 
 
 def _listed(methods: Sequence[str]) -> str:
