@@ -174,7 +174,7 @@ def test_differences_whose_interval_excludes_zero_are_bold_in_the_table_of_evide
     assert sam.startswith("**+2.00** (+1.")
     assert log.startswith("−0.30 (−")
     bisam, sam_with_base = counts.splitlines()
-    assert bisam.startswith("- **BiSAM with SAM**: 0 of 1 intervals exclude 0.")
+    assert bisam.startswith("- **BiSAM with SAM**: 0 of 1 intervals exclude 0; if")
     assert bisam.endswith("allows for that: none.")
     assert sam_with_base.endswith("allows for that: CIFAR-10, ResNet-32, 40 %: SAM above.")
 

@@ -269,7 +269,7 @@ def warn_of_rounding(dtypes: Iterable[torch.dtype]) -> None:
         )
 
 
-def warn_of_labels_ignored_once(criterion: Criterion) -> None:
+def warn_of_label_ignored_by_one(criterion: Criterion) -> None:
     """Warn if the descent ignores another label than Q, such as that of padding, which Q would count."""
     ignored = setting(criterion.descent, "ignore_index")
     if isinstance(criterion.ascent, LowerBound) and ignored not in (None, criterion.ascent.ignore_index):

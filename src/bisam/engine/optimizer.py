@@ -34,7 +34,7 @@ from bisam.engine.checks import (
     refusing_third_pass,
     warn_caller,
     warn_of_averaged_ascent,
-    warn_of_labels_ignored_once,
+    warn_of_label_ignored_by_one,
     warn_unless_criterion,
 )
 from bisam.engine.combined import Base, combine, leaves
@@ -135,7 +135,7 @@ class SharpnessAware(TwoPasses):
         check_options(clip_norm, scaler, autocast, micro_batch, {"vectorize": vectorize, "same_dropout": same_dropout})
         check_ascent(self.perturbation, type(self).__name__, ascent, micro_batch)
         self.criterion = Criterion(ascent, descent)
-        warn_of_labels_ignored_once(self.criterion)
+        warn_of_label_ignored_by_one(self.criterion)
         self.micro_batch = micro_batch
         self.vectorize = vectorize
         self.every = numbers.count("every", every, "steps")

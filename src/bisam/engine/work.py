@@ -31,4 +31,8 @@ class Given:
 
 
 Work = Given | Planned
-"""The samples that share one ε, as closures for each pass, whose gradients add up."""
+"""The samples that share one ε, as closures for each pass, whose gradients add up.
+
+Ranks may have different numbers of parts and of closures, so who averages gradients depends on neither number, but on
+`is_whole`: whether the step has no other work, on any rank.
+"""

@@ -157,7 +157,7 @@ def run(
 def note_elsewhere(in_use: Sequence[records.RunInUse], progress: Progress, *, is_all: bool) -> None:
     """A line about runs that another process had open when this one came to them, by what their folders have now.
 
-    If they are all, and none has a result yet, there is nothing to show: then the first error is raised.
+    If they are all, and none has a result yet, the first error is raised.
     """
     trained = sum(records.read(error.folder).result is not None for error in in_use)
     unfinished = len(in_use) - trained
