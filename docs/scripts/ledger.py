@@ -96,7 +96,8 @@ def evidence_table(found: Collection) -> str:
                 compared[pair].append((f"{title}: {EVIDENCE_METHODS[method].split(' − ')[0]}", gap))
             few, many = (pick(gap.runs[0] for gap in of_row.values()) for pick in (min, max))
             cells = [_beside(of_row.get(method)) for method in EVIDENCE_METHODS]
-            rows.append([title, *cells, str(few) if few == many else f"{few} to {many}"])
+            seeds = str(few) if few == many else f"{few} to {many}"
+            rows.append([title.replace(" %", f"{NO_BREAK}%"), *cells, seeds])
     counts = "\n".join(_resolved_by_chance(pair, gaps) for pair, gaps in compared.items() if gaps)
     return f"{markdown(['trained on', *EVIDENCE_METHODS.values(), 'seeds'], rows)}\n\n{counts}"
 
