@@ -345,6 +345,8 @@ def lost_by_choice(query: Query) -> str:
     noise = table.recipe.cells[row, method].noise
     gaps = []
     for run in table.runs.get((row, method), {}).values():
+        if run.record.result is None:
+            continue
         curve = smoothed([of_clean_labels(one["validation_accuracy"], noise) for one in run.record.metrics])
         gaps.append(max(curve) - curve[run.record.result["best_epoch"]])
     return query.number(statistics.fmean(gaps))

@@ -28,6 +28,16 @@ def test_batch_statistics_that_cannot_be_restored_are_warned_about_once():
     assert not nn.modules.module._global_forward_pre_hooks
 
 
+def test_a_warning_names_the_line_of_the_caller_also_below_a_scheduler():
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    for form in ("step", "backward"):
+        optimizer = bisam.SAM(torch.optim.SGD(model.parameters(), lr=0.1))
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)  # which wraps `step`
+        with pytest.warns(UserWarning, match="may update buffers") as warned:
+            getattr(optimizer, form)(closure_of(model, optimizer, *batch()))
+        assert [warning.filename for warning in warned] == [__file__]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_that_round_small_perturbations_away_are_warned_about_once(dtype):
     _, optimizer = build("SAM", net=mlp, dtype=dtype)

@@ -456,3 +456,34 @@ def test_the_config_option_is_refused_for_data_that_are_not_from_the_hub(refused
 )
 def test_settings_without_an_effect_are_refused(options, message, refused, breast_cancer):
     assert message in refused(breast_cancer, options=options)
+
+
+INTERRUPTED = """
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        if self.training:
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
+def net(classes):
+    return Net(nn.Flatten(), nn.LazyLinear(classes))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rho", "line"),
+    [
+        ("0.05", "stopped before the first run: the same command starts over"),
+        ("auto", "stopped in the search of ρ: the same command repeats the search for this method, and resumes"),
+    ],
+)
+def test_ctrl_c_before_the_first_run_names_what_was_stopped(rho, line, bisam, tmp_path, breast_cancer):
+    (tmp_path / "net.py").write_text(INTERRUPTED)
+    model = ["--model", f"{tmp_path / 'net.py'}:net", "--device", "cpu", "--runs", tmp_path / "runs"]
+    done = bisam("fit", breast_cancer, *model, "--rho", rho)
+    assert done.exit_code != 0
+    assert line in done.output.splitlines()
